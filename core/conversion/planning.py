@@ -41,6 +41,7 @@ from reshard.core.target.place import check_free
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 from reshard.core.verification.tied_parameters import with_tied_compared
+from reshard.core.verification.wholes import check_dropped_copies
 
 
 def check_target(request: ConversionRequest) -> None:
@@ -116,6 +117,7 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
     check_convertible(plan.match, catalog)
     _check_one_step(plan)
     plan = with_tied_compared(plan, fails_on_differing)
+    check_dropped_copies(plan)
     _check_format_holds_all(plan)
     _check_crc_can_be_written(request, plan)
     check_part(source, plan)

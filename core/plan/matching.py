@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.errors import CatalogError, PlanError, raise_problems
+from reshard.core.errors import CatalogError, LayoutError, PlanError, raise_problems
 from reshard.core.plan.appended import REDUNDANCY_MARK, appended_parameters
 from reshard.core.plan.model import ParameterMatch, PassedThroughParameter, PlanInputs, ReshardedParameter, SourceTensor
 from reshard.core.plan.names import MatchedNames, fits_any
-from reshard.core.plan.ownership import LostBox, SourceCopy
+from reshard.core.plan.ownership import LostBox, SourceCopy, lost_boxes
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.recipes import Recipe, Recipes, build_recipes
 from reshard.core.plan.resharding import SourceTensors, build_resharded, lost_source_boxes, target_dtype
@@ -84,6 +84,7 @@ def match_parameters(inputs: PlanInputs, source_shards: SourceShards | None = No
         problems.extend(
             f"parameter {name!r} of the source has no place in the target's strategy" for name in names.dropped
         )
+    dropped_copies = tuple(_dropped_copies(recipes, sources, problems))
     problems.extend(_cast_problems(inputs.changes, [*resharded, *passed_through]))
     raise_problems(PlanError, f"{catalog.url}: cannot be converted", problems)
     return ParameterMatch(
@@ -100,6 +101,7 @@ def match_parameters(inputs: PlanInputs, source_shards: SourceShards | None = No
         excluded={name: why for name, why in recipes.excluded.items() if name in names.in_files},
         left_out=recipes.left_out,
         part=missing.part,
+        dropped_copies=dropped_copies,
     )
 
 
@@ -179,6 +181,30 @@ def _shared_copies(
         for source in distinct_sources(resharded)
         if len(shards.get(source.name, ())) > 1
     }
+
+
+def _dropped_copies(
+    recipes: Recipes, sources: SourceTensors, problems: list[str]
+) -> Iterator[tuple[SourceTensor, SourceTensor]]:
+    """Parameters left out as copies, each with the one that it is a copy of; shapes and element types are compared."""
+    for dropped in recipes.dropped_copies:
+        try:
+            copy, original = sources.of(dropped.name), sources.of(dropped.copy_of)
+        except LayoutError as error:
+            problems.append(f"{dropped.rule}: {dropped.name!r} cannot be compared with {dropped.copy_of!r}: {error}")
+            continue
+        kinds = [f"{each.dtype} {list(each.shape)}" for each in (copy, original)]
+        if kinds[0] != kinds[1]:
+            problems.append(
+                f"{dropped.rule}: {copy.name!r} is no copy of {original.name!r}: it is {kinds[0]}, and not {kinds[1]}"
+            )
+        elif any(next(lost_boxes(each.name, each.shape, each.copies), None) for each in (copy, original)):
+            problems.append(
+                f"{dropped.rule}: {copy.name!r} and {original.name!r} cannot be compared: no file holds all of them. "
+                f"To leave it out unseen: --exclude {copy.name}"
+            )
+        else:
+            yield copy, original
 
 
 def _passed_through(catalog: CheckpointCatalog, recipe: Recipe, problems: list[str]) -> PassedThroughParameter:

@@ -211,6 +211,8 @@ class ParameterMatch:
         excluded: source names that were left out as declared -> the declaration.
         left_out: their names in the target.
         part: the stage whose part of the target this is; None if it is all of it.
+        dropped_copies: source parameters that were left out as copies of others, each with the other. That they are is
+            still to be checked.
     """
 
     resharded: tuple[ReshardedParameter, ...]
@@ -230,6 +232,7 @@ class ParameterMatch:
     excluded: Mapping[str, str] = field(default_factory=dict)
     left_out: frozenset[str] = frozenset()
     part: int | None = None
+    dropped_copies: tuple[tuple[SourceTensor, SourceTensor], ...] = ()
 
     @property
     def allowed_missing(self) -> tuple[str, ...]:

@@ -96,7 +96,8 @@ def build_recipes(names: Sequence[str], changes: Changes, problems: list[str]) -
     )
     if names and not made and not problems:
         problems.append("no parameter is left: what is selected, included and excluded leaves none")
-    return Recipes(made, excluded, frozenset(others) - frozenset(made), steps.dropped_copies)
+    left_out = frozenset(others) - frozenset(made)
+    return Recipes(made, excluded | _excluded_copies(steps.dropped_copies), left_out, steps.dropped_copies)
 
 
 class Composer:
@@ -254,6 +255,10 @@ def excluded_names(names: Sequence[str], changes: Changes, fitting: set[object])
         elif changes.include and not included:
             excluded[name] = "not included"
     return excluded
+
+
+def _excluded_copies(copies: Sequence[DroppedCopy]) -> dict[str, str]:
+    return {copy.name: f"{copy.rule}, as a copy of {copy.copy_of}" for copy in copies}
 
 
 def _unused_rule(kind: str, rule: object, names: Sequence[str]) -> str:

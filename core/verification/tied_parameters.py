@@ -6,27 +6,18 @@ were converted apart, the digests are compared.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-
-import numpy as np
 
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.errors import PlanError
-from reshard.core.plan.geometry import ClassGeometry
-from reshard.core.plan.layout_classes import LayoutClass
 from reshard.core.plan.matching import distinct_sources
-from reshard.core.plan.model import ParameterPlan, ReshardedParameter
-from reshard.core.plan.ownership import SourceCopy, lacks_shards
+from reshard.core.plan.ownership import lacks_shards
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.resharding import unchanged
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed
-from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
-from reshard.core.tensor.layout import whole_layout
 from reshard.core.tensor.slices import Shape
 from reshard.core.verification.values import target_starts
-from reshard.core.verification.whole_reader import WholeReader
+from reshard.core.verification.wholes import first_difference, whole_plan
 
 
 @dataclass(frozen=True)
@@ -65,12 +56,13 @@ def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:
     """The tied parameters whose copies differ; incomplete copies are not compared."""
     sources = {source.name: source for source in distinct_sources(plan.match.resharded)}
     for name, copies in plan.match.shared.items():
-        parameter = unchanged(sources[name], {})
-        whole = [(stage, copy) for stage, copy in copies if not lacks_shards(copy, len(parameter.shape))]
+        source = sources[name]
+        whole = [(stage, copy) for stage, copy in copies if not lacks_shards(copy, len(source.shape))]
         if len(whole) < 2:
             continue
         (used, first), *others = whole
-        different = [stage for stage, copy in others if not _are_equal(plan, parameter, first, copy)]
+        used_plan = whole_plan(source, [first])
+        different = [stage for stage, copy in others if first_difference(plan, used_plan, whole_plan(source, [copy]))]
         if different:
             yield Differing(name, used, tuple(different))
 
@@ -116,26 +108,3 @@ def differing_note(text: str) -> str:
 def _difference_text(differing: Differing) -> str:
     stages = f"stage{'s' if len(differing.others) > 1 else ''} {listed(list(map(str, differing.others)))}"
     return f"{differing.name} (stage {differing.used}'s is used; it differs from that of {stages})"
-
-
-def _are_equal(plan: ConversionPlan, parameter: ReshardedParameter, first: SourceCopy, other: SourceCopy) -> bool:
-    copies = [_whole(parameter, copy) for copy in (first, other)]
-    if not all(copy.reads for copy in copies):
-        return True  # it has no elements
-    if parameter.dtype in (TEXT, MAP_TENSOR):
-        name = parameter.sources[0].name
-        one, two = (plan.source_entry(copy.reads[0].source_rank, name) for copy in copies)
-        if (one.shape, one.text) != (two.shape, two.text):
-            return False
-        if parameter.dtype is TEXT:
-            return True
-    with closing(WholeReader(plan, copies[0])) as first_reader, closing(WholeReader(plan, copies[1])) as other_reader:
-        return all(np.array_equal(first_reader.read(box), other_reader.read(box)) for box in first_reader.boxes())
-
-
-def _whole(parameter: ReshardedParameter, copy: SourceCopy) -> ParameterPlan:
-    """The plan of the whole tensor, made from one stage's copy."""
-    uncut = whole_layout(len(parameter.shape)).shard_grid(len(parameter.shape))
-    geometry = ClassGeometry.of_whole([copy], uncut, parameter.shape)
-    [plan] = LayoutClass(geometry, copy.first_rank, (parameter,)).plans(0)
-    return plan
