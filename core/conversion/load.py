@@ -40,6 +40,7 @@ from reshard.core.transfer.fetches import RankBlock
 from reshard.core.transfer.file_blocks import Chunk, expected_entries, transposed_parameters
 from reshard.core.transfer.overflows import OverflowTally, overflow_notes
 from reshard.core.transfer.reader import BlockReader, LocalBlockReader, RemoteBlockReader
+from reshard.core.transfer.scales import ScaleReader
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
 
 _NamedValue = tuple[str, Value]
@@ -215,12 +216,13 @@ class _RankLoad:
 
     def _block_reader(self, sources: LocalFiles | RemoteFiles) -> BlockReader:
         parameters = [self._parameters]
+        factors_of = ScaleReader(self._plan).factors
         if isinstance(sources, LocalFiles):
             scratch_bytes = min(_MAX_SCRATCH_BYTES, self._limit_bytes // 4)
-            return LocalBlockReader(self._plan, parameters, sources, scratch_bytes)
+            return LocalBlockReader(self._plan, parameters, sources, scratch_bytes, factors_of)
         # requested bytes take twice as much memory while responses are assembled
         in_flight_bytes = min(_MAX_REQUESTED_BYTES, self._limit_bytes * 3 // 8)
-        return RemoteBlockReader(self._plan, parameters, sources, in_flight_bytes, _REQUESTS_AT_ONCE)
+        return RemoteBlockReader(self._plan, parameters, sources, in_flight_bytes, _REQUESTS_AT_ONCE, factors_of)
 
     def _batches(self) -> Iterator[list[OutputEntry]]:
         """The parameters in order, small ones together."""

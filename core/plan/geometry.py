@@ -14,7 +14,7 @@ import numpy as np
 
 from reshard.core.plan.ownership import ShardPart, SourceCopies, SourceCopy, boxes_of, common_units, units_of
 from reshard.core.tensor.layout import ShardGrid
-from reshard.core.tensor.segments import Piece, SortedPieces, are_whole, whole_piece
+from reshard.core.tensor.segments import BlockScale, Piece, SortedPieces, are_whole, whole_piece
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 
@@ -26,11 +26,13 @@ class PlacedPart(ShardPart):
         source: index of the source parameter.
         axes: target axis i is source axis `axes[i]`, or new; None: the axes are the same.
         place: the box in the whole target parameter.
+        scale: factors of the values, if they are scaled.
     """
 
     source: int
     axes: Shape | None
     place: TensorSlice
+    scale: BlockScale | None = None
 
 
 class ClassGeometry:
@@ -108,4 +110,4 @@ class ClassGeometry:
             for part in self._copies[piece.source].parts(piece.source_box(shared)):
                 if part.box.size:
                     place = piece.placed_box(part.box)
-                    yield PlacedPart(part.rank, part.shard, part.box, piece.source, axes, place)
+                    yield PlacedPart(part.rank, part.shard, part.box, piece.source, axes, place, piece.scale)

@@ -13,7 +13,7 @@ import numpy as np
 from reshard.core.errors import PlanError
 from reshard.core.plan.deduplication import SharedSlices, choose_keepers
 from reshard.core.plan.geometry import ClassGeometry
-from reshard.core.plan.model import ParameterPlan, ReadItem, ReshardedParameter
+from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale, ReshardedParameter
 from reshard.core.plan.ownership import NO_RANK
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape, TensorSlice
@@ -191,7 +191,8 @@ def _boxes(geometry: ClassGeometry, shape: Shape, stage_rank: int) -> tuple[Tens
     for part in geometry.parts(cell):
         source_box = geometry.source_elements(part.box, units)
         if source_box.size:
-            source_box = source_box.relative_to(geometry.source_elements(part.shard, units))
+            shard = geometry.source_elements(part.shard, units)
             place = part.place.scaled(units).relative_to(box)
-            reads.append(ReadItem(part.rank, source_box, place, part.source, part.axes))
+            scale = None if part.scale is None else ReadScale(part.scale, shard.start)
+            reads.append(ReadItem(part.rank, source_box.relative_to(shard), place, part.source, part.axes, scale))
     return box, tuple(reads)

@@ -57,7 +57,8 @@ class Making:
             those = [repr(each.name) for each in self.of]
             listed = those if len(those) <= _MAX_NAMES else [*those[:_MAX_NAMES], f"{len(those) - _MAX_NAMES} more"]
             return f"the {'join' if isinstance(self.operation, Joined) else 'stack'} of {' and '.join(listed)}"
-        return repr(self.name)
+        source = f" (the source's {self.source!r})" if self.source not in ("", self.name) else ""
+        return f"{self.name!r}{source}"
 
 
 class MakingNames:

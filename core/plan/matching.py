@@ -121,7 +121,13 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog) -> None
 
 def foreign_parameters(match: ParameterMatch) -> dict[str, DType]:
     """Return the source parameters of the target whose dtypes cannot be converted -> dtype."""
-    dtypes = {source.name: source.dtype for source in distinct_sources(match.resharded)}
+    scaled = {
+        parameter.sources[piece.source].name
+        for parameter in match.resharded
+        for piece in parameter.pieces
+        if piece.scale is not None
+    }
+    dtypes = {source.name: source.dtype for source in distinct_sources(match.resharded) if source.name not in scaled}
     dtypes |= {passed.source_name: passed.dtype for passed in match.passed_through}
     return {name: dtype for name, dtype in dtypes.items() if dtype.is_foreign}
 
@@ -221,7 +227,7 @@ def _passed_through(catalog: CheckpointCatalog, recipe: Recipe, problems: list[s
                 f"but {entry_text(other)} on rank_{record.rank}: it may be cut, and nothing says how"
             )
             break
-    dtype = target_dtype(recipe, [SourceTensor(name, entry.dtype, entry.shape, ())])
+    dtype = target_dtype(recipe, {name: entry.dtype})
     return PassedThroughParameter(recipe.name, name, frozenset(record.rank for record in owners), dtype, recipe.steps)
 
 

@@ -15,7 +15,7 @@ from reshard.core.request.info_texts import InfoValue
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.layout import ParameterLayout
-from reshard.core.tensor.segments import Piece, are_whole
+from reshard.core.tensor.segments import BlockScale, Piece, are_whole
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 
@@ -257,6 +257,14 @@ class ParameterMatch:
 
 
 @dataclass(frozen=True)
+class ReadScale:
+    """Factors of the values of a read: `scale`, and where the source shard begins in the whole matrix."""
+
+    scale: BlockScale
+    shard_start: Shape
+
+
+@dataclass(frozen=True)
 class ReadItem:
     """A box that a target shard takes from a source shard.
 
@@ -266,6 +274,7 @@ class ReadItem:
         target_box: the same elements in the target shard's coordinates.
         source: index of the source parameter in the parameter plan's `sources`.
         axes: target axis i is source axis `axes[i]`, or new; None: the axes are the same.
+        scale: factors of the values, if they are scaled.
     """
 
     source_rank: int
@@ -273,6 +282,7 @@ class ReadItem:
     target_box: TensorSlice
     source: int = 0
     axes: Shape | None = None
+    scale: ReadScale | None = None
 
 
 @dataclass(frozen=True)

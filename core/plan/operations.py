@@ -3,6 +3,7 @@
 Each takes the composed inputs of a rule, and returns what becomes of them. A LayoutError says what does not fit.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -21,6 +22,10 @@ from reshard.core.tensor.segments import (
     unstacked,
 )
 from reshard.core.tensor.slices import Shape, TensorSlice
+
+
+_MAX_FACTOR_BYTES = 16 * 2**20
+"""The factors of a matrix are in memory as a whole: with blocks of 128 by 128 those of 65,536 by 1,048,576."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +249,10 @@ class Dequantized(Operation):
             raise LayoutError(
                 f"{self.rule}: {weight.name!r} has shape {list(weight.shape)}, so {scale.name!r} must have "
                 f"{list(blocks)}, not {list(scale.shape)}"
+            )
+        if 4 * math.prod(blocks) > _MAX_FACTOR_BYTES:
+            raise LayoutError(
+                f"{self.rule}: {scale.name!r} has {math.prod(blocks)} elements: its blocks are too small to be read"
             )
         [piece], [scale_piece] = weight.pieces, scale.pieces
         return (replace(piece, scale=BlockScale(scale_piece.source, self.block)),), weight.shape

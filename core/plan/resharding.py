@@ -19,7 +19,7 @@ from reshard.core.plan.stage_shards import (
 from reshard.core.request.changes import FLOAT_NAMES
 from reshard.core.runtime.wording import listed
 from reshard.core.strategy.model import Strategy
-from reshard.core.tensor.dtypes import INT4, MAP_TENSOR, TEXT, DType, dtype_from_name
+from reshard.core.tensor.dtypes import BLOCK_SCALED_NAME, INT4, MAP_TENSOR, SCALED, TEXT, DType, dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.tensor.segments import Pieces, are_whole, whole_piece
 from reshard.core.tensor.slices import TOO_LARGE, Shape, TensorSlice, is_countable
@@ -115,15 +115,15 @@ def build_resharded(
     return tuple(resharded)
 
 
-def target_dtype(recipe: Recipe, sources: Sequence[SourceTensor]) -> DType:
-    """Return the element type of a target parameter."""
-    found = {source.dtype for source in sources}
+def target_dtype(recipe: Recipe, dtypes: Mapping[str, DType]) -> DType:
+    """Return the element type of a target parameter; `dtypes` are those of its sources, by their names."""
+    found = set(dtypes.values())
     if recipe.cast is not None and all(dtype.is_float for dtype in found):
         return dtype_from_name(FLOAT_NAMES[recipe.cast.dtype])
     if len(found) > 1:
-        dtypes = ", ".join(f"{source.name!r} {source.dtype}" for source in sources[:8])
+        listed_dtypes = ", ".join(f"{name!r} {dtype}" for name, dtype in list(dtypes.items())[:8])
         advice = ", which a cast could make one" if all(dtype.is_float for dtype in found) else ""
-        raise LayoutError(f"what it is made from has different dtypes ({dtypes}){advice}")
+        raise LayoutError(f"what it is made from has different dtypes ({listed_dtypes}){advice}")
     return found.pop()
 
 
@@ -150,13 +150,31 @@ def _resharded(recipe: Recipe, sources: SourceTensors, target: Strategy | None) 
     if recipe.is_reshaped:
         _check_has_elements(recipe, made_of)
         pieces, shape = sources.composer.compose(recipe, {source.name: source.shape for source in made_of})
-    dtype = target_dtype(recipe, made_of)
+    dtype = target_dtype(recipe, _dtypes(made_of, pieces))
     if not is_countable(shape, dtype.itemsize):
         raise LayoutError(f"the shape of the whole tensor, {list(shape)}, is {TOO_LARGE} as {dtype}")
     layouts = _target_layouts(recipe.name, dtype, shape, target)
     # some steps change nothing, as the transposition of a vector
     steps = recipe.renamed if are_whole(pieces, made_of[0].shape) else recipe.steps
     return ReshardedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, steps)
+
+
+def _dtypes(made_of: Sequence[SourceTensor], pieces: Pieces) -> dict[str, DType]:
+    """The element types of source parameters, once their values are scaled."""
+    scales = {piece.source: piece.scale for piece in pieces if piece.scale is not None}
+    for number, scale in scales.items():
+        weight, factors = made_of[number], made_of[scale.source]
+        if weight.dtype.name != BLOCK_SCALED_NAME or factors.dtype.name != "Float32":
+            raise LayoutError(
+                f"{weight.name!r} has dtype {weight.dtype}, its scale {factors.name!r} {factors.dtype}: only "
+                f"{BLOCK_SCALED_NAME} with scales of Float32 can be dequantized"
+            )
+    factors_only = {scale.source for scale in scales.values()}
+    return {
+        source.name: SCALED if number in scales else source.dtype
+        for number, source in enumerate(made_of)
+        if number not in factors_only
+    }
 
 
 def _check_has_elements(recipe: Recipe, made_of: Sequence[SourceTensor]) -> None:

@@ -64,6 +64,10 @@ _FOREIGN_BITS = {
 """`.safetensors` tag of other frameworks' types -> bits of an element; files may have further tags."""
 _LONGEST_NAME = 100
 _BY_NAME = {dtype.name: dtype for dtype in (*_TENSOR_DTYPES, INT4, TEXT, MAP_TENSOR)}
+SCALED = _BY_NAME["BFloat16"]
+"""The type of values that were multiplied with their blocks' factors."""
+BLOCK_SCALED_NAME = "F8_E4M3"
+"""Name of the foreign type whose values can be multiplied so."""
 _BY_SAFETENSORS_TAG = {dtype.safetensors_tag: dtype for dtype in _TENSOR_DTYPES if dtype.safetensors_tag}
 
 

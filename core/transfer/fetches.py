@@ -1,11 +1,11 @@
 """The bytes of source files that blocks need: one fetch for each read range of each chunk."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from reshard.core.plan.model import ParameterPlan, ReadItem
+from reshard.core.plan.model import ParameterPlan, ReadItem, SourceTensor
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.tensor.casting import Overflow
 from reshard.core.tensor.segments import NEW_AXIS
@@ -14,6 +14,8 @@ from reshard.core.transfer.file_blocks import Chunk
 from reshard.core.transfer.read_ranges import ReadLimits, ReadRange, SourceShard, chunk_read_ranges, source_shard
 from reshard.core.transfer.scatter import scatter_values
 
+FactorsOf = Callable[[SourceTensor], np.ndarray]
+"""Returns the factors of a source parameter, float32 in its shape."""
 _MAX_CACHED_RANGES = 2**14
 """A few MB of them."""
 
@@ -44,6 +46,8 @@ class Fetch:
     extents: tuple[Extent, ...]
     offset: int
     length: int
+    factors: np.ndarray | None = None
+    """Of values that are scaled: float32, one for each block."""
 
     @property
     def source_rank(self) -> int:
@@ -67,7 +71,8 @@ class Fetch:
             self.destination[:] = run
             return
         name = self.chunk.name
-        overflow = scatter_values(run, self.read_range, self.chunk, self.block.parameters[name], self.block.buffer)
+        parameter = self.block.parameters[name]
+        overflow = scatter_values(run, self.read_range, self.chunk, parameter, self.block.buffer, self.factors)
         if overflow is not None:
             self.block.overflows.append((name, overflow))
 
@@ -75,11 +80,19 @@ class Fetch:
 class FetchPlanner:
     """Plans the fetches of blocks; read ranges of chunks that are cut alike are computed once.
 
-    `ranks` are the parameters, by name, of each target rank whose blocks are filled together.
+    `ranks` are the parameters, by name, of each target rank whose blocks are filled together; `factors_of` reads the
+    factors of scaled values.
     """
 
-    def __init__(self, plan: ConversionPlan, ranks: Sequence[Mapping[str, ParameterPlan]], limits: ReadLimits) -> None:
+    def __init__(
+        self,
+        plan: ConversionPlan,
+        ranks: Sequence[Mapping[str, ParameterPlan]],
+        limits: ReadLimits,
+        factors_of: FactorsOf | None = None,
+    ) -> None:
         self._plan = plan
+        self._factors_of = factors_of
         self._ranks = ranks
         self._limits = limits
         self._cache: dict[tuple[object, ...], tuple[ReadRange, ...]] = {}
@@ -95,8 +108,13 @@ class FetchPlanner:
         ]
 
     def _fetch(self, block: RankBlock, chunk: Chunk, read_range: ReadRange) -> Fetch:
-        extents = self._extents(block.parameters[chunk.name], read_range)
-        return Fetch(block, chunk, read_range, extents, extents[0].offset, read_range.length)
+        parameter = block.parameters[chunk.name]
+        extents = self._extents(parameter, read_range)
+        factors = None
+        if read_range.scaled is not None:
+            assert self._factors_of is not None, "this reader reads parameters as the source has them"
+            factors = self._factors_of(parameter.sources[read_range.scaled.scale.source])
+        return Fetch(block, chunk, read_range, extents, extents[0].offset, read_range.length, factors)
 
     def _extents(self, parameter: ParameterPlan, read_range: ReadRange) -> tuple[Extent, ...]:
         entry = self._plan.source_entry(read_range.source_rank, parameter.sources[read_range.source].name)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.core.errors import ConversionError
-from reshard.core.plan.model import ParameterPlan, ReadItem
+from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.tensor.dtypes import DType
-from reshard.core.tensor.segments import NEW_AXIS, Piece, reorders
+from reshard.core.tensor.dtypes import SCALED, DType
+from reshard.core.tensor.segments import NEW_AXIS, BlockScale, Piece, reorders
 from reshard.core.tensor.slices import (
     Extent,
     Shape,
@@ -77,6 +77,8 @@ class ReadRange:
         index: the chunk's elements that are filled, otherwise; perhaps in steps.
         strides: bytes between wanted elements, along the chunk's axes; None if every byte is wanted.
         transposed: True if the chunk's axes are in another order.
+        scaled: the box of the source whose values are scaled first, if they are; `strides` are then those of the
+            scaled values.
     """
 
     source_rank: int
@@ -88,11 +90,28 @@ class ReadRange:
     index: tuple[slice, ...]
     strides: Shape | None
     transposed: bool = False
+    scaled: "ScaledBox | None" = None
 
     @cached_property
     def is_verbatim(self) -> bool:
         """True if the bytes read are the chunk's bytes, unchanged and in order."""
         return self.strides is None and self.dtype is None
+
+
+@dataclass(frozen=True)
+class ScaledBox:
+    """Values that are multiplied with their blocks' factors.
+
+    Attributes:
+        start: first index of the box in the whole matrix.
+        shape: shape of the box.
+        strides: bytes between neighbors in the bytes read.
+    """
+
+    scale: BlockScale
+    start: Shape
+    shape: Shape
+    strides: Shape
 
 
 def chunk_read_ranges(
@@ -183,7 +202,7 @@ def _in_steps(parts: Sequence[_Part], limits: ReadLimits) -> Iterator[tuple[_Par
     latest: dict[tuple[object, ...], tuple[_Part, _Steps]] = {}
     for part in parts:
         first, steps = latest.get(part.kind, (part, None))
-        step = steps.last.step_to(part) if steps else None
+        step = steps.last.step_to(part) if steps and part.read.scale is None else None
         if steps and step and steps.step in (None, step):
             gap_bytes = step.stride_bytes - first.extent.length
             length = step.stride_bytes * steps.count + first.extent.length
@@ -200,6 +219,8 @@ def _read_range(part: _Part, steps: _Steps, chunk_shape: Shape, dtype: DType) ->
     cast = shard.dtype if shard.dtype != dtype else None
     transposed = reorders(read.axes)
     is_contiguous = contiguous_axis(part.source_box, shard.shape) == 0 and contiguous_axis(place, chunk_shape) == 0
+    if read.scale is not None:
+        return _scaled_read_range(part, read.scale)
     if is_contiguous and not transposed and steps.step is None:
         target_offset = bounding_extent(place, chunk_shape, dtype.itemsize).offset
         return ReadRange(
@@ -217,6 +238,18 @@ def _read_range(part: _Part, steps: _Steps, chunk_shape: Shape, dtype: DType) ->
         length += steps.step.stride_bytes * beyond
     return ReadRange(
         *(read.source_rank, read.source, part.extent.offset, length, cast, 0), tuple(index), tuple(strides), transposed
+    )
+
+
+def _scaled_read_range(part: _Part, scale: ReadScale) -> ReadRange:
+    box, read = part.source_box, part.read
+    start = tuple(low + offset for low, offset in zip(box.start, scale.shard_start, strict=True))
+    scaled_strides = SourceShard(box.shape, SCALED).strides
+    strides = tuple(0 if axis == NEW_AXIS else scaled_strides[axis] for axis in part.axes)
+    extent, scaled = part.extent, ScaledBox(scale.scale, start, box.shape, part.shard.strides)
+    return ReadRange(
+        *(read.source_rank, read.source, extent.offset, extent.length, SCALED, 0, part.place.as_index(), strides),
+        *(reorders(read.axes), scaled),
     )
 
 

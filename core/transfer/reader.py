@@ -20,7 +20,7 @@ from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
 from reshard.core.storage.transfers import submitted
 from reshard.core.tensor.slices import Extent
-from reshard.core.transfer.fetches import Fetch, FetchPlanner, RankBlock
+from reshard.core.transfer.fetches import FactorsOf, Fetch, FetchPlanner, RankBlock
 from reshard.core.transfer.read_ranges import ReadLimits
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles
 
@@ -57,9 +57,10 @@ class LocalBlockReader:
         ranks: Sequence[Mapping[str, ParameterPlan]],
         sources: LocalFiles,
         scratch_bytes: int,
+        factors_of: FactorsOf | None = None,
     ) -> None:
         self._scratch = np.empty(scratch_bytes, dtype=np.uint8)
-        self._planner = FetchPlanner(plan, ranks, ReadLimits(scratch_bytes, GAP_WORTH_READING_BYTES))
+        self._planner = FetchPlanner(plan, ranks, ReadLimits(scratch_bytes, GAP_WORTH_READING_BYTES), factors_of)
         self._sources = sources
         self.read_bytes = 0
 
@@ -124,11 +125,13 @@ class RemoteBlockReader:
         sources: RemoteFiles,
         in_flight_bytes: int,
         at_once: int = 1,
+        factors_of: FactorsOf | None = None,
     ) -> None:
         self._records = plan.inputs.catalog.records
         self._request_bytes = min(MAX_REQUEST_BYTES, in_flight_bytes // at_once)
         self._in_flight_bytes = in_flight_bytes
-        self._planner = FetchPlanner(plan, ranks, ReadLimits(self._request_bytes, REMOTE_GAP_WORTH_READING_BYTES))
+        limits = ReadLimits(self._request_bytes, REMOTE_GAP_WORTH_READING_BYTES)
+        self._planner = FetchPlanner(plan, ranks, limits, factors_of)
         self._sources = sources
         self.read_bytes = 0
 

@@ -2,28 +2,47 @@
 
 import numpy as np
 
+from reshard.core.errors import CheckpointError
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.tensor.casting import Overflow, cast_into, find_overflow
 from reshard.core.tensor.dtypes import DType
+from reshard.core.tensor.scaling import scaled_values
 from reshard.core.tensor.tiling import copy_transposed
 from reshard.core.transfer.file_blocks import Chunk
 from reshard.core.transfer.read_ranges import ReadRange
 
+_INFINITE_BFLOAT16 = np.uint16(0x7F80)
 _UINT_OF_SIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def scatter_values(
-    run: np.ndarray, read_range: ReadRange, chunk: Chunk, parameter: ParameterPlan, buffer: np.ndarray
+    run: np.ndarray,
+    read_range: ReadRange,
+    chunk: Chunk,
+    parameter: ParameterPlan,
+    buffer: np.ndarray,
+    factors: np.ndarray | None = None,
 ) -> Overflow | None:
     """Copy the wanted elements of the bytes `run` into a block's `buffer`, both arrays of bytes.
 
-    Returns the overflow of a cast, indexed in the whole parameter; None without one.
+    `factors` are those of values that are scaled. Returns the overflow of a cast, indexed in the whole parameter; None without one.
     """
     dtype = _UINT_OF_SIZE[parameter.dtype.itemsize]
     target = np.ndarray(chunk.box.shape, dtype, buffer, chunk.position)[
         (..., *read_range.index)
     ]  # `...`: a view even of a scalar
-    if read_range.dtype is not None:
+    if read_range.scaled is not None and factors is not None:
+        box = read_range.scaled
+        values = np.ndarray(box.shape, np.uint8, run, strides=box.strides)
+        run = scaled_values(values, box.start, factors, box.scale.block).reshape(-1)
+        if (run << 1 == _INFINITE_BFLOAT16 << 1).any():
+            scale = parameter.sources[box.scale.source]
+            raise CheckpointError(
+                f"parameter {parameter.name!r}: values become infinite by their scale {scale.name!r}, near "
+                f"{list(box.start)} of {parameter.sources[read_range.source].name!r}: the scale is damaged"
+            )
+        run = run.view(np.uint8)
+    if read_range.dtype not in (None, parameter.dtype):
         return _cast(run, read_range, read_range.dtype, chunk, parameter, target)
     values = np.ndarray(target.shape, dtype, run, strides=read_range.strides)
     if read_range.transposed:

@@ -27,6 +27,7 @@ from reshard.core.transfer.file_blocks import Block, expected_entries, file_bloc
 from reshard.core.transfer.overflows import OverflowTally
 from reshard.core.transfer.prefetch import Prefetcher
 from reshard.core.transfer.reader import BlockReader, LocalBlockReader, RemoteBlockReader
+from reshard.core.transfer.scales import ScaleReader
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
 
 Advance = Callable[[int], None]
@@ -96,16 +97,18 @@ def _prefetcher(
     ranks = [writer.parameters for writer in writers]
 
     def reader_of(files: Sources) -> BlockReader:
+        factors_of = ScaleReader(plan).factors
         if isinstance(files, RemoteFiles):
-            return RemoteBlockReader(plan, ranks, files, buffers.in_flight_bytes)
-        return LocalBlockReader(plan, ranks, files, buffers.scratch_bytes)
+            return RemoteBlockReader(plan, ranks, files, buffers.in_flight_bytes, factors_of=factors_of)
+        return LocalBlockReader(plan, ranks, files, buffers.scratch_bytes, factors_of)
 
     readers = [reader_of(files) for files in sources]
     if not buffers.wide_block_bytes:
         return Prefetcher(readers, writers, buffers)
     wide, files = readers[0], sources[0]
     if isinstance(files, RemoteFiles):
-        wide = RemoteBlockReader(plan, ranks, files, buffers.wide_in_flight_bytes, _WIDE_REQUESTS_AT_ONCE)
+        in_flight_bytes, factors_of = buffers.wide_in_flight_bytes, ScaleReader(plan).factors
+        wide = RemoteBlockReader(plan, ranks, files, in_flight_bytes, _WIDE_REQUESTS_AT_ONCE, factors_of)
     return Prefetcher(readers, writers, buffers, wide)
 
 

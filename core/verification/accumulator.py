@@ -4,8 +4,10 @@ The comparison of a conversion with its source and the comparison of two checkpo
 """
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.plan.plan import ConversionPlan
@@ -25,12 +27,14 @@ class Addend:
         shards: the contributions of the stage's ranks.
         pieces: the boxes of the tensor that count; None: all of it, as it is.
         dtype: the floating-point type that values are cast to first; None: as they are.
+        factors: reads the factors of the values, if these are scaled.
     """
 
     name: str
     shards: ShardFingerprints
     pieces: Sequence[Piece] | None = None
     dtype: DType | None = None
+    factors: Callable[[], np.ndarray] | None = None
 
 
 class FingerprintAccumulator:
@@ -57,7 +61,7 @@ class FingerprintAccumulator:
             # a parameter that no strategy knows has no axes in its addend: its shape may be each rank's own
             start = addend.shards.box(record.rank).start or (0,) * len(entry.shape)
             pieces = (None,) if addend.pieces is None else addend.pieces
-            contributions = [Contribution(addend, start, piece, addend.dtype) for piece in pieces]
+            contributions = [Contribution(addend, start, piece, addend.dtype, addend.factors) for piece in pieces]
             if contributions:
                 found.setdefault(addend.name, []).extend(contributions)
         return found

@@ -24,9 +24,10 @@ from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.errors import CatalogError
 from reshard.core.storage.file_versions import difference_text
 from reshard.core.tensor.casting import cast_bits
-from reshard.core.tensor.dtypes import DType
+from reshard.core.tensor.dtypes import SCALED, DType
 from reshard.core.tensor.fingerprint import MODULUS, box_fingerprint, combined
 from reshard.core.tensor.layout import BoxGrid, ParameterLayout, ShardGrid, cell_box, whole_layout
+from reshard.core.tensor.scaling import scaled_values
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 
@@ -46,12 +47,14 @@ class Contribution(Generic[Key]):
         piece: the box of that tensor that counts, with its place and transposition in the tensor that is summed; None:
             all of it, as it is.
         dtype: the floating-point type that values are cast to first; None: as they are.
+        factors: reads the factors of the piece's values, if these are scaled before that.
     """
 
     key: Key
     start: Shape
     piece: Piece | None = None
     dtype: DType | None = None
+    factors: Callable[[], np.ndarray] | None = None
 
 
 def sum_contributions(
@@ -216,24 +219,19 @@ def _block_fingerprint(
     entry: TensorEntry, box: TensorSlice, values: np.ndarray, contribution: Contribution[Key]
 ) -> int:
     """The contribution of a block, which is `box` of the entry's shard."""
-    start = _sum_of(box.start, contribution.start)
-    if contribution.piece is not None:
-        placed = _placed(contribution.piece, start, values)
-        if placed is None:
+    start, dtype, piece = _sum_of(box.start, contribution.start), entry.dtype, contribution.piece
+    if piece is not None:
+        block = TensorSlice(start, _sum_of(start, values.shape))
+        common = block.intersect(piece.box)
+        if common is None:
             return 0
-        start, values = placed
-    if contribution.dtype is not None and contribution.dtype is not entry.dtype:
-        values = cast_bits(values, entry.dtype, contribution.dtype)
+        values = values[common.relative_to(block).as_index()]
+        if piece.scale is not None and contribution.factors is not None:
+            values, dtype = scaled_values(values, common.start, contribution.factors(), piece.scale.block), SCALED
+        start, values = piece.placed_box(common).start, piece.arranged(values)
+    if contribution.dtype is not None and contribution.dtype is not dtype:
+        values = cast_bits(values, dtype, contribution.dtype)
     return box_fingerprint(values, start)
-
-
-def _placed(piece: Piece, start: Shape, values: np.ndarray) -> tuple[Shape, np.ndarray] | None:
-    """The values of a block beginning at `start` that lie in a piece, placed and transposed; None if none do."""
-    box = TensorSlice(start, _sum_of(start, values.shape))
-    common = box.intersect(piece.box)
-    if common is None:
-        return None
-    return piece.placed_box(common).start, piece.arranged(values[common.relative_to(box).as_index()])
 
 
 def _sum_of(start: Shape, offsets: Shape) -> Shape:

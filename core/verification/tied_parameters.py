@@ -13,11 +13,12 @@ from reshard.core.errors import PlanError
 from reshard.core.plan.matching import distinct_sources
 from reshard.core.plan.ownership import lacks_shards
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.plan.wholes import whole_plan
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.slices import Shape
 from reshard.core.verification.values import target_starts
-from reshard.core.verification.wholes import first_difference, whole_plan
+from reshard.core.verification.wholes import first_difference
 
 
 @dataclass(frozen=True)

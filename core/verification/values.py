@@ -11,7 +11,7 @@ finds the box of a rank.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import box_fingerprint, combined, fingerprint_text
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice
+from reshard.core.transfer.scales import ScaleReader
 from reshard.core.verification.accumulator import Addend, FingerprintAccumulator, stored_bytes
 from reshard.core.verification.fingerprint_file import ParameterFingerprint, fingerprint_of_all
 from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints, sum_contributions
@@ -75,7 +76,8 @@ class ContentCheck:
     def __init__(self, plan: ConversionPlan) -> None:
         self._plan = plan
         match = plan.match
-        self._addends = {each.name: list(_addends(each)) for each in match.resharded}
+        scales = ScaleReader(plan)
+        self._addends = {each.name: list(addends_of(each, scales)) for each in match.resharded}
         self._passed_through = {
             each.name: Addend(each.source_name, ShardFingerprints.of_wholes(each.owners), dtype=each.dtype)
             for each in match.passed_through
@@ -235,7 +237,7 @@ class ContentCheck:
                     continue
                 rank = next(iter(contents.values()))[0]
                 start = addend.shards.box(rank).start
-                contributions = [Contribution(box, start, piece, addend.dtype) for box, piece in inside]
+                contributions = [Contribution(box, start, piece, addend.dtype, addend.factors) for box, piece in inside]
                 sums = sum_contributions(self._plan.inputs.catalog.records[rank], {addend.name: contributions})
                 for box, fingerprint in sums.items():
                     expected[box] = combined([expected[box], fingerprint])
@@ -283,8 +285,13 @@ def _fingerprint(name: str, dtype: DType, shape: Shape, contents: Iterable[int])
     return ParameterFingerprint(name=name, dtype=dtype.name, shape=shape, fingerprint=fingerprint, others=tuple(others))
 
 
-def _addends(parameter: ReshardedParameter) -> Iterator[Addend]:
+def addends_of(parameter: ReshardedParameter, scales: ScaleReader) -> Iterator[Addend]:
     """The stages' shards of source parameters that a target parameter is made of."""
+    factors = {
+        piece.source: partial(scales.factors, parameter.sources[piece.scale.source])
+        for piece in parameter.pieces
+        if piece.scale is not None
+    }
     for number, source in enumerate(parameter.sources):
         pieces = [piece for piece in parameter.pieces if piece.source == number]
         lost = _lost_boxes(source)
@@ -293,7 +300,8 @@ def _addends(parameter: ReshardedParameter) -> Iterator[Addend]:
             # all that the first copy has counts; of the others only what those before it lack
             counted = pieces if place == 0 else list(_clipped(pieces, lost.get(copy.first_rank, [])))
             as_it_is = parameter.is_whole and len(source.copies) == 1
-            yield Addend(source.name, shards, None if as_it_is else counted, parameter.dtype)
+            those = None if as_it_is else counted
+            yield Addend(source.name, shards, those, parameter.dtype, factors.get(number))
 
 
 def _lost_boxes(source: SourceTensor) -> dict[int, list[TensorSlice]]:

@@ -45,7 +45,7 @@ from reshard.core.verification.fingerprint_file import (
     read_model_fingerprint,
 )
 from reshard.core.verification.shard_fingerprints import BLOCK_BYTES, sum_contributions
-from reshard.core.verification.whole_reader import WholeReader
+from reshard.core.transfer.whole_reader import WholeReader
 
 WORKER_BYTES = 32 * 2**20
 """Buffers of one worker at most; half of a remote file's are in flight."""

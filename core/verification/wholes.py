@@ -4,24 +4,19 @@
     check_dropped_copies    refuses to leave parameters out as copies that are none
 """
 
-from collections.abc import Sequence
 from contextlib import closing
 
 import numpy as np
 
 from reshard.core.errors import PlanError, raise_problems
-from reshard.core.plan.geometry import ClassGeometry
-from reshard.core.plan.layout_classes import LayoutClass
-from reshard.core.plan.model import ParameterPlan, SourceTensor
-from reshard.core.plan.ownership import SourceCopy
+from reshard.core.plan.model import ParameterPlan
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.resharding import unchanged
+from reshard.core.plan.wholes import whole_plan
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
-from reshard.core.tensor.layout import whole_layout
 from reshard.core.tensor.slices import TensorSlice
-from reshard.core.verification.whole_reader import WholeReader
+from reshard.core.transfer.whole_reader import WholeReader
 
 
 def check_dropped_copies(plan: ConversionPlan) -> None:
@@ -46,14 +41,6 @@ def check_dropped_copies(plan: ConversionPlan) -> None:
                 f"{difference} of the whole tensor"
             )
     raise_problems(PlanError, f"{plan.inputs.catalog.url}: cannot be changed so", problems)
-
-
-def whole_plan(source: SourceTensor, copies: Sequence[SourceCopy]) -> ParameterPlan:
-    """Return the plan of a whole source parameter, made from some of its copies."""
-    uncut = whole_layout(len(source.shape)).shard_grid(len(source.shape))
-    geometry = ClassGeometry.of_whole(copies, uncut, source.shape)
-    [plan] = LayoutClass(geometry, copies[0].first_rank, (unchanged(source, {}),)).plans(0)
-    return plan
 
 
 def first_difference(plan: ConversionPlan, one: ParameterPlan, other: ParameterPlan) -> TensorSlice | None:

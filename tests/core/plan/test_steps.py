@@ -120,7 +120,7 @@ def test_a_step_that_fits_nothing_is_refused_unless_it_is_optional() -> None:
         (
             ["a", "b"],
             {"rename": {"parameters": "a", "to": "b"}},
-            "'b' and 'b' would both be called 'b'",
+            "'b' (the source's 'a') and 'b' would both be called 'b'",
         ),
         (
             ["a", "a.1"],
