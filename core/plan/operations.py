@@ -23,7 +23,6 @@ from reshard.core.tensor.segments import (
 )
 from reshard.core.tensor.slices import Shape, TensorSlice
 
-
 _MAX_FACTOR_BYTES = 16 * 2**20
 """The factors of a matrix are in memory as a whole: with blocks of 128 by 128 those of 65,536 by 1,048,576."""
 
@@ -213,9 +212,7 @@ class Sliced(Operation):
         [part] = inputs
         length = self._axis_length(part, self.axis)
         if self.stop > length:
-            raise LayoutError(
-                f"{self.rule}: axis {self.axis} of {part.name!r} has {length} elements, not {self.stop}"
-            )
+            raise LayoutError(f"{self.rule}: axis {self.axis} of {part.name!r} has {length} elements, not {self.stop}")
         low, high = [0] * len(part.shape), list(part.shape)
         low[self.axis], high[self.axis] = self.start, self.stop
         pieces = clipped(part.pieces, TensorSlice(tuple(low), tuple(high)))

@@ -276,7 +276,6 @@ def _unused_rule(kind: str, rule: object, names: Sequence[str]) -> str:
     return f"{rule_text} fits no parameter{advice}"
 
 
-
 def _unused_step(number: int, rule: StepRule, names: Sequence[str]) -> str:
     example = rule.templates[0]
     near = get_close_matches(example.expanded(dict.fromkeys(example.names, 0)), names, 1)

@@ -311,7 +311,9 @@ class StepNames:
     ) -> bool:
         first = next(iter(parts.values()))
         missing = [
-            first.prefix + template.expanded(first.values) for number, template in enumerate(members) if number not in parts
+            first.prefix + template.expanded(first.values)
+            for number, template in enumerate(members)
+            if number not in parts
         ]
         if missing:
             self._problems.append(

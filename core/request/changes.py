@@ -9,6 +9,7 @@ casts fit a parameter, the first counts, so that two names can be swapped. A rul
 """
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -23,7 +24,18 @@ FLOAT_NAMES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32
 """Spelling of a dtype to cast to -> its name in `reshard.core.tensor.dtypes`."""
 _EXPRESSION_PREFIX = "re:"
 STATE_PREFIXES = (
-    *("accu_grads.", "adam_m.", "adam_v.", "moment1.", "moment2.", "vhat.", "moments.", "lamb_m.", "lamb_v.", "muon_m."),
+    *(
+        "accu_grads.",
+        "adam_m.",
+        "adam_v.",
+        "moment1.",
+        "moment2.",
+        "vhat.",
+        "moments.",
+        "lamb_m.",
+        "lamb_v.",
+        "muon_m.",
+    ),
     *("exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.", "momentum_buf.", "accum_update.", "exp_inf."),
 )
 """Prefixes of states with their parameter's shape and layout: those of optimizers, see `reshard.core.plan.presets`."""
@@ -180,14 +192,14 @@ class CastRule(Rule):
 class Changes(Rule):
     """All declared changes; `include` and `exclude` are shell-style patterns (`adam_*`) of the source's names.
 
-    `variables` are the numbers that `steps` may name. The steps hold for a parameter and for its states, which are named
-    after it: one of `state_prefixes` and its name.
+    `variables` are the numbers that `steps` may name. The steps hold for a parameter and for its states, whose names
+    are one of `state_prefixes` and its own.
     """
 
     select: Selection = Selection.ALL
     include: Several[Name] = ()
     exclude: Several[Name] = ()
-    variables: dict[VariableName, Variable] = {}
+    variables: Mapping[VariableName, Variable] = Field(default_factory=dict)
     state_prefixes: Several[Name] = STATE_PREFIXES
     steps: Several[Step] = ()
     split: Several[SplitRule] = ()

@@ -69,7 +69,8 @@ def _combined(operator: ast.operator, left: Linear, right: Linear, text: str) ->
         raise ValueError(f"{quoted(text)} has several names that are no variables: {', '.join(sorted(names))}")
     if isinstance(operator, ast.Add | ast.Sub):
         sign = 1 if isinstance(operator, ast.Add) else -1
-        return Linear(left.offset + sign * right.offset, *names, factor=left.factor + sign * right.factor)
+        unknown = next(iter(names), "")
+        return Linear(left.offset + sign * right.offset, unknown, left.factor + sign * right.factor)
     if isinstance(operator, ast.Mult | ast.FloorDiv) and not names:
         if isinstance(operator, ast.Mult):
             return Linear(left.offset * right.offset)

@@ -1,4 +1,4 @@
-"""The inverse of declared steps: what leads back from the parameters that they make to those that they were made from."""
+"""The inverse of declared steps: the way back from the parameters that they make to those of the source."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,8 +29,7 @@ def inverted(changes: Changes) -> Changes:
     Raises:
         InputError: a step loses something, or the changes have rules other than steps, which have no inverse.
     """
-    others = [name for name in ("select", "include", "exclude", "split", "join", "transpose", "rename", "cast")]
-    for name in others:
+    for name in ("select", "include", "exclude", "split", "join", "transpose", "rename", "cast"):
         if getattr(changes, name) != getattr(NO_CHANGES, name):
             raise InputError(f"{name!r} of the changes has no inverse: only 'steps' can be inverted")
     document = changes.model_dump(exclude_defaults=True)
@@ -52,7 +51,7 @@ def _fields(rule: AnyStep, *names: str) -> Fields:
 
 
 def _swapped(kind: str, source: str, target: str, *others: str) -> Callable[[Any], tuple[str, Fields]]:
-    """Invert by exchanging two fields: the inverse's `parameters` and `target` are the rule's `source`, `parameters`."""
+    """Invert by exchanging fields: the inverse's `parameters` and `target` are the rule's `source` and `parameters`."""
     return lambda rule: (
         kind,
         {"parameters": getattr(rule, source), target: rule.parameters, **_fields(rule, *others)},

@@ -1,4 +1,4 @@
-"""The steps of declared changes: an ordered list of rules, each of which sees the names and shapes that the last one left.
+"""The steps of declared changes: rules in order, each of which sees the names and shapes that the one before left.
 
 Names are given by templates (see `reshard.core.request.templates`). Every number may be an expression of the document's
 variables, which are replaced when the document is read. A step that fits nothing is an error unless it is `optional`.
@@ -7,7 +7,7 @@ variables, which are replaced when the document is read. A step that fits nothin
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from reshard.core.request.expressions import whole_number
 from reshard.core.request.rules import Axis, Count, Name, Rule, Several
@@ -332,7 +332,7 @@ def check_index(family: Template, one: Template, *, required: bool) -> None:
     further = family.names - one.names
     lacking = one.names - family.names
     texts = any(each.texts for each in family.placeholders if each.name in further)
-    if lacking or texts or len(further) != 1 and (required or further):
+    if lacking or texts or (len(further) != 1 and (required or further)):
         raise ValueError(
             f"{quoted(str(family))} must have the placeholders of {quoted(str(one))} and one more, a number"
         )

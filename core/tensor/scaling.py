@@ -23,9 +23,7 @@ def scaled_values(values: np.ndarray, start: Shape, factors: np.ndarray, block: 
         A C-ordered array of the bits of bfloat16 values, uint16.
     """
     scaled = np.empty(values.shape, _BFLOAT16)
-    blocks = [
-        (low + np.arange(length)) // side for low, length, side in zip(start, values.shape, block, strict=True)
-    ]
+    blocks = [(low + np.arange(length)) // side for low, length, side in zip(start, values.shape, block, strict=True)]
     with np.errstate(all="ignore"):
         for index in tiles(values, scaled):
             tile = np.ascontiguousarray(values[index]).view(_FLOAT8).astype(np.float32)

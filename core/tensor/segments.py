@@ -3,8 +3,8 @@
 A *piece* is a box of one source parameter and its place in a target parameter. A parameter that is only resharded,
 renamed or cast has one piece, its whole source; a part of a split fused tensor has a box of it; a joined parameter has
 several; in a transposed one the axes have another order; in a stacked one there is an axis that the source lacks, along
-which each piece has one element. Pure algebra: every operation maps pieces to pieces, and the pieces of a parameter fill
-it exactly once.
+which each piece has one element. Pure algebra: every operation maps pieces to pieces, and the pieces of a parameter
+fill it exactly once.
 
 A fused axis of several groups has shares of every part in each group: an axis of length 12 with parts of 2, 1 and 1
 shares in 3 groups is `qqkvqqkvqqkv`.
@@ -19,7 +19,6 @@ from functools import lru_cache
 import numpy as np
 
 from reshard.core.tensor.slices import Shape, TensorSlice
-
 
 NEW_AXIS = -1
 """Instead of a source axis: a target axis that the source lacks, of one element."""
@@ -179,10 +178,8 @@ def transposed(pieces: Iterable[Piece], axes: Shape) -> Pieces:
     )
 
 
-def split(
-    pieces: Sequence[Piece], shape: Shape, axis: int, shares: Sequence[int], groups: int, number: int
-) -> Pieces:
-    """Return the pieces of part `number` of a fused parameter of `shape`; `axis` divides by all shares of all groups."""
+def split(pieces: Sequence[Piece], shape: Shape, axis: int, shares: Sequence[int], groups: int, number: int) -> Pieces:
+    """Return the pieces of part `number` of a fused parameter of `shape`, whose axis divides by all shares."""
     at = SortedPieces(pieces, axis)
     share = shape[axis] // (groups * sum(shares))
     run, first, length = share * sum(shares), share * sum(shares[:number]), share * shares[number]

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from reshard.core.errors import ConversionError
 from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale
@@ -87,7 +88,7 @@ class ReadRange:
     length: int
     dtype: DType | None
     target_offset: int
-    index: tuple[slice, ...]
+    index: tuple[Any, ...]
     strides: Shape | None
     transposed: bool = False
     scaled: "ScaledBox | None" = None
@@ -232,9 +233,7 @@ def _read_range(part: _Part, steps: _Steps, chunk_shape: Shape, dtype: DType) ->
     if steps.step is not None:
         axis, beyond = steps.step.axis, steps.count - 1
         strides[axis] = steps.step.stride_bytes
-        index[axis] = slice(
-            place.start[axis], place.stop[axis] + steps.step.elements * beyond, steps.step.elements
-        )
+        index[axis] = slice(place.start[axis], place.stop[axis] + steps.step.elements * beyond, steps.step.elements)
         length += steps.step.stride_bytes * beyond
     return ReadRange(
         *(read.source_rank, read.source, part.extent.offset, length, cast, 0), tuple(index), tuple(strides), transposed

@@ -25,7 +25,11 @@ def scatter_values(
 ) -> Overflow | None:
     """Copy the wanted elements of the bytes `run` into a block's `buffer`, both arrays of bytes.
 
-    `factors` are those of values that are scaled. Returns the overflow of a cast, indexed in the whole parameter; None without one.
+    `factors` are those of values that are scaled. Returns the overflow of a cast, indexed in the whole parameter; None
+    without one.
+
+    Raises:
+        CheckpointError: scaled values are infinite.
     """
     dtype = _UINT_OF_SIZE[parameter.dtype.itemsize]
     target = np.ndarray(chunk.box.shape, dtype, buffer, chunk.position)[

@@ -7,7 +7,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reshard.core.errors import CheckpointError, InputError, StorageError
-from reshard.core.request.changes import Several
+from reshard.core.request.rules import Several
 from reshard.core.runtime.metadata import parsing, records_bytes
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.unified_names import is_index_name

@@ -37,6 +37,7 @@ from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import DType, dtype_from_ckpt
 from reshard.core.tensor.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
+from reshard.core.transfer.whole_reader import WholeReader
 from reshard.core.verification.accumulator import CheckpointFingerprints, Contents, stored_bytes
 from reshard.core.verification.fingerprint_file import (
     ModelFingerprint,
@@ -45,7 +46,6 @@ from reshard.core.verification.fingerprint_file import (
     read_model_fingerprint,
 )
 from reshard.core.verification.shard_fingerprints import BLOCK_BYTES, sum_contributions
-from reshard.core.transfer.whole_reader import WholeReader
 
 WORKER_BYTES = 32 * 2**20
 """Buffers of one worker at most; half of a remote file's are in flight."""

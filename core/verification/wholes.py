@@ -1,7 +1,7 @@
 """Compares whole parameters of a source, whatever their sharding: as bytes, a block of each at a time.
 
-    first_difference        where two parameters of one shape differ
-    check_dropped_copies    refuses to leave parameters out as copies that are none
+first_difference        where two parameters of one shape differ
+check_dropped_copies    refuses to leave parameters out as copies that are none
 """
 
 from contextlib import closing
@@ -48,9 +48,7 @@ def first_difference(plan: ConversionPlan, one: ParameterPlan, other: ParameterP
     if not (one.reads and other.reads):
         return None  # they have no elements
     if one.dtype in (TEXT, MAP_TENSOR):
-        first, second = (
-            plan.source_entry(each.reads[0].source_rank, each.sources[0].name) for each in (one, other)
-        )
+        first, second = (plan.source_entry(each.reads[0].source_rank, each.sources[0].name) for each in (one, other))
         if (first.shape, first.text) != (second.shape, second.text):
             return one.box
         if one.dtype is TEXT:

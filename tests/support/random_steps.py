@@ -12,9 +12,18 @@ from tests.support.composing import join_arrays
 LAYERS, EXPERTS = 2, 24
 """More than ten experts: in the order of texts 10 would follow 1."""
 SHAPES = {
-    **{f"layers.{layer}.experts.{e}.{name}": (24, 24) for layer in range(LAYERS) for e in range(EXPERTS) for name in "gu"},
+    **{
+        f"layers.{layer}.experts.{e}.{name}": (24, 24)
+        for layer in range(LAYERS)
+        for e in range(EXPERTS)
+        for name in "gu"
+    },
     **{f"layers.{layer}.experts.{e}.d": (24, 48) for layer in range(LAYERS) for e in range(EXPERTS)},
-    **{f"layers.{layer}.{name}": (24 * rows, 24) for layer in range(LAYERS) for name, rows in (("q", 4), ("k", 2), ("v", 2))},
+    **{
+        f"layers.{layer}.{name}": (24 * rows, 24)
+        for layer in range(LAYERS)
+        for name, rows in (("q", 4), ("k", 2), ("v", 2))
+    },
     "mtp.0.proj": (24, 24),
     "embed": (48, 24),
     "norm": (24,),

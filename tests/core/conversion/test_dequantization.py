@@ -39,7 +39,9 @@ def dequantized(tensors: Tensors, block: tuple[int, int] = BLOCK) -> np.ndarray:
     return values.astype(ml_dtypes.bfloat16)
 
 
-def run(directory: Path, tensors: Tensors, steps: list[dict[str, Any]], cuts: dict[str, RandomLayout], **more: Any) -> Path:
+def run(
+    directory: Path, tensors: Tensors, steps: list[dict[str, Any]], cuts: dict[str, RandomLayout], **more: Any
+) -> Path:
     source, target = directory / "source", directory / "target"
     source.mkdir()
     write_safetensors(source / "model.safetensors", tensors)
@@ -130,7 +132,9 @@ def test_what_cannot_be_scaled_is_refused(
     tmp_path: Path, tensors: Tensors, steps: list[dict[str, Any]], problem: str
 ) -> None:
     with pytest.raises(PlanError) as error:
-        run(tmp_path, tensors, steps, {name: RandomLayout((1,), ((), ()), ()) for name in ("w", "v") if name in tensors})
+        run(
+            tmp_path, tensors, steps, {name: RandomLayout((1,), ((), ()), ()) for name in ("w", "v") if name in tensors}
+        )
     assert problem in str(error.value)
     assert not (tmp_path / "target").exists()
 

@@ -67,9 +67,7 @@ def test_whatever_steps_make_is_what_numpy_makes_and_their_inverse_undoes_it(
     changes, made = data.draw(random_steps(wholes))
     wanted = {name: data.draw(layouts(target_devices, array.ndim)) for name, array in made.items()}
     workers = data.draw(st.sampled_from([1, 4]))
-    target = converted(
-        directory, "made", source, strategy, wanted, changes, format=str(target_format), workers=workers
-    )
+    target = converted(directory, "made", source, strategy, wanted, changes, format=str(target_format), workers=workers)
     check(target, wanted, made)
     back = converted(directory, "back", target, f"{target}_strategy.ckpt", cuts, inverted(changes))
     check(back, cuts, wholes)

@@ -9,8 +9,6 @@ from reshard.core.plan.change_summary import changes_of
 from tests.support.changed_plans import changed, refusal
 from tests.support.plans import FLOAT, entry
 
-STEP = "{0}: correct it, or say 'optional: true'"
-
 
 def tensors(*names: str, shape: tuple[int, ...] = (4, 6)) -> list[TensorEntry]:
     return [entry(name, shape, FLOAT) for name in names]
@@ -80,17 +78,18 @@ def test_factored_states_can_only_be_renamed() -> None:
     assert {*made(entries, {"rename": {"parameters": "w", "to": "v"}})} == {"v", "exp_avg_insta_row_v"}
     [problem] = refused(entries, {"transpose": {"parameters": "w"}})
     assert problem == (
-        "the transposition of 'w': 'exp_avg_insta_row_w' is a factored state, whose shape is not its parameter's: it can "
-        "only be renamed. Leave it out: --select weights-only, or --exclude"
+        "the transposition of 'w': 'exp_avg_insta_row_w' is a factored state, whose shape is not its parameter's: it "
+        "can only be renamed. Leave it out: --select weights-only, or --exclude"
     )
 
 
 def test_a_step_that_fits_nothing_is_refused_unless_it_is_optional() -> None:
     step: dict[str, Any] = {"parameters": "layer.{L}.v", "to": "x.{L}"}
-    assert refused(tensors("layer.0.w"), {"rename": step}) == [
+    [problem] = refused(tensors("layer.0.w"), {"rename": step})
+    assert problem == (
         "step 1, the rename of 'layer.{L}.v', fits no parameter; there is 'layer.0.w', say: correct it, or say "
         "'optional: true'"
-    ]
+    )
     assert made(tensors("layer.0.w"), {"rename": step | {"optional": True}}) == {"layer.0.w": (4, 6)}
 
 
@@ -190,5 +189,6 @@ def test_a_copy_to_be_dropped_has_the_shape_and_element_type_of_the_other() -> N
     assert problem == "the drop of 'b': 'b' is no copy of 'a': it is Float32 [6, 4], and not Float32 [4, 6]"
     [problem] = refused(tensors("a", "b"), {"transpose": {"parameters": "b"}}, drop)
     assert problem == (
-        "the drop of 'b': 'b' and 'a' can only be compared as the source has them: drop it before other steps change them"
+        "the drop of 'b': 'b' and 'a' can only be compared as the source has them: drop it before other steps "
+        "change them"
     )

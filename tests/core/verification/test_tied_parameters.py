@@ -18,7 +18,7 @@ from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
-from reshard.core.verification import whole_reader
+from reshard.core.transfer import whole_reader
 from reshard.core.verification.tied_parameters import differing_parameters
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
