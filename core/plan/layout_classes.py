@@ -128,9 +128,8 @@ class TargetStage:
     """Position of each parameter in the target's files."""
 
 
-def build_stage(number: int, ranks: range, resharded: Sequence[ReshardedParameter], replicas: int) -> TargetStage:
-    """Build a stage of the target; `replicas` are the copies of each slice to keep, 0: all."""
-    here = [parameter for parameter in resharded if number in parameter.target_layouts]
+def build_stage(number: int, ranks: range, here: Sequence[ReshardedParameter], replicas: int) -> TargetStage:
+    """Build a stage of the target from its parameters; `replicas` are the copies of each slice to keep, 0: all."""
     order = {parameter.name: position for position, parameter in enumerate(here)}
     classes = tuple(_classes(here, number))
     return TargetStage(number, ranks, _deduplicated(classes, order, replicas) if replicas else classes, order)

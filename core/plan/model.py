@@ -1,6 +1,6 @@
 """The types of a plan: what decides it, what becomes of each parameter, and the reads that fill a rank's shards."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -158,6 +158,14 @@ class ReshardedParameter:
     def is_whole(self) -> bool:
         """True if it is all of one source parameter, in the same shape."""
         return are_whole(self.pieces, self.sources[0].shape)
+
+    @property
+    def pieces_of_sources(self) -> Sequence[Sequence[Piece]]:
+        """The pieces of each source parameter."""
+        pieces: list[list[Piece]] = [[] for _ in self.sources]
+        for piece in self.pieces:
+            pieces[piece.source].append(piece)
+        return pieces
 
     @property
     def copies(self) -> tuple[SourceCopy, ...]:

@@ -32,6 +32,7 @@ from reshard.core.plan.model import (
     RankPlan,
     RankTotals,
     ReadItem,
+    ReshardedParameter,
     SourceTensor,
 )
 from reshard.core.plan.stage_shards import SourceShards
@@ -46,8 +47,12 @@ class ConversionPlan:
     def __init__(self, inputs: PlanInputs, match: ParameterMatch) -> None:
         self.inputs = inputs
         self.match = match
+        held: dict[int, list[ReshardedParameter]] = {}
+        for parameter in match.resharded:
+            for number in parameter.target_layouts:
+                held.setdefault(number, []).append(parameter)
         self.stages = tuple(
-            build_stage(number, ranks, match.resharded, inputs.replicas)
+            build_stage(number, ranks, held.get(number, ()), inputs.replicas)
             for number, ranks in _stage_ranks(inputs.target_strategy, match)
         )
 

@@ -104,33 +104,37 @@ class Composer:
     """Composes target parameters; those with equal operations and source shapes share their pieces."""
 
     def __init__(self) -> None:
-        self._known: dict[object, tuple[Pieces, Shape]] = {}
-        self._checked: set[object] = set()
+        self._known: dict[object, tuple[Pieces, Shape, int]] = {}
+        self._checked: set[int] = set()
 
     def compose(self, recipe: Recipe, shapes: Mapping[str, Shape]) -> tuple[Pieces, Shape]:
         """Return the pieces of a target parameter and its shape; `shapes` are its sources'."""
         numbers = {name: number for number, name in enumerate(recipe.sources)}
-        composed, key = self._composed(recipe.making, numbers, shapes)
-        if key not in self._checked:
+        composed, number = self._composed(recipe.making, numbers, shapes)
+        if number not in self._checked:
             if not fill_once(composed.pieces, composed.shape):
                 raise LayoutError(f"its {len(composed.pieces)} pieces do not fill its shape. This is a bug in reshard")
-            self._checked.add(key)
+            self._checked.add(number)
         return composed.pieces, composed.shape
 
     def _composed(
         self, making: Making, numbers: Mapping[str, int], shapes: Mapping[str, Shape]
-    ) -> tuple[Composed, object]:
-        """The parameter, and the key of equal ones: everything but names."""
+    ) -> tuple[Composed, int]:
+        """The parameter, and the number of what is made alike: of equal operations and shapes, whatever the names."""
         operation = making.operation
         if operation is None:
-            number, shape = numbers[making.source], shapes[making.source]
-            return Composed(making.name, (replace(whole_piece(shape), source=number),), shape), (number, shape)
-        inputs, keys = zip(*(self._composed(each, numbers, shapes) for each in making.of), strict=True)
-        key = (operation, keys)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = operation.apply(inputs)
-        return Composed(making.name, *known), key
+            source, shape = numbers[making.source], shapes[making.source]
+            known = self._known.get((source, shape))
+            if known is None:
+                leaf = (replace(whole_piece(shape), source=source),)
+                known = self._known[source, shape] = leaf, shape, len(self._known)
+        else:
+            inputs, those = zip(*(self._composed(each, numbers, shapes) for each in making.of), strict=True)
+            known = self._known.get((operation, those))
+            if known is None:
+                known = self._known[operation, those] = *operation.apply(inputs), len(self._known)
+        pieces, shape, number = known
+        return Composed(making.name, pieces, shape), number
 
 
 class _Steps:

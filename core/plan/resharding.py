@@ -131,12 +131,14 @@ def lost_source_boxes(resharded: Sequence[ReshardedParameter]) -> Iterator[LostB
     """The boxes of source parameters that the target needs and no file holds, each once."""
     needed: dict[str, tuple[SourceTensor, list[TensorSlice] | None]] = {}
     for parameter in resharded:
-        for number, source in enumerate(parameter.sources):
+        is_whole = parameter.is_whole
+        factors = {piece.scale.source for piece in parameter.pieces if piece.scale is not None}
+        for number, (source, pieces) in enumerate(zip(parameter.sources, parameter.pieces_of_sources, strict=True)):
             boxes = needed.setdefault(source.name, (source, []))[1]
-            if parameter.is_whole:
+            if is_whole or number in factors:
                 needed[source.name] = source, None
             elif boxes is not None:
-                boxes.extend(piece.box for piece in parameter.pieces if piece.source == number)
+                boxes.extend(piece.box for piece in pieces)
     for source, boxes in needed.values():
         for lost in lost_boxes(source.name, source.shape, source.copies):
             if boxes is None or lost.box is None or any(lost.box.intersect(box) for box in boxes):

@@ -292,8 +292,7 @@ def addends_of(parameter: ReshardedParameter, scales: ScaleReader) -> Iterator[A
         for piece in parameter.pieces
         if piece.scale is not None
     }
-    for number, source in enumerate(parameter.sources):
-        pieces = [piece for piece in parameter.pieces if piece.source == number]
+    for number, (source, pieces) in enumerate(zip(parameter.sources, parameter.pieces_of_sources, strict=True)):
         lost = _lost_boxes(source)
         for place, copy in enumerate(source.copies):
             shards = ShardFingerprints(copy.layout, source.shape, copy.first_rank)

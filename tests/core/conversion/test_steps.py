@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.convert import convert
+from reshard.core.errors import PlanError
 from reshard.core.request.changes import Changes
 from reshard.core.request.conversion import build_request
 from reshard.core.request.inverse import inverted
@@ -19,6 +20,7 @@ from tests.support.models import UNSIGNED, Model
 from tests.support.plans import as_layout, make_strategy
 from tests.support.random_steps import SHAPES, random_steps
 from tests.support.reference import DEVICE_COUNTS, RandomLayout, layouts, shard_of
+from tests.support.safetensors_files import write_safetensors
 
 Cuts = dict[str, RandomLayout]
 
@@ -71,3 +73,33 @@ def test_whatever_steps_make_is_what_numpy_makes_and_their_inverse_undoes_it(
     check(target, wanted, made)
     back = converted(directory, "back", target, f"{target}_strategy.ckpt", cuts, inverted(changes))
     check(back, cuts, wholes)
+
+
+def drop_copies(directory: Path, copies: list[np.ndarray]) -> Path:
+    source, embed = directory / "source", np.arange(96 * 24, dtype=np.float32).reshape(96, 24)
+    source.mkdir()
+    tensors = {"embed": ("F32", embed), **{f"mtp.{number}.embed": ("F32", copy) for number, copy in enumerate(copies)}}
+    write_safetensors(source / "model.safetensors", tensors)
+    document = directory / "changes.json"
+    step = {"drop": {"parameters": "mtp.{i}.embed", "copy_of": "embed", "count": len(copies)}}
+    document.write_text(Changes.model_validate({"steps": [step]}).model_dump_json(exclude_defaults=True))
+    target = directory / "target"
+    request = build_request(source=str(source), target=str(target), changes=str(document), verify="content")
+    assert convert(request).committed
+    return target
+
+
+def test_copies_are_left_out_once_they_were_compared(tmp_path: Path) -> None:
+    embed = np.arange(96 * 24, dtype=np.float32).reshape(96, 24)
+    [(_, held)] = read_tree(drop_copies(tmp_path, [embed, embed])).items()
+    assert {*held} == {"embed"}
+
+
+def test_a_copy_that_is_none_is_not_left_out(tmp_path: Path) -> None:
+    embed = np.arange(96 * 24, dtype=np.float32).reshape(96, 24)
+    other = embed.copy()
+    other[95, 23] = -0.0
+    with pytest.raises(PlanError) as error:
+        drop_copies(tmp_path, [embed, other])
+    assert "'mtp.1.embed' is to be dropped, and is no copy of 'embed': they differ in [0:96, 0:24]" in str(error.value)
+    assert not (tmp_path / "target").exists()
