@@ -289,21 +289,20 @@ class Step(Rule):
 
     @model_validator(mode="after")
     def _check_one(self) -> "Step":
-        if len(self.model_fields_set) != 1 or self._given is None:
+        # records have all kinds, the others as null
+        if len(self._given) != 1:
             raise ValueError(f"must have one key, its kind: {', '.join(_KINDS)}")
         return self
 
     @property
     def rule(self) -> AnyStep:
         """The step itself."""
-        rule = self._given
-        assert rule is not None
-        return rule
+        return self._given[0]
 
     @property
-    def _given(self) -> AnyStep | None:
+    def _given(self) -> list[AnyStep]:
         rules = (getattr(self, name) for name in type(self).model_fields)
-        return next((rule for rule in rules if rule is not None), None)
+        return [rule for rule in rules if rule is not None]
 
 
 _KINDS = tuple(Step.model_fields)

@@ -32,7 +32,8 @@ def test_variables_are_replaced() -> None:
         {"rename": {"parameters": "mtp.{i}.{x:*}", "to": "model.layers.{i+61}.{x}"}},
         {"split": {"parameters": "l.{L}.qkv", "into": ("l.{L}.q", "l.{L}.k"), "parts": (8, 1), "groups": 2}},
     ]
-    assert Changes.model_validate_json(found.model_dump_json(exclude_defaults=True)) == found
+    for without_defaults in (True, False):
+        assert Changes.model_validate_json(found.model_dump_json(exclude_defaults=without_defaults)) == found
 
 
 def test_the_inverse_of_the_inverse_is_the_same() -> None:
