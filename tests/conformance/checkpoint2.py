@@ -1,8 +1,9 @@
-"""Random Checkpoint 2.0 directories that MindFormers' own functions save, converted by reshard.
+"""Random Checkpoint 2.0 directories that MindFormers' own functions save and load, converted by reshard.
 
-A case is made from its seed: a job, whose ranks MindFormers plays and saves, and another job that goes on from it. Its
-ranks have to get, byte by byte, the shards that the slow reference cuts from the whole tensors, and what MindFormers'
-loader gives them, except for what that is known to get wrong.
+A case is made from its seed: a job, whose ranks MindFormers plays and saves, and two more that go on from it. The first
+one's ranks have to get, byte by byte, the shards that the slow reference cuts from the whole tensors, and what
+MindFormers' loader gives them, except for what that is known to get wrong. Then the source is converted to a Checkpoint
+2.0 for each of the two; MindFormers has to call both valid, and to load each by the layouts of the other job.
 """
 
 import math
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from reshard.core.conversion.convert import convert
-from reshard.core.errors import ReshardError
+from reshard.core.errors import PlanError, ReshardError
 from reshard.core.request.conversion import build_request
 from tests.conformance.cases import DTYPES, Entry, ShardGrid
 from tests.conformance.differences import differences
@@ -26,7 +27,7 @@ from tests.support.checkpoints import Contents, read_safetensors, read_tree, wri
 from tests.support.reference import RandomLayout, device_matrices, shard_of
 from tests.support.strategy_writer import write_strategy_file
 
-CASES = 30
+CASES = 24
 _DEVICES_PER_STAGE = (1, 2, 3, 4, 6, 8)
 _NAMES = ("embedding.word_embeddings.weight", "decoder.layers.{}.linear_qkv.weight", "decoder.layers.{}.norm.weight")
 _MOMENTS = ("adam_m", "adam_v")
@@ -74,12 +75,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Checkpoint2Case:
-    """A job that is saved, and one that goes on with it."""
+    """A job that is saved, and two that go on with it."""
 
     seed: int
     model: Contents
     source: Job
     target: Job
+    other: Job
     optimizer: tuple[str, ...]
     unwritten: tuple[tuple[str, ...], ...]
     iteration: int
@@ -87,14 +89,13 @@ class Checkpoint2Case:
     remove_redundancy: bool
     format: str
 
-    @property
-    def misloaded(self) -> set[str]:
-        """What MindFormers' loader cannot place: see docs/reference/formats.md."""
+    def loadable(self, job: Job) -> set[str]:
+        """The tensors of a job's checkpoint that MindFormers' loader can place: see docs/reference/formats.md."""
         found = set()
         for name in self.model:
-            homes = self.source.homes(name)
-            layouts = {self.source.stages[home][name] for home in homes}
-            if len(layouts) > 1 or (None in layouts and homes[0] > 0):
+            homes = job.homes(name)
+            layouts = {job.stages[home][name] for home in homes}
+            if len(layouts) == 1 and (None not in layouts or homes[0] == 0):
                 found.add(name)
         return found
 
@@ -146,17 +147,17 @@ class _Builder:
         whole = {name for name, axes in weights.items() if not axes or self._chance(0.15)}
         late = {name for name in whole if weights[name] and self._chance(0.4)}
         source = self._job(weights, whole, has_optimizer)
-        target = self._job(weights, whole - late, has_optimizer, whole_everywhere=True)
-        while not all(any(stage.values()) for stage in target.stages):  # a strategy file has no empty stages
-            target = self._job(weights, whole - late, has_optimizer, whole_everywhere=True)
+        target = self._target(weights, whole - late, has_optimizer)
+        other = self._target(weights, whole, has_optimizer)
         axes = {name: weights[_weight(name)] for stage in source.stages for name in stage}
-        model = {name: self._tensor(name, count, (source, target)) for name, count in axes.items()}
+        model = {name: self._tensor(name, count, (source, target, other)) for name, count in axes.items()}
         remove_redundancy = len(source.ranks) > 1 and self.removes_redundancy
         return Checkpoint2Case(
             seed,
             model,
             source,
             target,
+            other,
             tuple(name for name in model if _weight(name) != name),
             tuple(() if remove_redundancy else self._unwritten(source, rank) for rank in source.ranks),
             self.rng.choice((7, 1200, 123456789)),
@@ -167,6 +168,12 @@ class _Builder:
 
     def _chance(self, probability: float) -> bool:
         return self.rng.random() < probability
+
+    def _target(self, weights: Mapping[str, int], whole: set[str], has_optimizer: bool) -> Job:
+        while True:
+            job = self._job(weights, whole, has_optimizer, whole_everywhere=True)
+            if all(any(stage.values()) for stage in job.stages):  # a strategy file has no empty stages
+                return job
 
     def _job(
         self, weights: Mapping[str, int], whole: set[str], has_optimizer: bool, whole_everywhere: bool = False
@@ -252,7 +259,16 @@ class _Check:
             yield f"{type(error).__name__}: {error}" if isinstance(error, ReshardError) else traceback.format_exc()
             return
         yield from differences("reshard's", read_tree(self.directory / "out"), want)
-        yield from self._load(want)
+        yield from self._load(self.source, case.source, case.target)
+        jobs = {"a": case.target, "b": case.other}
+        for name, job in jobs.items():
+            try:
+                self._convert_to_iterations(name, job)
+            except Exception as error:
+                yield f"{type(error).__name__}: {error}" if isinstance(error, ReshardError) else traceback.format_exc()
+                return
+        yield from self._load(self.directory / "a", jobs["a"], jobs["b"])
+        yield from self._load(self.directory / "b", jobs["b"], jobs["a"])
 
     def _save(self) -> None:
         """Have MindFormers save; it cannot remove redundancy if that leaves a rank without a shard."""
@@ -278,47 +294,70 @@ class _Check:
 
     def _convert(self) -> None:
         case = self.case
-        strategy = self.directory / "target.ckpt"
-        layouts = {
-            number: {
-                f"{number}-{name}": ShardGrid(layout, nested=_is_nested(layout)).for_file(case.model[name][1])
-                for name, layout in stage.items()
-                if layout is not None
-            }
-            for number, stage in enumerate(case.target.stages)
-        }
-        write_strategy_file(strategy, layouts)
+        strategy = self._strategy("target", case.target)
+        target = self.directory / "out"
         convert(
             build_request(
-                source=str(self.source),
-                target=str(self.directory / "out"),
-                target_strategy=str(strategy),
-                format=case.format,
-                workers=1,
+                source=str(self.source), target=str(target), target_strategy=strategy, format=case.format, workers=1
             )
         )
 
-    def _load(self, want: dict[int, Contents]) -> Iterator[str]:
+    def _convert_to_iterations(self, name: str, job: Job) -> None:
+        """Convert the source to a Checkpoint 2.0 of a job, and have MindFormers call it valid."""
+        target = self.directory / name
+        options: dict[str, Any] = {
+            "source": str(self.source),
+            "target": str(target),
+            "target_strategy": self._strategy(name, job),
+            "layout": "checkpoint2",
+            "workers": 1,
+        }
+        try:
+            convert(build_request(**options, remove_redundancy=self.case.remove_redundancy and name == "a"))
+        except PlanError as error:
+            if "redundancy cannot be removed" not in str(error):  # it is where files would be empty
+                raise
+            convert(build_request(**options))
+        self.judge.ask("verify", iteration=str(target / f"iteration_{self.case.iteration:08d}"))
+
+    def _strategy(self, name: str, job: Job) -> str:
+        """Write a job's strategy."""
+        path = self.directory / f"{name}.ckpt"
+        layouts = {
+            number: {
+                f"{number}-{name}": ShardGrid(layout, nested=_is_nested(layout)).for_file(self.case.model[name][1])
+                for name, layout in stage.items()
+                if layout is not None
+            }
+            for number, stage in enumerate(job.stages)
+        }
+        write_strategy_file(path, layouts)
+        return str(path)
+
+    def _load(self, checkpoint: Path, saved: Job, loading: Job) -> Iterator[str]:
+        """Have MindFormers load the checkpoint of one job on the ranks of another."""
         case = self.case
-        names = set(case.model) - case.misloaded
-        loaded = self.directory / "loaded"
+        names = case.loadable(saved)
+        loaded = self.directory / f"{checkpoint.name}_loaded"
         refusals = self.judge.ask(
             "load",
-            checkpoint=str(self.source),
+            checkpoint=str(checkpoint),
             target=str(loaded),
             whole=str(self.whole),
             optimizer=case.optimizer,
-            ranks=case.target.layouts(names),
+            ranks=loading.layouts(names),
         )
-        yield from (f"MindFormers does not load rank {rank}: {why}" for rank, why in refusals.items())
+        yield from (
+            f"{checkpoint.name}: MindFormers does not load rank {rank}: {why}" for rank, why in refusals.items()
+        )
         got = {int(path.stem): read_safetensors(path) for path in loaded.iterdir()}
         step = {_STEP: _step(case.iteration)} if case.optimizer else {}
         expected = {
-            rank: {name: each for name, each in want[rank].items() if name in names} | step
-            for rank in case.target.ranks
+            rank: {name: each for name, each in loading.shards(case.model, rank).items() if name in names} | step
+            for rank in loading.ranks
             if str(rank) not in refusals
         }
-        yield from differences("MindFormers'", got, expected)
+        yield from differences(f"{checkpoint.name}: MindFormers'", got, expected)
 
 
 def _is_nested(layout: RandomLayout) -> bool:

@@ -7,7 +7,6 @@ functions, which do the rest. A rank's layouts: name -> None, or the five values
 
 import importlib.abc
 import importlib.machinery
-import json
 import logging
 import sys
 import types
@@ -108,26 +107,18 @@ def save(
 
 
 def load(
-    checkpoint: str,
-    target: str,
-    whole: str,
-    optimizer: Sequence[str],
-    ranks: Sequence[Layouts] | None = None,
-    like: str = "",
+    checkpoint: str, target: str, whole: str, optimizer: Sequence[str], ranks: Sequence[Layouts]
 ) -> dict[str, str]:
     """Load a checkpoint on every rank by its layouts, and write what each rank got.
 
     Args:
         target: where `RANK.safetensors` are written, with what was loaded and nothing else.
         whole: a file with the whole tensors, of which dtypes and shapes are taken.
-        ranks: for each rank its layouts, unless they are those of
-        like: the directory of another iteration.
 
     Returns:
         rank -> what was raised instead.
     """
     tensors, refusals = _read(whole), {}
-    ranks = _layouts_of(Path(like)) if ranks is None else ranks
     Path(target).mkdir(parents=True)
     with _playing(ranks, tensors) as play:
         for rank, layouts in enumerate(ranks):
@@ -221,19 +212,6 @@ def _loaded(checkpoint: str, network: mindspore.nn.Cell, optimizer: mindspore.nn
     return {
         parameter.name: parameter for cell in cells for parameter in cell.get_parameters() if parameter.name in names
     }
-
-
-def _layouts_of(iteration: Path) -> list[Layouts]:
-    """For each rank of a job the layouts that an iteration's metadata gives."""
-    document = json.loads((iteration / "metadata.json").read_text())
-    held: dict[int, dict[str, None]] = {}
-    for key, entries in document["storage_data"].items():
-        name = key[2:].rpartition("', (")[0]
-        for entry in entries:
-            for rank in entry["rank_group"]:
-                held.setdefault(rank, {})[name] = None
-    tensors = document["state_dict_metadata"]
-    return [{name: tensors[name]["layout"] for name in held[rank]} for rank in sorted(held)]
 
 
 def _layout(values: dict[str, Any] | None) -> Any:
