@@ -119,6 +119,22 @@ def chooser(
     return chosen
 
 
+def given_rank(rank_id: int | None) -> int | None:
+    """Return this process's rank: `rank_id`, or the environment's; None if neither says it.
+
+    Raises:
+        TypeError: `rank_id` is no int.
+        ValueError: it is another than the environment's.
+    """
+    check_type("rank_id", rank_id, int, optional=True)
+    launched = rank_in_environment()
+    if rank_id is not None and launched is not None and rank_id != launched:
+        raise ValueError(
+            f"'rank_id' is {rank_id}, the environment's RANK_ID is {launched}: make them equal, or leave one out"
+        )
+    return launched if rank_id is None else rank_id
+
+
 def rank_in_environment() -> int | None:
     """Return the rank of this process from `RANK_ID`, which MindSpore's launchers set; None if it is not set."""
     text = os.environ.get("RANK_ID")

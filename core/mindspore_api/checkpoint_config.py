@@ -36,14 +36,14 @@ class CheckpointConfig:
             are 0, one is kept.
         keep_checkpoint_per_n_minutes: keep the first of the checkpoints made within so many minutes.
         integrated_save: see `ModelCheckpoint`.
-        async_save: write in the background: a bool, `process` or `thread`.
+        async_save: write in the background: in a thread (True or `thread`), or in a process of its own (`process`).
         saved_network: what to save in place of the network being trained.
         append_info: entries for every file: a list of `"epoch_num"`, `"step_num"` and one dict, or a dict.
         enc_key: the key, or its name. None: no encryption.
         enc_mode: mode of encryption; counts only with a key.
         exception_save: save once more when an exception ends the training.
         crc_check: add a CRC to files.
-        remove_redundancy: keep a slice on one of the ranks that share it only.
+        remove_redundancy: keep a slice on one of the ranks that share it only; see `ModelCheckpoint` for what it needs.
         format: kind of the files.
         incremental: accepted without effect.
         enable_redundance: accepted without effect.

@@ -16,19 +16,18 @@ from reshard.core.mindspore_api.arguments import (
     check_format,
     check_key,
     check_type,
+    given_rank,
     key_of,
-    rank_in_environment,
 )
-from reshard.core.mindspore_api.failures import reading, writing
-from reshard.core.mindspore_api.layouts import parse_layouts_of
+from reshard.core.mindspore_api.failures import writing
+from reshard.core.mindspore_api.layouts import strategy_of
 from reshard.core.mindspore_api.networks import Network, checked_network, fill_network
-from reshard.core.mindspore_api.paths import checked_directory, optional_strategy
+from reshard.core.mindspore_api.paths import checked_directory
 from reshard.core.mindspore_api.rank_merging import checked_layouts, fill_from_ranks
 from reshard.core.mindspore_api.unified import UnifiedCheckpoint, slice_blocks
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
-from reshard.core.strategy.records import StrategyRecords, assemble_strategy
 
 _NEVER_UNIFIED = "accu_grads"
 """Prefix of parameters that `unified_safetensors` leaves out."""
@@ -110,7 +109,7 @@ def load_distributed_checkpoint(
         raise ValueError("'dst_safetensors_dir' is needed where no network is filled")
     if network is not None:
         checked_network(network)
-    strategy = _predicted(predict_strategy)
+    strategy = strategy_of("predict_strategy", predict_strategy)
     with writing(), closing(UnifiedCheckpoint(parse_url(unified_safetensors_dir), name_map or {})) as unified:
         _check_matching(unified, strategy)
         if network is None:
@@ -137,23 +136,10 @@ def _check_types(unified: object, target: object, rank: object, names: object, m
 
 def _rank_of_network(given: int | None, count: int) -> int:
     """The rank, of `count`, whose slices fill a network."""
-    launched = rank_in_environment()
-    if given is not None and launched is not None and given != launched:
-        raise ValueError(
-            f"'rank_id' is {given}, the environment's RANK_ID is {launched}: make them equal, or leave one out"
-        )
-    if given is None and launched is None and count > 1:
+    rank = given_rank(given)
+    if rank is None and count > 1:
         _warn(f"neither 'rank_id' nor the environment's RANK_ID says which of {count} ranks this is: rank 0 is assumed")
-    return given if given is not None else launched or 0
-
-
-def _predicted(strategy: Any) -> Strategy | None:
-    """The strategy in a file, or of the layouts that `build_searched_strategy` returns."""
-    if not isinstance(strategy, Mapping):
-        return optional_strategy("predict_strategy", strategy)
-    with reading():
-        layouts = [(name, parse_layouts_of(name, message)) for name, message in strategy.items()]
-        return assemble_strategy(StrategyRecords([], layouts), "predict_strategy")
+    return rank or 0
 
 
 def _check_matching(unified: UnifiedCheckpoint, strategy: Strategy | None) -> None:

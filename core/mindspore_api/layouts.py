@@ -15,7 +15,7 @@ from reshard.core.storage.listing import kind_of
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.protobuf_file import build_layouts, parse_layouts
-from reshard.core.strategy.records import list_records
+from reshard.core.strategy.records import StrategyRecords, assemble_strategy, list_records
 from reshard.core.strategy.strategy_pb2 import ParallelLayouts
 from reshard.core.tensor.layout import ParameterLayout, cell_box
 
@@ -90,6 +90,20 @@ def merge_slices(slices: list[np.ndarray], layout: ParameterLayout, where: str) 
     except LayoutError as error:
         raise LayoutError(f"{where}: {error}") from None
     return whole
+
+
+def strategy_of(name: str, given: Any) -> Strategy | None:
+    """Return the strategy in a file, or of the layouts that `build_searched_strategy` returns; None if none is given.
+
+    Raises:
+        TypeError: the argument `name` is neither.
+        ValueError: it is no strategy.
+    """
+    if not isinstance(given, Mapping):
+        return optional_strategy(name, given)
+    with reading():
+        layouts = [(each, parse_layouts_of(each, message)) for each, message in given.items()]
+        return assemble_strategy(StrategyRecords([], layouts), name)
 
 
 def parse_layouts_of(name: str, message: Any) -> ParameterLayout:

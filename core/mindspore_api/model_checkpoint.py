@@ -12,16 +12,13 @@ The network is a mapping of names to arrays, or anything with `parameters_and_na
 `state_dict()`. Rules and names are those of MindSpore 2.10.0 (train/callback/_checkpoint.py, train/model.py).
 """
 
-import errno
 import logging
 import os
 import stat
 import sys
-import threading
 import time
-import warnings
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, cached_property
 from os.path import splitext
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, cast
@@ -31,11 +28,15 @@ import numpy as np
 from reshard.core.checkpoint.block_writing import FileKind
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.checkpoint.numpy_values import Value
-from reshard.core.mindspore_api.arguments import is_network
+from reshard.core.mindspore_api.arguments import given_rank, is_network
+from reshard.core.mindspore_api.background import Background
 from reshard.core.mindspore_api.checkpoint_config import FROM_TRAINING, CheckpointConfig
 from reshard.core.mindspore_api.checkpoint_manager import CheckpointManager
+from reshard.core.mindspore_api.deduplication import omitted_parameters
 from reshard.core.mindspore_api.failures import reading, writing
+from reshard.core.mindspore_api.layouts import strategy_of
 from reshard.core.mindspore_api.saving import save_values, values_to_save
+from reshard.core.mindspore_api.saving_process import Snapshot
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.publishing import list_names
 from reshard.core.storage.urls import Location, parse_url
@@ -44,7 +45,6 @@ from reshard.core.storage.writing import write_bytes
 _log = logging.getLogger("reshard.mindspore")
 
 _BREAKPOINT = "_breakpoint.ckpt"
-_NOTABLE_WAIT_SECONDS = 1.0
 _EXTENSIONS = (".ckpt", ".safetensors")
 
 Named = str | Callable[[Any], str]
@@ -86,10 +86,13 @@ class ModelCheckpoint:
             whole name without its extension. If there are files of the prefix, a number is added to it.
         directory: where files go; by default the current directory. Or a function that returns it.
         config: the settings.
+        strategy: the job's strategy: a file, or what `build_searched_strategy` returns. For `remove_redundancy` only,
+            as it says which ranks share a slice. It is read after the first step: compiling the network may write it.
+        rank_id: this rank, for `remove_redundancy`; by default the environment's `RANK_ID`.
 
     Raises:
-        ValueError: `prefix` is no text, or has a `/` in it; `directory` is blank.
-        TypeError: `directory` is no text; `config` is no CheckpointConfig.
+        ValueError: `prefix` is no text, or has a `/` in it; `directory` is blank; `rank_id` differs from `RANK_ID`.
+        TypeError: `directory` is no text; `config` is no CheckpointConfig; `remove_redundancy` lacks strategy or rank.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -99,7 +102,13 @@ class ModelCheckpoint:
         return super().__new__(cls if plain else _as_callback(cast(type, cls), callback))
 
     def __init__(
-        self, prefix: Named = "CKP", directory: Named | None = None, config: CheckpointConfig | None = None
+        self,
+        prefix: Named = "CKP",
+        directory: Named | None = None,
+        config: CheckpointConfig | None = None,
+        *,
+        strategy: str | Mapping[str, Any] | None = None,
+        rank_id: int | None = None,
     ) -> None:
         if not callable(prefix) and not _is_prefix(prefix):
             raise ValueError(f"'prefix' has to be a function, or a string without '/', not {prefix!r}")
@@ -107,6 +116,9 @@ class ModelCheckpoint:
             raise TypeError(f"'config' has to be reshard's CheckpointConfig, not {type(config)}")
         self._config = config or CheckpointConfig()
         self._key = self._config.key()
+        self._strategy, self._rank = strategy, given_rank(rank_id)
+        if self._config.remove_redundancy:
+            _check_slices_known(strategy, self._rank)
         self._prefix_function = prefix if callable(prefix) else None
         self._directory_function = directory if callable(directory) else None
         self._directory = os.getcwd() if directory is None else "" if callable(directory) else _made(directory)
@@ -116,7 +128,7 @@ class ModelCheckpoint:
         self._info = self._config.append_dict or {}
         self._started = {name: self._info[name] for name in FROM_TRAINING if name in self._info}
         self._manager = CheckpointManager(self._config.format)
-        self._background = _Background()
+        self._background = Background()
         self._latest = ""
         self._saved_step = 0
         self._saved_at = self._last_file_at = time.time()
@@ -160,6 +172,7 @@ class ModelCheckpoint:
             TypeError, ValueError: the network or the settings do not fit.
         """
         self._args = run_context.original_args()
+        _ = self._omitted  # a wrong strategy is refused after the first step, not at the first save
         self._background.warn_of_failures()
         self._save_due(at_end=False)
 
@@ -212,7 +225,8 @@ class ModelCheckpoint:
             else f"{self._prefix}-{self._args.cur_epoch_num}_{self._step_in_epoch}"
         )
         self._saved_step = step
-        self._save(f"{name}.{self._config.format}", self._surplus(), in_background=bool(self._config.async_save))
+        file = f"{name}.{self._config.format}"
+        self._save(file, self._surplus(), self._omitted, in_background=bool(self._config.async_save))
 
     def _name_files(self, at_end: bool) -> None:
         """Ask the functions for prefix and directory, and save the network's graph, once."""
@@ -264,38 +278,49 @@ class ModelCheckpoint:
         if not (self._prefix_function or self._directory_function):
             prefix = free_prefix(_names_in(self._directory), self._breakpoint_prefix, of_breakpoints=True)
         epoch = getattr(self._args, "cur_epoch_num", 0)
-        self._save(f"{prefix}-{epoch}_{self._step_in_epoch}{_BREAKPOINT}", [], in_background=False)
+        # with all slices, as in MindSpore: other ranks may be lost
+        self._save(f"{prefix}-{epoch}_{self._step_in_epoch}{_BREAKPOINT}", [], (), in_background=False)
 
     @property
     def _step_in_epoch(self) -> int:
         step = getattr(self._args, "cur_step_num", 0)
         return int((step - 1) % self._args.batch_num + 1) if step else 0
 
-    def _save(self, name: str, surplus: list[str], *, in_background: bool) -> None:
+    def _save(self, name: str, surplus: list[str], omitted: Collection[str], *, in_background: bool) -> None:
         location = self._location(name)
         network = self._args.train_network if self._config.saved_network is None else self._config.saved_network
         self._check_network(network)
-        values = values_to_save(network, self._appended())
-        if not values:
+        values = values_to_save(network, self._appended(), omitted)
+        if not values and not omitted:
             raise ValueError(f"{location}: there is nothing to save")
-        # as MindSpore does, the file is marked as one without redundancy removed
-        kind = FileKind(CheckpointFormat(self._config.format), self._config.crc_check, False, self._key)
+        if not values and self._config.format == "ckpt":
+            raise ValueError(
+                f"{location}: other ranks save all slices of this one, and a .ckpt file cannot be empty: set "
+                "append_info=['step_num'] or format='safetensors'"
+            )
+        # as MindSpore does, other files are marked as ones without redundancy removed
+        mark = self._config.remove_redundancy and not name.endswith(_BREAKPOINT)
+        kind = FileKind(CheckpointFormat(self._config.format), self._config.crc_check, mark, self._key)
         path = os.path.join(self._directory, name)
 
-        def write() -> None:
+        def write(save: Callable[[], None]) -> None:
             with writing():
-                save_values(location, values, kind)
+                save()
             if not name.endswith(_BREAKPOINT):
                 self._latest = path
             for file in surplus:
                 if file != str(location):
                     self._manager.remove_ckpoint_file(file)
 
-        if in_background:
-            values = {each: _copied(value) for each, value in values.items()}
-            self._background.start(path, write)
+        if not in_background:
+            write(lambda: save_values(location, values, kind))
+        elif self._config.async_save == "process":
+            with writing():
+                snapshot = Snapshot(location, values, kind)
+            self._background.start(path, lambda: write(snapshot.save))
         else:
-            write()
+            copies = {each: _copied(value) for each, value in values.items()}
+            self._background.start(path, lambda: write(lambda: save_values(location, copies, kind)))
 
     def _appended(self) -> dict[str, Any]:
         reached = {
@@ -304,6 +329,17 @@ class ModelCheckpoint:
         }
         return self._info | {name: start + reached[name] for name, start in self._started.items()}
 
+    @cached_property
+    def _omitted(self) -> frozenset[str]:
+        """Parameters that other ranks save."""
+        if not self._config.remove_redundancy:
+            return frozenset()
+        strategy = strategy_of("strategy", self._strategy)
+        assert strategy is not None
+        assert self._rank is not None
+        with reading():
+            return omitted_parameters(strategy, self._rank)
+
     def _check_network(self, network: Any) -> None:
         if not is_network(network):
             raise TypeError(
@@ -311,78 +347,12 @@ class ModelCheckpoint:
                 f"parameters_dict() or state_dict(), not {type(network)}"
             )
         sliced = bool(getattr(network, "parameter_layout_dict", None))
-        if sliced and self._config.integrated_save:
+        if sliced and self._config.integrated_save and not self._config.remove_redundancy:
             raise ValueError("the network holds slices, which are not gathered here: set integrated_save=False")
-        if self._config.remove_redundancy:
-            raise TypeError("'remove_redundancy': which ranks share a slice is not known here: leave it False")
 
     def _location(self, name: str) -> Location:
         with reading():
             return parse_url(self._directory).child(name)
-
-
-class _Background:
-    """Writes one file at a time in a thread, and keeps failures until they are raised."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._path = ""
-        self._failures: list[tuple[str, Exception]] = []
-        self._warned = 0
-
-    def start(self, path: str, work: Callable[[], None]) -> None:
-        """Begin to write a file; the one before must be whole."""
-
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:
-                self._failures.append((path, error))
-                _log.error("checkpoint %s was not saved: %s", path, error)  # in case that no step follows
-
-        self._path = path
-        self._thread = threading.Thread(target=run, name="reshard-save")
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait until the file is whole, or has failed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def wait_for_the_next(self) -> None:
-        """Wait for the file, and warn if the training loses time by that."""
-        began = time.monotonic()
-        self.wait()
-        self.warn_of_failures()
-        seconds = time.monotonic() - began
-        if seconds >= _NOTABLE_WAIT_SECONDS:
-            warnings.warn(
-                f"{self._path} was still being saved when the next checkpoint was due: training waited "
-                f"{seconds:.1f} s; save less often, or to a faster storage",
-                stacklevel=5,
-            )
-
-    def warn_of_failures(self) -> None:
-        """Warn of each failure once."""
-        while self._warned < len(self._failures):
-            path, error = self._failures[self._warned]
-            self._warned += 1
-            warnings.warn(f"checkpoint {path} was not saved: {error}", RuntimeWarning, stacklevel=4)
-
-    def raise_failures(self) -> None:
-        """Raise one error for all files that were not saved.
-
-        Raises:
-            OSError: files could not be written.
-        """
-        if not self._failures:
-            return
-        failures, self._failures, self._warned = self._failures, [], 0
-        lines = "\n".join(f"  {path}: {error}" for path, error in failures)
-        first = failures[0][1]
-        number = first.errno if isinstance(first, OSError) else None
-        raise OSError(number or errno.EIO, f"{len(failures)} checkpoints were not saved:\n{lines}") from first
 
 
 @cache
@@ -410,6 +380,17 @@ def free_prefix(names: list[str], prefix: str, *, of_breakpoints: bool = False) 
         elif dash > 0 and rest[1:dash].isdigit():
             number = max(number, int(rest[1:dash]) + 1)
     return f"{prefix}_{number}" if number else prefix
+
+
+def _check_slices_known(strategy: object, rank: int | None) -> None:
+    """Raise TypeError if a rank cannot know which ranks share its slices."""
+    if strategy is None:
+        raise TypeError(
+            "'remove_redundancy': which ranks share a slice is not known: give ModelCheckpoint the job's 'strategy', a "
+            "file or what build_searched_strategy returns"
+        )
+    if rank is None:
+        raise TypeError("'remove_redundancy': which rank this is, is not known: give 'rank_id', or set RANK_ID")
 
 
 def _is_prefix(value: object) -> bool:

@@ -3,7 +3,7 @@
 import errno
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,9 @@ from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import kind_of
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
+
+ContentsByName = Callable[[str], memoryview]
+"""Returns the bytes of a value."""
 
 _KEYWORDS = ("incremental", "global_step_num", "remove_redundancy")
 _EXCEPTION_MARK = "__exception_save__"
@@ -86,26 +89,46 @@ def save_checkpoint(
         save_values(location, values, kind)
 
 
-def values_to_save(save_obj: Any, append_dict: Mapping[str, Any] | None) -> dict[str, Value]:
-    """Return the values of a file by name.
+def values_to_save(
+    save_obj: Any, append_dict: Mapping[str, Any] | None, omitted: Collection[str] = ()
+) -> dict[str, Value]:
+    """Return the values of a file by name, without the `omitted` parameters.
 
     Appended values replace parameters, such as a loaded `epoch_num`, as in MindSpore.
     """
-    return _chosen_values(save_obj, None) | _checked_append_dict(append_dict)
+    return _chosen_values(save_obj, lambda name: name not in omitted) | _checked_append_dict(append_dict)
 
 
 def save_values(location: Location, values: Mapping[str, Value], kind: FileKind) -> None:
     """Write a checkpoint file of values, in their order."""
+    entries, contents_of = described_values(location, values, kind)
+    write_values(location, kind, entries, contents_of)
+
+
+def described_values(
+    location: Location, values: Mapping[str, Value], kind: FileKind
+) -> tuple[list[OutputEntry], ContentsByName]:
+    """Return the entries of a file of values, in their order, and a function that returns each one's contents."""
     if kind.format is CheckpointFormat.CKPT:
         values = _readable_in_ckpt(location, values)
     messages = {name: build_map_parameter(value) for name, value in values.items() if isinstance(value, list)}
     entries = [_entry(name, value, messages.get(name, b"")) for name, value in values.items()]
 
+    def contents_of(name: str) -> memoryview:
+        value = values[name]
+        return bytes_of(value) if isinstance(value, np.ndarray) else memoryview(messages[name])
+
+    return entries, contents_of
+
+
+def write_values(
+    location: Location, kind: FileKind, entries: Sequence[OutputEntry], contents_of: ContentsByName
+) -> None:
+    """Write a checkpoint file of described values."""
+
     def blocks(contents: Sequence[Content]) -> Iterator[memoryview]:
         for content in contents:
-            value = values[content.name]
-            data = bytes_of(value) if isinstance(value, np.ndarray) else memoryview(messages[content.name])
-            yield data[content.start : content.stop]
+            yield contents_of(content.name)[content.start : content.stop]
 
     write_checkpoint(location, kind, entries, blocks)
 
@@ -247,7 +270,7 @@ def _readable_in_ckpt(location: Location, values: Mapping[str, Value]) -> Mappin
     empty = {name for name, value in values.items() if isinstance(value, np.ndarray) and value.shape == (0,)}
     if not empty:
         return values
-    warnings.warn(f"{location}: left out, since they have no elements: {listed(sorted(empty))}", stacklevel=4)
+    warnings.warn(f"{location}: left out, since they have no elements: {listed(sorted(empty))}", stacklevel=5)
     return {name: value for name, value in values.items() if name not in empty}
 
 

@@ -39,7 +39,7 @@ def ran(directory: Path, program: str) -> str:
 
 
 def test_the_examples(directory: Path) -> None:
-    assert len(PROGRAMS) == 3
+    assert len(PROGRAMS) == 4
     assert "bfloat16" in ran(directory, PROGRAMS[0])
     assert re.fullmatch(r"(\d \[\d(, \d)*\]\n){4}", ran(directory, PROGRAMS[1]))
     for rank in range(4):
@@ -51,6 +51,21 @@ def test_the_training_that_saves(directory: Path) -> None:
     assert ran(directory, PROGRAMS[2]).endswith("demo-out/training/rank_0/llama-1_500.ckpt\n")
     saved = directory / "demo-out" / "training" / "rank_0"
     assert sorted(path.name for path in saved.iterdir()) == ["llama-1_400.ckpt", "llama-1_500.ckpt"]
+
+
+STEP = """
+import numpy as np
+from reshard.mindspore import RunContext
+names = [f"adam_m.model.layers.0.attention.{each}.weight" for each in ("wk", "wo")]
+weights = {name: np.ones(2, np.float32) for name in names}
+checkpoint.end(RunContext(train_network=weights, cur_epoch_num=1, cur_step_num=1, batch_num=1))
+print(checkpoint.latest_ckpt_file_name)
+"""
+
+
+def test_the_training_without_redundancy(directory: Path) -> None:
+    saved = ran(directory, PROGRAMS[3] + STEP).strip()
+    assert set(read_ckpt(Path(saved))) == {"adam_m.model.layers.0.attention.wo.weight"}
 
 
 def test_every_function_is_told_of() -> None:

@@ -1,14 +1,18 @@
 """ModelCheckpoint saves to an object store."""
 
 import numpy as np
+import pytest
 
 from reshard import mindspore
+from reshard.core.mindspore_api import background
 from reshard.mindspore import CheckpointConfig, ModelCheckpoint, RunContext
 from tests.support.stores import Store
 
 
-def test_a_training_saves_to_an_object_store(store: Store) -> None:
-    config = CheckpointConfig(2, keep_checkpoint_max=2, async_save=True, crc_check=True)
+@pytest.mark.parametrize("way", ["thread", "process"])
+def test_a_training_saves_to_an_object_store(store: Store, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_NOTABLE_WAIT_SECONDS", 60)  # a busy machine is no matter of this test
+    config = CheckpointConfig(2, keep_checkpoint_max=2, async_save=way, crc_check=True)
     directory = store.url("rank_0")
     network = {"w": np.zeros(3, np.float32)}
     with ModelCheckpoint("net", directory, config) as checkpoint:

@@ -1,19 +1,26 @@
 """ModelCheckpoint in a loop without MindSpore; `make conformance` compares its files with those of MindSpore's."""
 
+import errno
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from reshard import mindspore
-from reshard.core.mindspore_api import model_checkpoint, saving
+from reshard.core.mindspore_api import background, model_checkpoint, saving, saving_process
 from reshard.core.mindspore_api.model_checkpoint import free_prefix
 from reshard.mindspore import CheckpointConfig, ModelCheckpoint, RunContext
+from tests.support.places import PROJECT
 
 STEPS = 4
 
@@ -162,7 +169,7 @@ class TestInTheBackground:
         yield gate
         gate.set()
 
-    @pytest.mark.parametrize("way", [True, "thread", "process"])
+    @pytest.mark.parametrize("way", [True, "thread"])
     def test_training_goes_on_meanwhile(self, tmp_path: Path, gate: threading.Event, way: bool | str) -> None:
         checkpoint = ModelCheckpoint("net", str(tmp_path), CheckpointConfig(4, async_save=way))
         network = {"w": np.zeros(3, np.float32)}
@@ -178,7 +185,7 @@ class TestInTheBackground:
     def test_a_save_that_takes_too_long_is_told(
         self, tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(model_checkpoint, "_NOTABLE_WAIT_SECONDS", 0.05)
+        monkeypatch.setattr(background, "_NOTABLE_WAIT_SECONDS", 0.05)
         checkpoint = ModelCheckpoint("net", str(tmp_path), CheckpointConfig(async_save=True))
         network = {"w": np.zeros(3, np.float32)}
         checkpoint.step_end(state(network, 1))
@@ -216,6 +223,142 @@ class TestInTheBackground:
             pytest.raises(OSError, match="1 checkpoints were not saved"),
             ModelCheckpoint("net", str(tmp_path), CheckpointConfig(async_save=True)) as checkpoint,
         ):
+            checkpoint.step_end(state({"w": np.zeros(3)}, 1))
+
+
+SLOW_BYTES = 1 << 26
+SLOWLY: dict[str, Any] = {"enc_key": b"0123456789abcdef", "enc_mode": "SM4-CBC"}
+"""Takes a second to write, or half of one."""
+
+
+def await_names(directory: Path) -> None:
+    """Waits until somebody writes into a directory."""
+    deadline = time.monotonic() + 30
+    while not names(directory):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class TestInAProcess:
+    """`async_save="process"`."""
+
+    @pytest.fixture
+    def gate(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A pipe: the process writes its file when somebody opens it."""
+        gate = tmp_path / "gate"
+        os.mkfifo(gate)
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\nread ignored < "{gate}"\nexec "{sys.executable}" "$@"\n')
+        python.chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(python))
+        return gate
+
+    def checkpoint(self, directory: Path, **config: Any) -> ModelCheckpoint:
+        return ModelCheckpoint("net", str(directory), CheckpointConfig(async_save="process", **config))
+
+    def test_training_goes_on_meanwhile(self, tmp_path: Path, gate: Path) -> None:
+        network = {"w": np.zeros(3, np.float32)}
+        checkpoint = self.checkpoint(tmp_path / "out", save_checkpoint_steps=4)
+        for step in range(1, 7):
+            network["w"] += 1
+            checkpoint.step_end(state(network, step))
+        assert (names(tmp_path / "out"), checkpoint.latest_ckpt_file_name) == ([], "")
+        gate.write_text("go\n")
+        checkpoint._background.wait()
+        assert weight(checkpoint.latest_ckpt_file_name) == 4
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"crc_check": True, "append_info": ["epoch_num", {"note": "text", "rate": 0.5}]},
+            {"format": "safetensors", "append_info": ["epoch_num"]},
+        ],
+    )
+    def test_the_file_is_that_of_a_save_at_once(self, tmp_path: Path, config: dict[str, Any]) -> None:
+        network = {
+            "transposed": np.arange(12, dtype=np.float32).reshape(3, 4).T,
+            "scalar": np.array(3, np.int64),
+            "none": np.zeros((0, 2), np.float32),
+            "half": np.arange(5, dtype=np.float16),
+        }
+        with self.checkpoint(tmp_path / "process", **config) as checkpoint:
+            checkpoint.step_end(state(network, 1))
+        ModelCheckpoint("net", str(tmp_path / "once"), CheckpointConfig(**config)).step_end(state(network, 1))
+        [saved] = (tmp_path / "process").iterdir()
+        once = tmp_path / "once" / saved.name
+        assert saved.read_bytes() == once.read_bytes()
+        assert saved.stat().st_mode == once.stat().st_mode
+
+    def test_an_encrypted_file(self, tmp_path: Path) -> None:
+        key = b"0123456789abcdef"
+        with self.checkpoint(tmp_path, enc_key=key) as checkpoint:
+            checkpoint.step_end(state({"w": np.full(3, 7, np.float32)}, 1))
+        loaded = mindspore.load_checkpoint(checkpoint.latest_ckpt_file_name, dec_key=key)
+        assert np.asarray(loaded["w"]).tolist() == [7, 7, 7]
+
+    def test_a_failure_is_told_at_the_next_step_and_raised_at_the_end(self, tmp_path: Path) -> None:
+        network = {"w": np.zeros(3, np.float32)}
+        checkpoint = self.checkpoint(tmp_path / "out", save_checkpoint_steps=2)
+        (tmp_path / "out" / "net-1_4.ckpt" / "in the way").mkdir(parents=True)
+        checkpoint.step_end(state(network, 4))
+        checkpoint._background.wait()
+        with pytest.warns(RuntimeWarning, match="net-1_4.ckpt was not saved: .*irectory"):
+            checkpoint.step_end(state(network, 5))
+        with pytest.raises(OSError, match=r"1 checkpoints were not saved:\n.*net-1_4.ckpt: .*irectory") as caught:
+            checkpoint.end(state(network, 5))
+        assert caught.value.errno == errno.EISDIR
+        assert names(tmp_path / "out") == ["net-1_4.ckpt", "net-2_1.ckpt"]
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+    def test_a_killed_process_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    ) -> None:
+        monkeypatch.setattr(saving_process, "_COMMAND", f"import os; os.kill(os.getpid(), {int(number)})")
+        checkpoint = self.checkpoint(tmp_path)
+        checkpoint.step_end(state({"w": np.zeros(3)}, 1))
+        with pytest.raises(OSError, match=f"net-1_1.ckpt: the process that was saving it ended early: {number.name}"):
+            checkpoint.__exit__(None, None, None)
+        assert names(tmp_path) == []
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+    def test_one_that_is_killed_while_it_writes_leaves_no_checkpoint(
+        self, tmp_path: Path, number: signal.Signals
+    ) -> None:
+        checkpoint = self.checkpoint(tmp_path, **SLOWLY)
+        checkpoint.step_end(state({"w": np.zeros(SLOW_BYTES, np.uint8)}, 1))
+        await_names(tmp_path)
+        [child] = psutil.Process().children()
+        child.send_signal(number)
+        with pytest.raises(OSError, match=f"ended early: {number.name}"):
+            checkpoint.__exit__(None, None, None)
+        assert not [name for name in names(tmp_path) if name.endswith(".ckpt")]
+        assert not names(tmp_path) or number is signal.SIGKILL
+
+    def test_a_file_outlives_a_training_that_is_killed(self, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        script = (
+            "import os, sys, signal, numpy as np\n"
+            "from reshard.mindspore import CheckpointConfig, ModelCheckpoint, RunContext\n"
+            f"config = CheckpointConfig(async_save='process', **{SLOWLY!r})\n"
+            f"weights = {{'w': np.full({SLOW_BYTES}, 7, np.uint8)}}\n"
+            f"checkpoint = ModelCheckpoint('net', {str(out)!r}, config)\n"
+            "state = RunContext(train_network=weights, cur_step_num=1, cur_epoch_num=1, batch_num=1)\n"
+            "checkpoint.step_end(state)\n"
+            f"while not os.listdir({str(out)!r}): pass\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, timeout=60, check=False)
+        assert done.returncode == -signal.SIGKILL
+        deadline = time.monotonic() + 30
+        while names(out) != ["net-1_1.ckpt"]:
+            assert time.monotonic() < deadline, names(out)
+            time.sleep(0.01)
+        key = {"dec_key": SLOWLY["enc_key"], "dec_mode": SLOWLY["enc_mode"]}
+        assert set(np.asarray(mindspore.load_checkpoint(str(out / "net-1_1.ckpt"), **key)["w"])) == {7}
+
+    def test_a_directory_in_memory_is_refused(self) -> None:
+        checkpoint = ModelCheckpoint("net", "memory://training", CheckpointConfig(async_save="process"))
+        with pytest.raises(ValueError, match="memory:// keeps files in the memory of this process"):
             checkpoint.step_end(state({"w": np.zeros(3)}, 1))
 
 
@@ -293,7 +436,6 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("config", "network", "error", "message"),
         [
-            ({"remove_redundancy": True}, {"w": np.ones(2)}, TypeError, "which ranks share a slice is not known here"),
             (
                 {},
                 SimpleNamespace(parameter_layout_dict={"w": []}, state_dict=dict),

@@ -1,0 +1,126 @@
+"""Checkpoint files written by a process of their own, which takes nothing from the training but a copy of its values.
+
+MindSpore forks. A fork of a process with threads may inherit a lock that nobody opens again: MindSpore gives the child
+5 s for a first sign, then starts another. Here the child is a new Python. The copy is in anonymous memory (memfd) of
+both processes: it needs no room in /dev/shm, and is gone with the last of them, however they end.
+
+If the training is killed, the child finishes the file. SIGTERM to the child ends it without a file.
+"""
+
+import json
+import mmap
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from errno import EIO
+from itertools import accumulate, pairwise
+from typing import Any
+
+from reshard.core.checkpoint.block_writing import FileKind
+from reshard.core.checkpoint.model import OutputEntry
+from reshard.core.mindspore_api.failures import writing
+from reshard.core.mindspore_api.saving import described_values, write_values
+from reshard.core.storage.filesystems import check_lasting
+from reshard.core.storage.urls import Location, parse_url
+
+_COMMAND = f"from {__name__} import main; main()"
+
+_SIGNALLED = 128
+"""Exit codes above this one are those of processes that a signal ended, as in shells."""
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What the child is to write.
+
+    Attributes:
+        memory: file descriptor of the values' bytes, one entry after another.
+    """
+
+    url: str
+    kind: FileKind
+    entries: list[OutputEntry]
+    memory: int
+
+
+class Snapshot:
+    """The values of a file at the time that this is made, ready to be saved by another process."""
+
+    def __init__(self, location: Location, values: Any, kind: FileKind) -> None:
+        url = str(location)
+        check_lasting(url)
+        entries, contents_of = described_values(location, values, kind)
+        memory = os.memfd_create("reshard-checkpoint")
+        try:
+            with open(memory, "wb", closefd=False) as file:
+                for entry in entries:
+                    if entry.text is None:
+                        file.write(contents_of(entry.name))
+        except BaseException:
+            os.close(memory)
+            raise
+        self._order = _Order(url, kind, entries, memory)
+
+    def save(self) -> None:
+        """Write the file, once, in a process of its own, and wait for it.
+
+        Raises:
+            OSError: the file cannot be written, or the process was killed.
+        """
+        memory = self._order.memory
+        try:
+            with subprocess.Popen(
+                [sys.executable, "-c", _COMMAND],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[memory],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            ) as process:
+                answer, _ = process.communicate(pickle.dumps(self._order))
+        finally:
+            os.close(memory)
+        if process.returncode:
+            ended = _reason(process.returncode)
+            raise OSError(EIO, f"{self._order.url}: the process that was saving it ended early: {ended}")
+        number, message = json.loads(answer)
+        if message:
+            raise OSError(number, message)
+
+
+def _reason(code: int) -> str:
+    """Format how a process ended that gave no answer."""
+    number = -code if code < 0 else code - _SIGNALLED
+    return signal.Signals(number).name if number in set(signal.Signals) else f"exit code {code}"
+
+
+def main() -> None:
+    """Carry out the order on stdin, and answer with errno and message of what went wrong."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the training, which waits for this file
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_SIGNALLED + number))  # what is written is removed
+    order = pickle.load(sys.stdin.buffer)
+    number, message = 0, ""
+    try:
+        with writing():
+            _write(order)
+    except Exception as error:
+        number, message = getattr(error, "errno", None) or EIO, str(getattr(error, "strerror", None) or error)
+    with suppress(BrokenPipeError):  # the training is gone
+        sys.stdout.write(json.dumps([number, message]))
+        sys.stdout.flush()
+
+
+def _write(order: _Order) -> None:
+    sizes = [0 if entry.text is not None else entry.size_bytes for entry in order.entries]
+    places = dict(zip((entry.name for entry in order.entries), pairwise(accumulate(sizes, initial=0)), strict=True))
+    total = sum(sizes)
+    memory = memoryview(mmap.mmap(order.memory, total, prot=mmap.PROT_READ) if total else b"")
+
+    def contents_of(name: str) -> memoryview:
+        start, stop = places[name]
+        return memory[start:stop]
+
+    write_values(parse_url(order.url), order.kind, order.entries, contents_of)
