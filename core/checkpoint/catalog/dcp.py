@@ -9,11 +9,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 
-import msgspec
-
 from reshard.core.checkpoint.formats import safetensors
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.errors import CatalogError, CheckpointError, LayoutError, StorageError
+from reshard.core.runtime.metadata import load_json
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.dcp_names import (
     DCP_METADATA_NAME,
@@ -217,16 +216,19 @@ def _read_sharding_info(location: Location) -> tuple[FileIndex, dict[str, Shape]
         raise CheckpointError(
             f"{location}: is named like a shard that DCP wrote for Hugging Face, but its header has no {_SHARDING_INFO}"
         )
+    return index, _parse_starts(text, location)
+
+
+def _parse_starts(text: str, location: Location) -> dict[str, Shape]:
+    """Name -> where its shard begins: `{"w": {"saved_offsets": [8, 0]}}`."""
     try:
-        document = msgspec.json.decode(text, type=dict[str, _SavedAt])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise CheckpointError(f"{location}: {_SHARDING_INFO}: {error}") from error
-    starts = {name: tuple(each.saved_offsets) for name, each in document.items()}
-    wrong = next((name for name, start in starts.items() if not all(0 <= low < 2**62 for low in start)), None)
-    if wrong is not None:
-        raise CheckpointError(f"{location}: {_SHARDING_INFO} of parameter {wrong!r} is {list(starts[wrong])[:8]}")
-    return index, starts
-
-
-class _SavedAt(msgspec.Struct):
-    saved_offsets: list[int]
+        document = load_json(text.encode(), location)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{location}: {_SHARDING_INFO} is not JSON: {error}") from error
+    starts: dict[str, Shape] = {}
+    for name, entry in document.items() if isinstance(document, dict) else [("", document)]:
+        start = entry.get("saved_offsets") if isinstance(entry, dict) else None
+        if not isinstance(start, list) or not all(type(low) is int and 0 <= low < 2**62 for low in start):
+            raise CheckpointError(f"{location}: {_SHARDING_INFO} gives no saved_offsets of parameter {name!r}")
+        starts[name] = tuple(start)
+    return starts
