@@ -39,6 +39,7 @@ sidebar = {
     "Guides": [
         "docs/guides/recipes",
         "docs/guides/mindformers",
+        "docs/guides/pytorch",
         "docs/guides/changes",
         "docs/guides/storage",
         "docs/guides/protected",

@@ -1,4 +1,4 @@
-"""`make conformance`: random conversions, judged by MindSpore and MindFormers themselves."""
+"""`make conformance`: random conversions, judged by MindSpore, MindFormers and PyTorch themselves."""
 
 import random
 import shutil
@@ -18,6 +18,8 @@ from tests.conformance.casts import check_casts
 from tests.conformance.check import Verdict, check_case
 from tests.conformance.checkpoint2 import check_checkpoint2
 from tests.conformance.crc_and_information import check_crc_and_information
+from tests.conformance.dcp import PYTHON as TORCH_PYTHON
+from tests.conformance.dcp import check_dcp
 from tests.conformance.encryption import check_encryption
 from tests.conformance.made_strategies import check_made_strategies
 from tests.conformance.mindspore_process import MINDFORMERS_PYTHON, PYTHON, Judge, RefusalError
@@ -39,7 +41,7 @@ _FURTHER_CHECKS = (
     ("reshard beside MindSpore", check_beside_mindspore),
     ("trainings that save", check_saving_trainings),
 )
-_RANDOM_CHECKS = (("Checkpoint 2.0", check_checkpoint2),)
+_RANDOM_CHECKS = (("Checkpoint 2.0", check_checkpoint2), ("DCP", check_dcp))
 # MindSpore refuses about one in eight: of a few cases it may be most, of more it is not
 _CASES_THAT_TELL = 10
 
@@ -80,9 +82,10 @@ def main(cases: int, seed: int | None, only: int | None, api: str | None) -> Non
     """Converts random checkpoints with reshard and compares every byte with what MindSpore makes of them.
 
     Before that the functions of MindSpore's API that reshard offers are called on both sides, and encrypted files go
-    from one to the other. MindFormers saves and loads random checkpoints of its own form.
+    from one to the other. MindFormers and PyTorch save random checkpoints, each of its own form.
     """
-    for judge, python in (("MindSpore", PYTHON), ("MindFormers", MINDFORMERS_PYTHON)):
+    judges = (("MindSpore", PYTHON), ("MindFormers", MINDFORMERS_PYTHON), ("PyTorch", TORCH_PYTHON))
+    for judge, python in judges:
         if not python.exists():
             raise click.ClickException(f"{judge} is not installed in {python.parents[1]}: run `make conformance`")
     if only is not None:

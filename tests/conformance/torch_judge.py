@@ -41,7 +41,11 @@ class _Workers:
             process = context.Process(target=_work, args=(rank, str(store), there), daemon=True)
             process.start()
             self._pipes.append(here)
-        atexit.register(lambda: [pipe.close() for pipe in self._pipes])
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
 
     def each(self, task: str, arguments: Mapping[str, Any]) -> list[Any]:
         """What a task comes to in every process."""
@@ -125,8 +129,7 @@ def _save(
         name: _placed(_formed(contents[name], how["form"]), mesh, how["placements"], how["form"])
         for name, how in tensors.items()
     }
-    for name, value in objects.items():
-        state[name] = value
+    state |= objects
     nested: dict[str, Any] = {}
     for name, value in state.items():
         section, _, rest = name.partition(".")
@@ -177,7 +180,7 @@ def _load(
     target: str,
     shapes: Mapping[str, tuple[str, Sequence[int], Sequence[str] | None]],
 ) -> None:
-    """Load into tensors of these dtypes, shapes and placements; save a rank's own as safetensors, and where they are."""
+    """Load into tensors of these dtypes, shapes and placements; save a rank's own as safetensors."""
     state: dict[str, Any] = {}
     for name, (dtype, shape, placements) in shapes.items():
         empty = torch.zeros(list(shape), dtype=getattr(torch, dtype))
