@@ -43,7 +43,7 @@ class ExcludedParameter(Summary):
 
 def changes_of(plan: ConversionPlan) -> tuple[ParameterChange, ...]:
     """Return the target parameters that are not only resharded."""
-    return tuple(each for each in (*_of_resharded(plan), *_of_passed_through(plan)) if each.how)
+    return (*_of_resharded(plan), *_of_passed_through(plan))
 
 
 def excluded_parameters(plan: ConversionPlan) -> tuple[ExcludedParameter, ...]:
@@ -73,10 +73,13 @@ def excluded_text(excluded: Sequence[ExcludedParameter]) -> str:
 def _of_resharded(plan: ConversionPlan) -> Iterator[ParameterChange]:
     for parameter in plan.match.resharded:
         dtypes = tuple(dict.fromkeys(source.dtype.name for source in parameter.sources))
+        how = _how(parameter.steps, dtypes, parameter.dtype.name)
+        if not how:  # the usual case, of thousands
+            continue
         yield ParameterChange(
             parameter=parameter.name,
             sources=tuple(source.name for source in parameter.sources),
-            how=_how(parameter.steps, dtypes, parameter.dtype.name),
+            how=how,
             source_dtypes=dtypes,
             dtype=parameter.dtype.name,
             source_shapes=tuple(source.shape for source in parameter.sources),
@@ -87,10 +90,13 @@ def _of_resharded(plan: ConversionPlan) -> Iterator[ParameterChange]:
 def _of_passed_through(plan: ConversionPlan) -> Iterator[ParameterChange]:
     for passed in plan.match.passed_through:
         entry = plan.source_entry(min(passed.owners), passed.source_name)
+        how = _how(passed.steps, (entry.dtype.name,), passed.dtype.name)
+        if not how:
+            continue
         yield ParameterChange(
             parameter=passed.name,
             sources=(passed.source_name,),
-            how=_how(passed.steps, (entry.dtype.name,), passed.dtype.name),
+            how=how,
             source_dtypes=(entry.dtype.name,),
             dtype=passed.dtype.name,
             source_shapes=(entry.shape,),

@@ -7,6 +7,7 @@ one parameter: its elements in C order. `start` and `stop` count elements, `offs
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import sub
 
 Shape = tuple[int, ...]
 
@@ -45,7 +46,7 @@ class TensorSlice:
     @property
     def shape(self) -> Shape:
         """Number of elements along each axis."""
-        return tuple(high - low for low, high in zip(self.start, self.stop, strict=True))
+        return tuple(map(sub, self.stop, self.start))
 
     @property
     def size(self) -> int:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 
 from reshard.core.checkpoint.formats.wire import WireReader, build_head, bytes_key, varint_key
 from reshard.core.checkpoint.model import MAX_TEXT_BYTES, CheckpointFormat, FileIndex, TensorEntry, text_entry
@@ -61,6 +62,10 @@ class _Piece:
     extent: Extent
 
 
+_Shapes = dict[tuple[Shape, int, str], Shape]
+"""Dims, length and dtype of plain tensors in one piece that were found to agree -> the shape."""
+
+
 def read_index(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> FileIndex:
     """Index a file from its entries' headers alone; contents are skipped, except those of texts.
 
@@ -78,8 +83,9 @@ def read_index(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -
     entries: dict[str, TensorEntry] = {}
     with parsing(file.location) as parse:
         pieces = _reserving(parse, _pieces(reader, stop, lookahead, heads))
-        for name, group in groupby(pieces, key=lambda piece: piece.name):
-            entry = _joined(reader, list(group))
+        shapes: _Shapes = {}
+        for name, group in groupby(pieces, key=attrgetter("name")):
+            entry = _joined(reader, list(group), shapes)
             if entry.text is not None:
                 parse.take(entry.size_bytes)
             entries[name] = entry
@@ -261,9 +267,12 @@ def _tensor_piece(reader: WireReader, start: int, name: str, tensor: _TensorFiel
     return _Piece(start, name, dtype, tuple(tensor.dims), tensor.content)
 
 
-def _joined(reader: WireReader, pieces: list[_Piece]) -> TensorEntry:
+def _joined(reader: WireReader, pieces: list[_Piece], shapes: _Shapes) -> TensorEntry:
     first = pieces[0]
     name, dtype, dims = first.name, first.dtype, first.dims
+    alike = dims, first.extent.length, dtype.name
+    if len(pieces) == 1 and (known := shapes.get(alike)) is not None:
+        return TensorEntry(name, dtype, known, (first.extent,))
     for piece in pieces:
         if (piece.dtype, piece.dims) != (dtype, dims):
             raise reader.error(
@@ -290,6 +299,8 @@ def _joined(reader: WireReader, pieces: list[_Piece]) -> TensorEntry:
         raise reader.error(
             first.offset, f"parameter {name!r}: its dims {list(dims)} are {TOO_LARGE} as {dtype}: damaged"
         )
+    if len(pieces) == 1:
+        shapes[alike] = shape
     return entry
 
 

@@ -483,3 +483,18 @@ class TestReading:
             index = read(data)
             assert index.entries["b"].shape == (200,)
             assert index.entries["t"].text == "x"
+
+
+@pytest.mark.parametrize(
+    ("damaged", "reason"),
+    [
+        (tensor("Float32", [2, 2], bytes(12)), "has 12 bytes, but Float32 \\[2, 2\\] takes 16"),
+        (tensor("Float16", [2, 2], bytes(16)), "has 16 bytes, but Float16 \\[2, 2\\] takes 8"),
+        (tensor("Float32", [2, 3], bytes(16)), "has 16 bytes, but Float32 \\[2, 3\\] takes 24"),
+    ],
+)
+def test_damage_after_entries_like_it_is_found(damaged: bytes, reason: str) -> None:
+    good = b"".join(value(f"good.{number}", tensor("Float32", [2, 2], bytes(16))) for number in range(3))
+    with pytest.raises(CheckpointError, match=f"parameter 'bad' {reason}: damaged"):
+        read(good + value("bad", damaged))
+    assert [entry.shape for entry in read(good).entries.values()] == [(2, 2)] * 3
