@@ -5,6 +5,7 @@ module is imported when the command is called, so `reshard --help` is fast.
 """
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -157,7 +158,9 @@ def main() -> None:
         from reshard.cli.completion import complete
 
         sys.exit(complete(cli, instruction))
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    gc.freeze()  # else Python searches all objects for cycles, several times, before the process ends
+    sys.exit(code)
 
 
 def _exit_code(error: ReshardError) -> int:

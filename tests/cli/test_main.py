@@ -114,18 +114,19 @@ def test_a_conversion_without_strategy_files_loads_no_protobuf(tmp_path: Path) -
     assert "google" not in loaded_modules("convert", first, second)
 
 
-def test_numpy_starts_no_threads_for_a_command(tmp_path: Path) -> None:
+def test_a_command_starts_no_threads_of_numpy_and_ends_without_a_search_for_garbage(tmp_path: Path) -> None:
     code = (
         "import os, sys; from reshard.cli.main import main\n"
         f"sys.argv = {['reshard', 'convert', str(SOURCE), str(tmp_path / 'out'), *STRATEGIES]!r}\n"
         "try:\n    main()\nexcept SystemExit:\n"
-        "    import threading; print(len(os.listdir('/proc/self/task')) - threading.active_count())"
+        "    import gc, threading\n"
+        "    print(len(os.listdir('/proc/self/task')) - threading.active_count(), gc.get_freeze_count() > 10_000)"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS")}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=PROJECT, env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "0"
+    assert done.stdout.splitlines()[-1] == "0 True"
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
