@@ -40,6 +40,7 @@ _COMMANDS = {
     "clean": ("reshard.cli.clean", "Remove unfinished work at a target."),
     "merge-strategy": ("reshard.cli.merge_strategy", "Merge the strategy files of a job's ranks into one."),
     "make-strategy": ("reshard.cli.make_strategy", "Make a strategy for other numbers of devices."),
+    "presets": ("reshard.cli.presets", "List the model families whose names and layouts are known."),
     "inspect": ("reshard.cli.inspect", "Show the content of a checkpoint or a strategy."),
     "deploy": ("reshard.cli.deploy", "Create the deployments on a Prefect server, for workers."),
     "serve": ("reshard.cli.serve", "Serve the deployments from this process, without a worker."),

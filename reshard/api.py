@@ -34,6 +34,7 @@ from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionRequest, IntegratedSave
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.planning import PlanRequest
+from reshard.core.request.preset import PresetList, list_presets
 from reshard.core.request.resources import Naming, names_in, resources_of
 from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.request.validation import build_options, describe_validation
@@ -86,6 +87,7 @@ __all__ = [
     "MergeRequest",
     "ModelFingerprint",
     "PlanSummary",
+    "PresetList",
     "Progress",
     "RecoveryReport",
     "VerificationReport",
@@ -103,6 +105,7 @@ __all__ = [
     "merge_strategy",
     "plan",
     "plan_load",
+    "presets",
     "read_manifest",
     "recover",
     "verify",
@@ -378,6 +381,11 @@ def clean(
         reporting_to(LoggedProgress(progress)),
     ):
         return cleaning.clean(url, remove=remove)
+
+
+def presets() -> PresetList:
+    """Describe the presets: the model families whose names and layouts are known, for `preset=` of other functions."""
+    return list_presets()
 
 
 @_checked

@@ -76,6 +76,10 @@ class TransformOptions(SelectionOptions, SourceOptions, ResourceOptions, total=F
         cast_overflow: whether finite values may become infinite by a cast.
         transpose: shell-style patterns of parameters whose axes are reversed.
         changes: a YAML or JSON document that declares changes, splits and joins of parameters as well.
+        preset: the model's family, such as `qwen3`, or a document of your own: MindFormers' names and layouts become
+            Hugging Face's, or the other way round.
+        switch: `NAME=VALUE`: what a checkpoint does not show, for the preset.
+        training_config: the training's YAML, in which the preset finds that.
         check_crc: check the CRC of source files that have one.
         unmatched: what happens to parameters that the target's strategy lacks.
         allow_missing: shell-style patterns of target parameters that the source need not have.
@@ -91,6 +95,9 @@ class TransformOptions(SelectionOptions, SourceOptions, ResourceOptions, total=F
     cast_overflow: OverflowPolicy | Literal["fail", "allow"]
     transpose: Texts
     changes: PathOrUrl
+    preset: PathOrUrl
+    switch: Texts
+    training_config: PathOrUrl
     check_crc: bool
     unmatched: UnmatchedPolicy | Literal["drop", "fail"]
     allow_missing: Texts
@@ -207,6 +214,9 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
         step_b: the same for B.
         integrated_save_a: whether every rank holds whole tensors, whatever its strategy cuts.
         integrated_save_b: the same for B.
+        preset: compare what A becomes by a model family's preset, such as `qwen3`, or by a document of your own.
+        switch: `NAME=VALUE`: what a checkpoint does not show, for the preset.
+        training_config: the training's YAML, in which the preset finds that.
         ignore_dtype: count values as equal that are so once cast to the narrower dtype.
         decrypt_key_a: name of the key: `env:NAME`, `file:PATH` or `block:NAME`.
         decrypt_key_b: the same for B.
@@ -220,6 +230,9 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
     step_b: str
     integrated_save_a: IntegratedSaveName
     integrated_save_b: IntegratedSaveName
+    preset: PathOrUrl
+    switch: Texts
+    training_config: PathOrUrl
     ignore_dtype: bool
     decrypt_key_a: str
     decrypt_key_b: str

@@ -29,7 +29,6 @@ from reshard.core.runtime.wording import listed, printable
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import Source, TargetOutline, open_source
 from reshard.core.source.other_stages import check_part
-from reshard.core.source.reference import read_reference, with_reference
 from reshard.core.source.strategy_warnings import integrated_save_warnings, strategy_warnings
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import free_room
@@ -62,9 +61,14 @@ def make_plan(request: ConversionRequest) -> ConversionPlan:
 def outline_target(request: ConversionRequest) -> TargetOutline:
     """Read the strategy of a request's target, and the changes on the way there; an InputError if one is unusable."""
     strategy = read_strategy(request.target_strategy) if request.target_strategy else None
-    return TargetOutline(
-        request.target_directory, strategy, declared_changes(request), once=request.layout.counts_files
-    )
+    changes, preset = declared_changes(request), None
+    if request.preset:
+        from reshard.core.source.preset_changes import PresetChoice, compiled_for, with_preset  # loads YAML
+
+        choice = PresetChoice(request.preset, tuple(request.switch), request.training_config, request.like)
+        preset = compiled_for(choice, SourceRequest.of(request), strategy)
+        changes = with_preset(changes, preset)
+    return TargetOutline(request.target_directory, strategy, changes, request.layout.counts_files, preset)
 
 
 def plan_conversion(request: ConversionRequest, source: Source, target: TargetOutline) -> ConversionPlan:
@@ -85,6 +89,10 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
             catalog, strategy, integrated_save=asked, trusted=trusted, shards=source.shards
         )
         catalog = dataclasses.replace(catalog, notes=(*warnings, *catalog.notes))
+    if target.preset is not None:
+        from reshard.core.source.preset_changes import with_preset_checked
+
+        catalog = with_preset_checked(catalog, strategy, target, request.allow_missing)
     fails_on_differing = request.shared_parameters == "fail"
     inputs = PlanInputs(
         catalog=catalog,
@@ -106,7 +114,13 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
     )
     with timed(f"{request.source}: reads and writes planned"):
         plan = build_plan(inputs, source.shards)
+    if target.preset is not None:
+        from reshard.core.plan.preset_checks import check_shapes
+
+        check_shapes(target.preset, plan.match)
     if request.like:
+        from reshard.core.source.reference import read_reference, with_reference
+
         plan = with_reference(plan, read_reference(request.like))
     if strategy is not None:
         plan = plan.with_notes(

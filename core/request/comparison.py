@@ -6,7 +6,7 @@ from pydantic import Field
 
 from reshard.core.request.changes import Selection
 from reshard.core.request.conversion import IntegratedSave
-from reshard.core.request.fields import KeyName, Patterns, RequiredUrl, Step, StorageName, Url, with_key
+from reshard.core.request.fields import KeyName, Patterns, RequiredUrl, Step, StorageName, Switches, Url, with_key
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.request.validation import RequestModel, build_options
 from reshard.core.runtime.keys import EncryptionMode
@@ -50,6 +50,15 @@ class ComparisonRequest(RequestModel):
     )
     include: Patterns = Field(default=[], description="Patterns (model.layers.*) of parameters to compare. Empty: all.")
     exclude: Patterns = Field(default=[], description="Patterns of parameters to ignore.")
+    preset: Url = Field(
+        default="",
+        description="Compare what A becomes by this model family's preset (qwen3; reshard presets lists them): B may "
+        "be its export to Hugging Face's names, or what it was made from.",
+    )
+    switch: Switches = Field(default=[], description="NAME=VALUE: what a checkpoint does not show, for the preset.")
+    training_config: Url = Field(
+        default="", description="The training's YAML, in which the preset finds what a checkpoint does not show."
+    )
     ignore_dtype: bool = Field(
         default=False,
         description="Compare floating-point parameters of different dtypes after casting the wider dtype to the other.",

@@ -28,6 +28,7 @@ from reshard.core.request.fields import (
     SharedParameters,
     Step,
     StorageName,
+    Switches,
     Url,
     parse_ranks,
     parse_size,
@@ -283,6 +284,18 @@ class ConversionOptions(SourceOptions):
         description="A YAML or JSON file that declares all these changes, and splits and joins of fused parameters "
         "(qkv, gate-up) as well. Options take precedence over it.",
     )
+    preset: Url = Field(
+        default="",
+        description="The model's family (qwen3; reshard presets lists them), by which MindFormers' names and layouts "
+        "become Hugging Face's, or the other way round, as the source's names tell; or a document of your own.",
+    )
+    switch: Switches = Field(
+        default=[],
+        description="NAME=VALUE: what a checkpoint does not show, for the preset.",
+    )
+    training_config: Url = Field(
+        default="", description="The training's YAML, in which the preset finds what a checkpoint does not show."
+    )
     prefix: Prefix = Field(
         default="checkpoint_", title="File prefix", description="Target files are rank_{r}/{prefix}{r}.{format}."
     )
@@ -371,6 +384,13 @@ class ConversionOptions(SourceOptions):
             raise ValueError("is of a unified target only: ask for one with --layout unified")
         if value and info.data.get("unified_naming") is UnifiedNaming.MINDSPORE:
             raise ValueError("makes a Hugging Face directory: leave out --unified-naming")
+        return value
+
+    @field_validator("switch", "training_config")
+    @classmethod
+    def _check_of_preset(cls, value: list[str] | str, info: ValidationInfo) -> list[str] | str:
+        if value and not info.data.get("preset", True):
+            raise ValueError("is for a preset: name one with --preset")
         return value
 
     @field_validator("prefix", "encrypt_key", "write_crc", "append_info", "remove_redundancy")

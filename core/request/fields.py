@@ -137,6 +137,17 @@ def _check_patterns(patterns: list[str]) -> list[str]:
     return patterns
 
 
+def _parse_switch(text: str) -> None:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise ValueError(f"{text!r} must be NAME=VALUE")
+
+
+def is_own_preset(name: str) -> bool:
+    """True if a preset is named by the URL of its document, and not one of the package's."""
+    return "/" in name or name.endswith((".yaml", ".yml", ".json"))
+
+
 def _size_from(least_bytes: int, least: str) -> AfterValidator:
     def check(text: str) -> str:
         if parse_size(text) < least_bytes:
@@ -185,6 +196,7 @@ ShardSize = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(1,
 Patterns = Annotated[list[str], AfterValidator(_check_patterns)]
 Renames = Annotated[list[str], _each_parsed_by(parse_rename)]
 Casts = Annotated[list[str], _each_parsed_by(parse_cast)]
+Switches = Annotated[list[str], _each_parsed_by(_parse_switch)]
 CommonTexts = Annotated[list[str], _parsed_by(parse_common_texts)]
 InfoTexts = Annotated[list[str], _parsed_by(parse_info)]
 SharedParameters = Annotated[

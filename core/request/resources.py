@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from reshard.core.request.conversion import ConversionOptions
+from reshard.core.request.fields import is_own_preset
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.keys import KeyNames, named_keys
 from reshard.core.runtime.metadata import metadata_limited
@@ -52,4 +53,5 @@ def storage_pairs(request: Naming) -> Pairs:
     if isinstance(request, SourceRequest):
         return source
     target = (request.target, request.target_storage), (request.target_strategy, request.target_storage)
-    return (*source, (request.changes, storage), (request.like, storage), *target)
+    preset = (request.preset if is_own_preset(request.preset) else "", storage), (request.training_config, storage)
+    return (*source, (request.changes, storage), (request.like, storage), *preset, *target)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
@@ -43,6 +44,9 @@ from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.model import Strategy
 
+if TYPE_CHECKING:
+    from reshard.core.plan.preset_steps import CompiledPreset
+
 _SMALL_CONTENT_BYTES = 2**20
 
 GivenStrategy = Strategy | OwnStrategy | Iteration | DcpCheckpoint | None
@@ -57,12 +61,14 @@ class TargetOutline:
         url: where it is written; empty if nothing is.
         strategy: how it is cut; None: whole tensors.
         once: True if parameters outside the strategies are written once, for all ranks.
+        preset: the preset whose steps are among the changes.
     """
 
     url: str = ""
     strategy: Strategy | None = None
     changes: Changes = NO_CHANGES
     once: bool = False
+    preset: "CompiledPreset | None" = None
 
     @property
     def needs_equal_ranks(self) -> bool:
@@ -71,7 +77,7 @@ class TargetOutline:
         A target may have them once; and with new names or shapes, source names do not tell what the target cuts.
         """
         changes = self.changes
-        return self.once or bool(changes.rename or changes.split or changes.join or changes.transpose)
+        return self.once or bool(changes.steps or changes.rename or changes.split or changes.join or changes.transpose)
 
 
 NO_TARGET = TargetOutline()

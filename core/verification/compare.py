@@ -12,6 +12,7 @@ from typing import Literal
 
 from reshard.core.errors import InputError
 from reshard.core.request.comparison import ComparisonRequest
+from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.option_names import options_of_side
@@ -45,7 +46,12 @@ def compare_checkpoints(
     """
     started = time.monotonic()
     with reporting_to(progress or SilentProgress()):
-        a, b = _opened(request, "a", resolvers), _opened(request, "b", resolvers)
+        a: View
+        if request.preset:
+            b = _opened(request, "b", resolvers)
+            a = _changed(request, b, resolvers)
+        else:
+            a, b = _opened(request, "a", resolvers), _opened(request, "b", resolvers)
         _check_selection(a.unused & b.unused, [a.url, b.url])
         if not a.tensors and not b.tensors:
             both = f"{printable(a.url)} and {printable(b.url)}"
@@ -108,6 +114,17 @@ def _opened(request: ComparisonRequest, letter: Literal["a", "b"], resolvers: Ma
     side = request.side(letter)
     with options_of_side(letter):
         return (open_fingerprints if names_fingerprints(side.source) else open_checkpoint_view)(side, resolvers)
+
+
+def _changed(request: ComparisonRequest, b: View, resolvers: Mapping[str, Resolver] | None) -> View:
+    """A as the preset changes it."""
+    from reshard.core.source.preset_changes import PresetChoice  # loads YAML
+    from reshard.core.verification.changed_view import open_changed_view
+
+    like = request.b if isinstance(b, CheckpointView) and b.is_unified else ""
+    choice = PresetChoice(request.preset, tuple(request.switch), request.training_config, like)
+    with options_of_side("a"), resources_of(request.side("b"), resolvers):
+        return open_changed_view(request.side("a"), choice, b.tensors, resolvers, casts=request.ignore_dtype)
 
 
 @dataclass(frozen=True)

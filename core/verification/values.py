@@ -171,6 +171,21 @@ class ContentCheck:
         self._check_complete()
         return tuple(self._problems)
 
+    def source_parameters(self) -> Iterator[ParameterFingerprint]:
+        """The fingerprints of a whole target's parameters by the source, once the parts of all ranks were added."""
+        for parameter in self._plan.match.resharded:
+            found = self._source_fingerprint(parameter.name)
+            yield _fingerprint(parameter.name, parameter.dtype, parameter.shape, [found])
+        first = {each.name: each for each in self._plan.rank_plan(self._plan.target_ranks[0]).parameters}
+        for each in self._plan.match.passed_through:
+            [(_, contents)] = self._passed_through[each.name].shards.contents()
+            yield _fingerprint(each.name, each.dtype, first[each.name].box.shape, contents)
+
+    @property
+    def differing_replicas(self) -> tuple[str, ...]:
+        """What `source_parameters` found of replicas that differ, in sentences."""
+        return tuple(problem.message for problem in self._problems)
+
     def target_fingerprint(self) -> str:
         """The fingerprint of all parameters of a target without problems, as `reshard fingerprint` computes it."""
         return fingerprint_of_all(sorted(self._target_parameters(), key=lambda parameter: parameter.name))

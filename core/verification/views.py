@@ -119,10 +119,15 @@ def open_fingerprints(
         )
     with resources_of(request, resolvers):
         document = read_model_fingerprint(request.source)
+    return view_of(document, request, request.source)
+
+
+def view_of(document: ModelFingerprint, request: FingerprintRequest, url: str) -> "FingerprintsView":
+    """The view of a document of fingerprints, with the parameters that a request selects."""
     parameters = {each.name: each for each in document.parameters}
     chosen, unused = _chosen(request, parameters)
     return FingerprintsView(
-        url=request.source,
+        url=url,
         step=document.step,
         ranks=document.ranks,
         stages=document.stages,

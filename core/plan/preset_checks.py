@@ -1,0 +1,177 @@
+"""Holds a source against a preset: each name in a row, nothing missing in a layer, shapes as config.json says.
+
+Only names in the source are looked at, so that further changes, and whatever the target's strategy leaves out, do not
+matter. What is missing may be left out on purpose, or allowed.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from reshard.core.errors import PlanError, raise_problems
+from reshard.core.plan.model import ParameterMatch
+from reshard.core.plan.names import fits_any
+from reshard.core.plan.preset_steps import CompiledPreset, Direction, parsed, without_state
+from reshard.core.plan.presets import is_training_state
+from reshard.core.request.expressions import whole_number
+from reshard.core.request.preset import Row
+from reshard.core.request.templates import Template
+from reshard.core.tensor.slices import Shape
+
+_LAYER = "L"
+
+
+def check_names(
+    compiled: CompiledPreset, names: Sequence[str], excluded: Mapping[str, str], allowed: Sequence[str]
+) -> None:
+    """Check the names of a source; `excluded` are left out, and those that fit `allowed` may be missing.
+
+    Raises:
+        PlanError: names are in no row of the preset, or layers lack some of theirs.
+    """
+    check = _Names(compiled, names)
+    problems = [*check.unknown(excluded), *check.missing(allowed)]
+    raise_problems(PlanError, f"the source is not what preset {compiled.preset.preset} describes", problems)
+
+
+def check_shapes(compiled: CompiledPreset, match: ParameterMatch) -> None:
+    """Check the shapes on Hugging Face's side, and dtypes that stay.
+
+    Raises:
+        PlanError: they are not those that the preset and config.json give.
+    """
+    if compiled.direction is Direction.TO_HF:
+        found = {each.name: each.shape for each in match.resharded}
+    else:
+        found = {source.name: source.shape for each in match.resharded for source in each.sources}
+    expected = list(_expected_shapes(compiled))
+    dtypes = list(_kept_dtypes(compiled))
+    problems = []
+    for name, shape in found.items():
+        wanted = next(
+            (known for template, known in expected if template.fitting(without_state(name)) is not None), shape
+        )
+        if wanted != shape:
+            problems.append(f"parameter {name!r} has shape {list(shape)}, by config.json it would be {list(wanted)}")
+    for each in match.resharded:
+        for template, dtype in dtypes:
+            if template.fitting(each.name) is not None and each.dtype.name != dtype:
+                advice = f"--cast {each.name}={dtype.lower()}"
+                problems.append(f"parameter {each.name!r} is {each.dtype}, but has to be {dtype}: {advice}")
+    raise_problems(PlanError, f"preset {compiled.preset.preset} does not fit", problems)
+
+
+def _expected_shapes(compiled: CompiledPreset) -> Iterator[tuple[Template, Shape]]:
+    """Hugging Face's names, and their shapes as far as config.json gives them."""
+    for _, row in compiled.rows:
+        for text, expressions in row.hf.items():
+            template = parsed(text, compiled.variables)
+            try:
+                shape = tuple(whole_number(each, compiled.variables) for each in expressions)
+            except ValueError:
+                continue
+            if template and shape:
+                yield template, shape
+
+
+def _kept_dtypes(compiled: CompiledPreset) -> Iterator[tuple[Template, str]]:
+    for _, row in compiled.rows:
+        for text in (row.mf, *row.hf) if row.dtype else ():
+            if template := parsed(text, compiled.variables):
+                yield template, row.dtype_name
+
+
+class _Names:
+    """The names of a source by the preset's rows."""
+
+    def __init__(self, compiled: CompiledPreset, names: Sequence[str]) -> None:
+        self._compiled = compiled
+        self._all = names
+        self._weights = {without_state(name) for name in names if not is_training_state(name, frozenset(names))}
+        self._to_hf = compiled.direction is Direction.TO_HF
+
+    def unknown(self, excluded: Mapping[str, str]) -> Iterator[str]:
+        """Names in no row."""
+        templates = [template for row in self._compiled.rows for template in self._templates(row[1])]
+        if not self._to_hf:
+            copies = (parsed(text, self._compiled.variables) for text in self._compiled.names.copies)
+            templates += [each for each in copies if each]
+        ending = self._compiled.preset.quantized
+        known = frozenset(self._all)
+        for name in self._all:
+            if name in excluded or is_training_state(name, known):
+                continue
+            if ending and not self._to_hf and name.endswith(ending) and name.removesuffix(ending) in known:
+                continue
+            if not any(each.fitting(name) is not None for each in templates):
+                yield (
+                    f"parameter {name!r} is in no row of the preset: leave it out, --exclude {name}, or add a row to a "
+                    f"copy of the preset (reshard presets {self._compiled.preset.preset})"
+                )
+
+    def missing(self, allowed: Sequence[str]) -> Iterator[str]:
+        """What layers, or the model, lack."""
+        by_place: dict[str, list[Row]] = defaultdict(list)
+        for prefix, row in self._compiled.rows:
+            by_place[prefix].append(row)
+        for prefix, rows in by_place.items():
+            places = self._places(prefix, rows)
+            for place, there in places:
+                for row, names in there:
+                    lacking = [name for name in names if name not in self._weights and not fits_any(name, allowed)]
+                    partly = len(lacking) < len(names)
+                    if lacking and (partly or not (row.optional or row.part)):
+                        yield f"parameter {lacking[0]!r} is missing"
+                for part in dict.fromkeys(row.part for row in rows if row.part):
+                    of_part = [names for row, names in there if row.part == part]
+                    if not any(self._weights.issuperset(names) for names in of_part):
+                        wanted = " or ".join(repr(names[0]) for names in of_part)
+                        yield f"{place} has none of {wanted}"
+
+    def _places(self, prefix: str, rows: list[Row]) -> list[tuple[str, list[tuple[Row, list[str]]]]]:
+        """For each layer below a prefix the names that the rows want there."""
+        if not prefix:
+            found = [(row, texts) for row in rows if (texts := self._expanded(row, {}))]
+            return [("the model", found)]
+        layers = self._layers(rows)
+        return [
+            (f"layer {number}", [(row, texts) for row in rows if (texts := self._expanded(row, values))])
+            for number, values in layers.items()
+        ]
+
+    def _layers(self, rows: list[Row]) -> dict[int, dict[str, int | str]]:
+        """The layers that there are, and those that there should be."""
+        layers: dict[int, dict[str, int | str]] = {}
+        index = ""
+        count = self._compiled.variables.get("N")
+        for row in rows:
+            for template in self._templates(row):
+                [index] = template.names - {"e"}
+                for name in self._weights:
+                    values = template.fitting(name)
+                    if values is None:
+                        continue
+                    number = int(values[index])
+                    if index != _LAYER or count is None or number < count or self._to_hf:
+                        layers[number] = {index: number}
+        whole = count if index == _LAYER and count is not None else max(layers, default=-1) + 1
+        return (
+            {number: {index: number} for number in sorted({*layers, *range(whole)})}
+            if layers or index == _LAYER
+            else {}
+        )
+
+    def _expanded(self, row: Row, values: Mapping[str, int | str]) -> list[str]:
+        """The names of a row at a place; of numbered experts each."""
+        names: list[str] = []
+        for template in self._templates(row):
+            further = template.names - values.keys()
+            if not further:
+                names.append(template.expanded(values))
+            elif further == {"e"}:
+                experts = range(whole_number(row.stacked, self._compiled.variables))
+                names += [template.expanded({**values, "e": number}) for number in experts]
+        return names
+
+    def _templates(self, row: Row) -> list[Template]:
+        texts = [row.mf] if self._to_hf else list(row.hf)
+        return [template for text in texts if (template := parsed(text, self._compiled.variables))]

@@ -1,0 +1,373 @@
+"""Compiles a preset to the steps of declared changes, in the direction that the source's names tell.
+
+What decides is known before any byte is read: names and numbers of axes, `config.json`, and the training's
+configuration. What none of them shows is asked for, never guessed: a wrong guess gives plausible values.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from reshard.core.errors import InputError
+from reshard.core.request.changes import STATE_PREFIXES, CastRule, Changes
+from reshard.core.request.expressions import whole_number
+from reshard.core.request.inverse import inverted
+from reshard.core.request.preset import Names, Preset, Row, Switch
+from reshard.core.request.templates import Template, parse_template
+from reshard.core.runtime.wording import listed, quoted
+
+_MAX_LISTED = 4
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+_ALL_OF = ".{e}"
+"""Added to MindFormers' name while a stack is apart, and each of it several parameters."""
+
+
+class Direction(StrEnum):
+    """From whose names to whose."""
+
+    TO_HF = "MindFormers to Hugging Face"
+    FROM_HF = "Hugging Face to MindFormers"
+
+
+@dataclass(frozen=True)
+class KnownNames:
+    """Names on both sides, as far as they are known before planning.
+
+    Attributes:
+        axes: name in the source -> number of its axes.
+        target: the same of the target's strategy, or of the directory that the target is to be like; empty without.
+    """
+
+    axes: Mapping[str, int]
+    target: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user, a training's configuration and a model's config.json say.
+
+    Attributes:
+        given: switch -> value, as named.
+        training: switch -> value, by the training's configuration; None without one.
+        config: fields of config.json; None without one.
+        origin: the place of config.json, for messages.
+    """
+
+    given: Mapping[str, str]
+    training: Mapping[str, str] | None
+    config: Mapping[str, Any] | None
+    origin: str
+
+
+@dataclass(frozen=True)
+class CompiledPreset:
+    """A preset for one source.
+
+    Attributes:
+        steps: what it does, as a document of changes has it.
+        rows: the rows that count, with the prefix of their layer.
+        names: the world of MindFormers' names.
+        variables: their values.
+        kept: casts of parameters whose dtype is always the same, under their new names.
+        notes: what was decided, in sentences.
+    """
+
+    preset: Preset
+    direction: Direction
+    steps: Changes
+    rows: tuple[tuple[str, Row], ...]
+    names: Names
+    variables: Mapping[str, int]
+    kept: tuple[CastRule, ...]
+    notes: tuple[str, ...]
+
+
+def compile_preset(preset: Preset, known: KnownNames, settings: Settings) -> CompiledPreset:
+    """Compile a preset for a source.
+
+    Raises:
+        InputError: the source's names are not the preset's, or of both sides; a number is not in config.json; or a
+            switch is not known.
+    """
+    compiler = _Compiler(preset, known, settings)
+    return compiler.compiled()
+
+
+def without_state(name: str) -> str:
+    """Return the name of the parameter that a state belongs to; the name itself if it is no state."""
+    prefix = next((prefix for prefix in STATE_PREFIXES if name.startswith(prefix)), "")
+    return name.removeprefix(prefix)
+
+
+def parsed(text: str, variables: Mapping[str, int]) -> Template | None:
+    """Parse a template of a preset; None if it has a variable that is not known."""
+    try:
+        return parse_template(text, variables)
+    except ValueError:
+        return None
+
+
+class _Compiler:
+    def __init__(self, preset: Preset, known: KnownNames, settings: Settings) -> None:
+        self._preset = preset
+        self._known = known
+        self._settings = settings
+        self._notes: list[str] = []
+        self._decided: dict[str, str] = {}
+        self._weights = {without_state(name): axes for name, axes in known.axes.items()}
+        self._targets = {without_state(name): axes for name, axes in known.target.items()}
+        self._variables = dict(self._of_config())
+        unknown = settings.given.keys() - preset.switches.keys() - {"names"}
+        if unknown:
+            raise InputError(
+                f"preset {preset.preset} has no switch {quoted(min(unknown))}: it has "
+                f"{', '.join(preset.switches) or 'none'}"
+            )
+
+    def compiled(self) -> CompiledPreset:
+        direction, world = self._direction()
+        names = self._preset.names[world]
+        self._count(direction)
+        rows = tuple(self._rows(names, direction))
+        steps: list[dict[str, Any]] = []
+        for _, row in rows:
+            steps += self._steps(row)
+        steps += self._copies(names)
+        changes = Changes.model_validate({"variables": self._variables, "steps": steps})
+        if direction is Direction.FROM_HF:
+            changes = inverted(changes)
+            changes = Changes.model_validate(
+                changes.model_dump(exclude_defaults=True)
+                | {"steps": [*self._dequantization(), *changes.model_dump(exclude_defaults=True).get("steps", [])]}
+            )
+        decided = "".join(f", {name} {value}" for name, value in self._decided.items())
+        self._notes.insert(0, f"preset {self._preset.preset}: {direction} ({world} names{decided})")
+        kept = tuple(self._kept(rows, direction))
+        return CompiledPreset(self._preset, direction, changes, rows, names, self._variables, kept, tuple(self._notes))
+
+    def _of_config(self) -> Iterator[tuple[str, int]]:
+        """Variables by config.json; those that it lacks are missed where they are needed."""
+        config = self._settings.config or {}
+        numbers = {name: value for name, value in config.items() if type(value) is int and value >= 0}
+        for name, alternatives in self._preset.variables.items():
+            for expression in alternatives:
+                try:
+                    yield name, whole_number(expression, numbers)
+                except ValueError:
+                    continue
+                break
+
+    def _direction(self) -> tuple[Direction, str]:
+        """The direction, and the world of MindFormers' names, by the source's."""
+        hf = self._fitting({text for names in self._preset.names.values() for text in _hf_texts(names)})
+        mf = {world: self._fitting({row.mf for _, row in names.rows}) for world, names in self._preset.names.items()}
+        all_mf = frozenset[str]().union(*mf.values())
+        only_hf, only_mf = hf - all_mf, all_mf - hf
+        if only_hf and only_mf:
+            raise InputError(
+                f"preset {self._preset.preset}: the source has names of both sides, {min(only_mf)!r} as MindFormers "
+                f"and {min(only_hf)!r} as Hugging Face: --exclude those that are not to be converted"
+            )
+        if not only_hf and not only_mf:
+            some = listed([repr(name) for name in sorted(self._weights)], _MAX_LISTED)
+            raise InputError(
+                f"preset {self._preset.preset}: none of the source's names is one of its ({some}): is it a preset of "
+                "another family? reshard presets lists them"
+            )
+        if only_mf:
+            return Direction.TO_HF, max(mf, key=lambda world: len(mf[world] - hf))
+        return Direction.FROM_HF, self._target_world()
+
+    def _target_world(self) -> str:
+        """The world of names to make: the only one, the target strategy's, or as asked for."""
+        worlds = self._preset.worlds
+        if len(worlds) == 1:
+            return worlds[0]
+        asked = self._settings.given.get("names")
+        if asked in worlds:
+            return asked
+        fitting = {
+            world: self._fitting({row.mf for _, row in names.rows}, self._targets)
+            for world, names in self._preset.names.items()
+        }
+        best = max(worlds, key=lambda world: len(fitting[world]))
+        if fitting[best]:
+            return best
+        raise InputError(
+            f"preset {self._preset.preset}: MindFormers' names for it are {' or '.join(worlds)}: say which, "
+            f"--switch names={worlds[0]} or --switch names={worlds[1]}"
+        )
+
+    def _fitting(self, texts: Collection[str], names: Mapping[str, int] | None = None) -> frozenset[str]:
+        templates = [template for text in texts if (template := parsed(text, self._variables))]
+        known = self._weights if names is None else names
+        return frozenset(name for name in known if any(each.fitting(name) is not None for each in templates))
+
+    def _has(self, text: str, names: Mapping[str, int] | None = None) -> bool:
+        return bool(self._fitting([text], names))
+
+    def _count(self, direction: Direction) -> None:
+        """Set the variables that count indexes of names."""
+        for name, (mf, hf) in self._preset.counted.items():
+            template = parsed(mf if direction is Direction.TO_HF else hf, self._variables)
+            found = [values for each in self._weights if template and (values := template.fitting(each)) is not None]
+            self._variables[name] = len(found)
+
+    def _rows(self, names: Names, direction: Direction) -> Iterator[tuple[str, Row]]:
+        """The rows that count: their switches have the values, and what they need of config.json is there."""
+        for prefix, row in names.rows:
+            here = [row.mf] if direction is Direction.TO_HF else list(row.hf)
+            present = all(self._has(text) for text in here)
+            if not all(self._is_so(switch, value, needed=present) for switch, value in row.when.items()):
+                continue
+            missing = self._missing_variables(row)
+            if missing and present:
+                raise self._lacks(missing, row)
+            if not missing:
+                yield prefix, row
+
+    def _missing_variables(self, row: Row) -> str:
+        """A variable that the row's steps need and that is not known; empty if there is none."""
+        expressions = [row.groups, row.stacked]
+        if len(row.hf) > 1:
+            expressions += [shape[0] for shape in row.hf.values() if shape]
+        for expression in filter(None, expressions):
+            try:
+                whole_number(expression, self._variables)
+            except ValueError:
+                return expression
+        return "" if all(self._is_known(text) for text in (row.mf, *row.hf)) else "N"
+
+    def _is_known(self, text: str) -> bool:
+        return parsed(text, self._variables) is not None
+
+    def _lacks(self, expression: str, row: Row) -> InputError:
+        fields = {
+            name: " or ".join(alternatives)
+            for name, alternatives in self._preset.variables.items()
+            if name not in self._variables and name in expression
+        }
+        wanted = ", ".join(f"{name} ({text})" for name, text in fields.items()) or expression
+        where = self._settings.origin
+        if self._settings.config is None:
+            return InputError(
+                f"preset {self._preset.preset}: {row.mf!r} needs numbers of config.json, {wanted}: {where} has none: "
+                "name the model's Hugging Face directory with --like"
+            )
+        return InputError(f"{where}: has no {wanted}, which preset {self._preset.preset} needs for {row.mf!r}")
+
+    def _is_so(self, name: str, value: str, *, needed: bool) -> bool:
+        """True if a switch has a value; it is decided for the first row whose parameters are there, `needed`."""
+        if name not in self._decided and needed:
+            found = self._switch(name)
+            if found is None:
+                raise self._unknown(name)
+            self._decided[name] = found
+        return self._decided.get(name) == value
+
+    def _switch(self, name: str) -> str | None:
+        switch = self._preset.switches[name]
+        shown = self._shown(switch)
+        given = self._settings.given.get(name)
+        if given is not None and given not in switch.values:
+            raise InputError(f"--switch {name}={given}: must be one of {', '.join(switch.values)}")
+        if given is not None and shown is not None and given != shown:
+            raise InputError(f"--switch {name}={given}: the names and axes show that it is {shown}")
+        if shown or given:
+            return shown or given
+        training = self._settings.training
+        if training is not None and (name in training or switch.default):
+            value = training.get(name, switch.default)
+            if value not in switch.values:
+                raise InputError(f"the training's configuration says {name}: {value}, not {' or '.join(switch.values)}")
+            if name not in training:
+                self._notes.append(f"the training's configuration does not say {name}: MindFormers' default is {value}")
+            return value
+        return switch.otherwise or None
+
+    def _shown(self, switch: Switch) -> str | None:
+        """The value that names or axes show."""
+        both = {**self._targets, **self._weights}
+        for value, text in switch.shown_by.items():
+            if self._has(text, both):
+                return value
+        if switch.axes_of:
+            axes = {str(both[name]) for name in self._fitting([switch.axes_of], both)} & switch.values.keys()
+            if len(axes) == 1:
+                return axes.pop()
+        return None
+
+    def _unknown(self, name: str) -> InputError:
+        switch = self._preset.switches[name]
+        choices = [
+            f"--switch {name}={value} ({meaning}{'; the default of MindFormers' if value == switch.default else ''})"
+            for value, meaning in switch.values.items()
+        ]
+        return InputError(
+            f"preset {self._preset.preset}: a checkpoint does not show {switch.about}. Name the training's YAML with "
+            f"--training-config, or say {' or '.join(choices)}"
+        )
+
+    def _kept(self, rows: tuple[tuple[str, Row], ...], direction: Direction) -> Iterator[CastRule]:
+        for _, row in rows:
+            here, there = [row.mf], list(row.hf)
+            if direction is Direction.FROM_HF:
+                here, there = there, here
+            if row.dtype and all(map(self._has, here)):
+                patterns = (_PLACEHOLDER.sub("*", text) for text in there)
+                yield from (CastRule(parameters=pattern, dtype=row.dtype) for pattern in patterns)
+
+    def _steps(self, row: Row) -> list[dict[str, Any]]:
+        """The steps of a row from MindFormers to Hugging Face; they may fit nothing."""
+        steps: list[dict[str, Any]] = []
+        targets = list(row.hf)
+        current = row.mf
+
+        def add(kind: str, **fields: Any) -> None:
+            steps.append({kind: {"parameters": current, **fields, "optional": True}})
+
+        apart = row.stacked and "{e}" in targets[0]
+        if row.merged:
+            add("divide", count=row.stacked)
+        if apart:
+            into = targets[0] if len(targets) == 1 else f"{row.mf}{_ALL_OF}"
+            add("unstack", into=into, count=row.stacked)
+            current = into
+        if row.transposed:
+            add("transpose", axes=[0, 2, 1] if row.stacked and not apart else [1, 0])
+        if len(targets) > 1:
+            add("split", into=targets, axis=0, parts=self._parts(row), groups=row.groups or 1)
+        elif current != targets[0]:
+            add("rename", to=targets[0])
+        return steps
+
+    def _parts(self, row: Row) -> list[int]:
+        """The rows of each part in a group."""
+        groups = whole_number(row.groups, self._variables) if row.groups else 1
+        rows = [whole_number(shape[0], self._variables) if shape else groups for shape in row.hf.values()]
+        if any(count < 1 or count % max(1, groups) for count in rows):
+            raise InputError(
+                f"{self._settings.origin or 'config.json'}: its numbers do not go together: {row.mf!r} would have "
+                f"{' and '.join(map(str, rows))} rows in {groups} groups"
+            )
+        return [count // groups for count in rows]
+
+    def _copies(self, names: Names) -> Iterator[dict[str, Any]]:
+        for hf, copy in names.copies.items():
+            count = whole_number(copy.count, self._variables)
+            if count:
+                yield {"repeat": {"parameters": copy.of, "to": hf, "count": count, "optional": True}}
+
+    def _dequantization(self) -> list[dict[str, Any]]:
+        ending = self._preset.quantized
+        if not ending or not any(name.endswith(f".weight{ending}") for name in self._weights):
+            return []
+        return [{"dequantize": {"parameters": "{x:*}.weight", "scale": f"{{x:*}}.weight{ending}"}}]
+
+
+def _hf_texts(names: Names) -> Iterator[str]:
+    for _, row in names.rows:
+        yield from row.hf
+    yield from names.copies

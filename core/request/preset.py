@@ -1,0 +1,264 @@
+"""Presets: documents with the names and layouts of a model family, as MindFormers and as Hugging Face have them.
+
+A preset is a table. Each row has a parameter of MindFormers and what it is for Hugging Face: one parameter or several,
+with their shapes, and how they lie in it. Those of the package are in `presets/` beside this module; a user may print
+one, change the copy and name it in its place.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from importlib.resources import files
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from reshard.core.errors import InputError
+from reshard.core.request.changes import FLOAT_NAMES
+from reshard.core.request.expressions import VariableName
+from reshard.core.request.fields import is_own_preset
+from reshard.core.request.rules import Name, Rule
+from reshard.core.request.templates import parse_template
+from reshard.core.runtime.summary import Summary
+from reshard.core.runtime.wording import listed_lines, quoted
+
+_SUFFIX = ".yaml"
+
+
+def _several(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+TemplateText = Name
+Expressions = Annotated[tuple[str, ...], BeforeValidator(_several)]
+
+
+class Row(Rule):
+    """A parameter of MindFormers, and the one or several that it is for Hugging Face.
+
+    Attributes:
+        mf: its name.
+        hf: Hugging Face's name -> shape there. Several lie side by side along axis 0.
+        groups: the rows are in so many groups, each of which has an equal share of every part.
+        stacked: MindFormers has so many in one tensor, along a new first axis: those of the index that `hf` has
+            besides, or all of a tensor that has them so already.
+        transposed: each is transposed in MindFormers.
+        merged: the first two axes of the stack are one.
+        dtype: of this dtype, whatever the others are cast to.
+        optional: it may be absent.
+        part: each layer has one of the rows of this part.
+        when: switch -> the value for which the row counts.
+    """
+
+    mf: TemplateText
+    hf: Annotated[dict[TemplateText, tuple[str, ...]], Field(min_length=1)]
+    groups: str = ""
+    stacked: str = ""
+    transposed: bool = False
+    merged: bool = False
+    dtype: Literal["", "float16", "bfloat16", "float32", "float64"] = ""
+    optional: bool = False
+    part: str = ""
+    when: dict[str, str] = Field(default={})
+
+    @model_validator(mode="after")
+    def _check(self) -> "Row":
+        if self.merged and not self.stacked:
+            raise ValueError("only a stack has axes to be 'merged'")
+        if len({len(shape) for shape in self.hf.values()}) > 1:
+            raise ValueError("the shapes of 'hf' have different numbers of axes")
+        return self
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of its dtype in records; empty without one."""
+        return FLOAT_NAMES[self.dtype] if self.dtype else ""
+
+
+class CopyRow(Rule):
+    """A parameter that Hugging Face has once more: a copy `of` another, for each index below `count`."""
+
+    of: TemplateText
+    count: str
+
+
+class Names(Rule):
+    """The rows of one world of MindFormers' names.
+
+    Attributes:
+        model: rows of whole names.
+        layers: where layers are: MindFormers' prefix -> Hugging Face's.
+        layer: rows below each of these prefixes.
+        copies: Hugging Face's name -> what it is a copy of.
+    """
+
+    model: tuple[Row, ...]
+    layers: dict[TemplateText, TemplateText]
+    layer: tuple[Row, ...]
+    copies: dict[TemplateText, CopyRow] = Field(default={})
+
+    @property
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        """All rows with whole names, each with MindFormers' prefix of its layer."""
+        yield from (("", row) for row in self.model)
+        for mf, hf in self.layers.items():
+            for row in self.layer:
+                whole = {f"{hf}.{name}": shape for name, shape in row.hf.items()}
+                yield mf, row.model_copy(update={"mf": f"{mf}.{row.mf}", "hf": whole})
+
+
+class Switch(Rule):
+    """What a training's configuration decides and a checkpoint does not show, or shows by names or axes only.
+
+    Attributes:
+        about: what it decides.
+        values: value -> what it means.
+        shown_by: value -> a name that is there only then.
+        axes_of: the value is the number of axes of the parameter with this name of MindFormers.
+        default: what MindFormers does if the configuration does not say it.
+        otherwise: the value where nothing says it: a choice that names or axes of the result show.
+    """
+
+    about: str
+    values: Annotated[dict[str, str], Field(min_length=2)]
+    shown_by: dict[str, TemplateText] = Field(default={})
+    axes_of: str = ""
+    default: str = ""
+    otherwise: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Switch":
+        unknown = {*self.shown_by, *filter(None, [self.default, self.otherwise])} - self.values.keys()
+        if unknown:
+            raise ValueError(f"{quoted(min(unknown))} is not one of its 'values'")
+        return self
+
+
+class Preset(Rule):
+    """The document of a model family.
+
+    Attributes:
+        preset: its name.
+        proof: whether its rules were `run` against MindFormers' own code, or `read` from it.
+        models: values of `model_type` in config.json.
+        variables: variable -> field of config.json, or expression of fields; of several the first that is there.
+        counted: variable -> templates of names, MindFormers' and Hugging Face's: the number of indexes that they have.
+        quantized: ending of the names of block-fp8 scales; empty: there are none.
+        switches: what decides between rows.
+        names: world of MindFormers' names -> rows.
+    """
+
+    preset: str
+    title: str
+    proof: Literal["run", "read"]
+    models: tuple[str, ...] = ()
+    variables: dict[VariableName, Expressions] = Field(default={})
+    counted: dict[VariableName, tuple[TemplateText, TemplateText]] = Field(default={})
+    quantized: str = ""
+    switches: dict[str, Switch] = Field(default={})
+    names: Annotated[dict[str, Names], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> "Preset":
+        numbers = dict.fromkeys((*self.variables, *self.counted), 1)
+        for names in self.names.values():
+            for hf in names.copies:
+                parse_template(hf, numbers)
+            for _, row in names.rows:
+                for text in (row.mf, *row.hf):
+                    parse_template(text, numbers)
+                for switch, value in row.when.items():
+                    if switch not in self.switches or value not in self.switches[switch].values:
+                        raise ValueError(
+                            f"the row of {quoted(row.mf)} counts for {switch}: {value}, which is no switch"
+                        )
+        return self
+
+    @cached_property
+    def worlds(self) -> tuple[str, ...]:
+        """The worlds of MindFormers' names."""
+        return tuple(self.names)
+
+
+def preset_names() -> tuple[str, ...]:
+    """Return the names of the package's presets."""
+    return tuple(sorted(each.name.removesuffix(_SUFFIX) for each in _directory().iterdir() if _is_preset(each.name)))
+
+
+def preset_text(name: str) -> str:
+    """Return the document of one of the package's presets.
+
+    Raises:
+        InputError: there is no such preset.
+    """
+    if name not in preset_names():
+        raise InputError(f"there is no preset {quoted(name)}: {', '.join(preset_names())}, or a .yaml file of your own")
+    text: str = (_directory() / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
+    return text
+
+
+def read_preset(name: str) -> Preset:
+    """Read a preset: one of the package's, by its name, or a document of one's own, by its URL.
+
+    Raises:
+        InputError: there is no such preset, or it is malformed.
+        StorageError: a transient failure.
+    """
+    from reshard.core.request.documents import read_document  # loads YAML
+
+    if is_own_preset(name):
+        return parse_preset(read_document(name), name)
+    return parse_preset(preset_text(name).encode(), f"{name}{_SUFFIX}")
+
+
+def parse_preset(data: bytes, origin: str) -> Preset:
+    """Parse the document of a preset; `origin` is its name in messages.
+
+    Raises:
+        InputError: it is malformed.
+    """
+    from reshard.core.request.documents import parse_mapping
+
+    document = parse_mapping(data, origin, "preset", "preset: my_model", texts=True)
+    try:
+        return Preset.model_validate(document or {})
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, each['loc']))}: {each['msg'].removeprefix('Value error, ')}"
+            for each in error.errors(include_url=False, include_input=False)
+        ]
+        raise InputError("\n".join(f"{origin}: {problem}" for problem in listed_lines(problems))) from error
+
+
+def _directory() -> Any:
+    return files("reshard.core.request") / "presets"
+
+
+def _is_preset(name: str) -> bool:
+    return name.endswith(_SUFFIX)
+
+
+class PresetSummary(Summary):
+    """A preset in a list."""
+
+    preset: str
+    title: str
+    proof: str
+    worlds: tuple[str, ...]
+    models: tuple[str, ...]
+    switches: tuple[str, ...]
+
+
+class PresetList(Summary):
+    """The package's presets."""
+
+    presets: tuple[PresetSummary, ...]
+
+
+def list_presets() -> PresetList:
+    """Describe the package's presets."""
+    found = []
+    for name in preset_names():
+        each = read_preset(name)
+        common = {field: getattr(each, field) for field in ("preset", "title", "proof", "models", "worlds")}
+        found.append(PresetSummary(**common, switches=tuple(each.switches)))
+    return PresetList(presets=tuple(found))

@@ -1,0 +1,118 @@
+"""The changes of a request with a preset: compiled for the source's names before it is opened."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from reshard.core.checkpoint.catalog.file_names import parse_name
+from reshard.core.checkpoint.catalog.iterations import Iteration
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.companions import CONFIG_NAME, read_config
+from reshard.core.plan.preset_checks import check_names
+from reshard.core.plan.preset_steps import CompiledPreset, KnownNames, Settings, compile_preset
+from reshard.core.plan.recipes import excluded_names
+from reshard.core.request.changes import Changes
+from reshard.core.request.preset import read_preset
+from reshard.core.request.source import SourceRequest
+from reshard.core.request.training_config import read_switches
+from reshard.core.source.opening import TargetOutline, find_strategy, open_by_strategy
+from reshard.core.source.own_strategy import OwnStrategy
+from reshard.core.source.reference import read_reference
+from reshard.core.storage.listing import exists
+from reshard.core.storage.patterns import RANK_FIELD
+from reshard.core.storage.unified_names import is_index_name
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.model import Strategy
+
+
+@dataclass(frozen=True)
+class PresetChoice:
+    """A preset, as a request names it.
+
+    Attributes:
+        preset: its name, or the URL of its document.
+        switches: `NAME=VALUE`.
+        training_config: URL of the training's configuration; empty without one.
+        like: a Hugging Face directory whose config.json counts, and whose names the target is to have; empty: the
+            source's own.
+    """
+
+    preset: str
+    switches: tuple[str, ...]
+    training_config: str
+    like: str = ""
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Switch -> value."""
+        return dict(each.split("=", 1) for each in self.switches)
+
+
+def compiled_for(choice: PresetChoice, source: SourceRequest, target: Strategy | None) -> CompiledPreset:
+    """Compile a preset for a source; `target` is the target's strategy.
+
+    Raises:
+        InputError: the preset or its settings cannot be used, or the source's names are not the preset's.
+        StorageError: a transient failure.
+    """
+    preset = read_preset(choice.preset)
+    training = read_switches(choice.training_config, preset.switches) if choice.training_config else None
+    origin, config = _config(choice.like or source.source)
+    if choice.like:
+        weights = read_reference(choice.like).weights or {}
+        there = {name: len(entry.shape) for name, entry in weights.items()}
+    else:
+        there = _axes(target) if target else {}
+    known = KnownNames(_names_of(source), there)
+    return compile_preset(preset, known, Settings(choice.given, training, config, origin))
+
+
+def with_preset(changes: Changes, compiled: CompiledPreset) -> Changes:
+    """Return declared changes after the preset's; dtypes that stay come before declared casts."""
+    document = changes.model_dump(exclude_defaults=True)
+    steps = [*compiled.steps.model_dump(exclude_defaults=True).get("steps", ()), *document.get("steps", ())]
+    both = Changes.model_validate(document | {"steps": steps})
+    return both.model_copy(update={"cast": (*compiled.kept, *changes.cast)}) if changes.cast else both
+
+
+def with_preset_checked(
+    catalog: CheckpointCatalog, strategy: Strategy | None, target: TargetOutline, allowed: Sequence[str]
+) -> CheckpointCatalog:
+    """Return the catalog of a source with notes on what the preset's names and switches decided.
+
+    Raises:
+        PlanError: names are in no row of the preset, or layers lack some of theirs.
+    """
+    compiled = target.preset
+    if compiled is None:
+        return catalog
+    names = dict.fromkeys(name for index in catalog.indexes() for name in index.entries)
+    names |= dict.fromkeys(strategy.parameters if strategy else ())
+    excluded = excluded_names(list(names), target.changes, set())
+    check_names(compiled, list(names), excluded, allowed)
+    return replace(catalog, notes=(*compiled.notes, *catalog.notes))
+
+
+def _config(url: str) -> tuple[str, dict[str, Any] | None]:
+    """The directory of a model, and its config.json; None if it has none."""
+    location = parse_url(url)
+    if RANK_FIELD in location.path:
+        return url, None
+    if parse_name(location.name) or is_index_name(location.name):
+        location = location.parent
+    return str(location), read_config(location) if exists(location.child(CONFIG_NAME)) else None
+
+
+def _names_of(source: SourceRequest) -> dict[str, int]:
+    """The names in a source -> number of axes: by its strategy, or else by its files."""
+    given = find_strategy(source)
+    strategy = given.strategy if isinstance(given, OwnStrategy | Iteration) else given
+    if strategy is not None:
+        return _axes(strategy)
+    unchecked = source.model_copy(update={"check_crc": False, "check_replicas": False})
+    indexes = open_by_strategy(unchecked, given).catalog.indexes()
+    return {name: len(entry.shape) for index in indexes for name, entry in index.entries.items()}
+
+
+def _axes(strategy: Strategy) -> dict[str, int]:
+    return {name: len(layout.tensor_map) for stage in strategy.stages for name, layout in stage.layouts.items()}

@@ -1,0 +1,130 @@
+"""A checkpoint as a preset would change it, as one side of a comparison.
+
+Its fingerprints follow each value through the preset's steps, from its own files and layout: so an export can be held
+against the checkpoint that it was made from, without converting that again. Where contents differ cannot be shown.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from threading import Event
+
+from reshard.core.errors import PlanError
+from reshard.core.plan.model import PlanInputs
+from reshard.core.plan.plan import ConversionPlan, build_plan
+from reshard.core.plan.preset_checks import check_shapes
+from reshard.core.request.changes import FLOAT_NAMES, CastRule, Changes, OverflowPolicy
+from reshard.core.request.resources import resources_of
+from reshard.core.request.source import FingerprintRequest
+from reshard.core.runtime.named_values import Resolver
+from reshard.core.runtime.progress import advancing, current_progress
+from reshard.core.runtime.retry import with_retries
+from reshard.core.runtime.threads import in_threads
+from reshard.core.runtime.wording import utf8_text
+from reshard.core.source.opening import TargetOutline, open_source
+from reshard.core.source.preset_changes import PresetChoice, compiled_for, with_preset, with_preset_checked
+from reshard.core.tensor.dtypes import DType
+from reshard.core.tensor.fingerprint import ELEMENT_BYTES
+from reshard.core.verification.fingerprint_file import ModelFingerprint, fingerprint_of_all
+from reshard.core.verification.values import ContentCheck
+from reshard.core.verification.views import FingerprintsView, Tensor, view_of
+
+_FLOATS = {name: spelled for spelled, name in FLOAT_NAMES.items()}
+
+
+def open_changed_view(
+    request: FingerprintRequest,
+    choice: PresetChoice,
+    other: Mapping[str, Tensor],
+    resolvers: Mapping[str, Resolver] | None = None,
+    *,
+    casts: bool = False,
+) -> FingerprintsView:
+    """Read a checkpoint, and fingerprint what a preset makes of it.
+
+    Args:
+        request: the checkpoint.
+        choice: the preset.
+        other: the tensors of the other side.
+        resolvers: look up names of keys and storages.
+        casts: floating-point parameters get the dtypes that they have on the other side.
+
+    Raises:
+        InputError: the checkpoint or the preset cannot be used, or they do not go together.
+        StorageError: a file cannot be read.
+    """
+    with resources_of(request, resolvers):
+        plan = with_retries(lambda: _plan(request, choice, other if casts else {}), current_progress().note)
+        document = _document(plan, _read(request, plan))
+    # the selection was applied to the source's names
+    return view_of(document, request.model_copy(update={"include": [], "exclude": []}), plan.inputs.catalog.url)
+
+
+def _plan(request: FingerprintRequest, choice: PresetChoice, other: Mapping[str, Tensor]) -> ConversionPlan:
+    compiled = compiled_for(choice, request, None)
+    selection = Changes(
+        select=request.select,
+        include=tuple(request.include),
+        exclude=tuple(request.exclude),
+        cast=tuple(_casts(other)),
+        cast_overflow=OverflowPolicy.ALLOW,
+    )
+    target = TargetOutline(changes=with_preset(selection, compiled), preset=compiled)
+    source = open_source(request, target)
+    catalog = with_preset_checked(source.catalog, source.strategy, target, request.allow_missing)
+    inputs = PlanInputs(
+        catalog,
+        source.strategy,
+        None,
+        catalog.format,
+        integrated_save=source.integrated_save,
+        changes=target.changes,
+    )
+    plan = build_plan(inputs, source.shards)
+    check_shapes(compiled, plan.match)
+    for each in plan.match.resharded:
+        if each.dtype.itemsize not in ELEMENT_BYTES:
+            raise PlanError(
+                f"{catalog.url}: parameter {each.name!r} has dtype {each.dtype}, which reshard cannot compare; leave "
+                f"out what it is made of: --exclude {each.sources[0].name}"
+            )
+    return plan
+
+
+def _casts(other: Mapping[str, Tensor]) -> list[CastRule]:
+    """Casts to the other side's dtypes: of the few that are apart by name, then of all."""
+    dtypes: dict[str, DType] = {name: each.dtype for name, each in other.items() if each.dtype.is_float}
+    if not dtypes:
+        return []
+    main = Counter(dtypes.values()).most_common(1)[0][0]
+    apart = [name for name, dtype in dtypes.items() if dtype is not main]
+    rules = [CastRule(parameters=name, dtype=_FLOATS[dtypes[name].name]) for name in apart]
+    return [*rules, CastRule(parameters="*", dtype=_FLOATS[main.name])]
+
+
+def _read(request: FingerprintRequest, plan: ConversionPlan) -> ContentCheck:
+    check, progress, stop = ContentCheck(plan), current_progress(), Event()
+    progress.begin("reading, by the preset", check.source_bytes())
+    advance = advancing(progress, stop)
+
+    def read(rank: int) -> None:
+        check.add_source(rank, with_retries(lambda: check.source_parts(rank, advance), progress.note))
+
+    in_threads(read, check.source_ranks, request.worker_count, stop)
+    return check
+
+
+def _document(plan: ConversionPlan, check: ContentCheck) -> ModelFingerprint:
+    catalog, strategy = plan.inputs.catalog, plan.inputs.source_strategy
+    parameters = tuple(sorted(check.source_parameters(), key=lambda each: each.name))
+    return ModelFingerprint(
+        checkpoint=catalog.url,
+        step=catalog.step,
+        ranks=catalog.world_size,
+        stages=len(strategy.stages) if strategy else 1,
+        unified=catalog.unified,
+        size_bytes=sum(totals.shard_bytes for totals in plan.totals),
+        fingerprint=fingerprint_of_all(parameters),
+        parameters=parameters,
+        differing=check.differing_replicas,
+        notes=tuple(map(utf8_text, catalog.notes)),
+    )
