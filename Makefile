@@ -94,7 +94,7 @@ $(MINDFORMERS_JUDGE): requirements/mindformers.lock | $(INSTALLED)
 		$(MINDFORMERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	@touch $@
 
-conformance: $(INSTALLED) $(JUDGE) $(MINDFORMERS_JUDGE) $(TORCH_JUDGE) ## random conversions, judged by MindSpore, MindFormers and PyTorch; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
+conformance: $(INSTALLED) $(JUDGE) $(MINDFORMERS_JUDGE) $(TORCH_JUDGE) ## random conversions, judged by MindSpore, MindFormers, PyTorch and transformers; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
 	@$(RUN) tests.conformance.run $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(API),--api "$(API)")
 
 fuzz: $(INSTALLED) ## damaged and hostile files for every parser, a minute; SECONDS=600 SEED=… or ONLY=<a parser>

@@ -1,4 +1,4 @@
-"""The processes that MindSpore and MindFormers judge in, as seen from here."""
+"""The processes that MindSpore, MindFormers and transformers judge in, as seen from here."""
 
 import ast
 import json
@@ -15,6 +15,7 @@ from tests.support.checkpoints import Contents
 from tests.support.places import PROJECT
 
 PYTHON = PROJECT / ".venv-mindspore" / "bin" / "python"
+TORCH_PYTHON = PROJECT / ".venv-torch" / "bin" / "python"
 MINDFORMERS_PYTHON = PROJECT / ".venv-mindformers" / "bin" / "python"
 _HERE = Path(__file__).parent
 # the slowest take about a second; MindSpore waits for ever for a child that died
@@ -156,6 +157,13 @@ class MindFormersJudge(JudgeProcess):
 
     def __init__(self, log: Path) -> None:
         super().__init__(log, MINDFORMERS_PYTHON, "mindformers_judge.py")
+
+
+class TransformersJudge(JudgeProcess):
+    """Asks transformers: see the operations of `transformers_judge`."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log, TORCH_PYTHON, "transformers_judge.py")
 
 
 def _file(path: Path, parameters: Contents, text: dict[str, str]) -> dict[str, object]:

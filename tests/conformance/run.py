@@ -21,6 +21,7 @@ from tests.conformance.crc_and_information import check_crc_and_information
 from tests.conformance.dcp import PYTHON as TORCH_PYTHON
 from tests.conformance.dcp import check_dcp
 from tests.conformance.encryption import check_encryption
+from tests.conformance.hugging_face import check_hugging_face
 from tests.conformance.made_strategies import check_made_strategies
 from tests.conformance.mindspore_process import MINDFORMERS_PYTHON, PYTHON, Judge, RefusalError
 from tests.conformance.redundancy_and_parts import check_redundancy_and_parts
@@ -41,7 +42,7 @@ _FURTHER_CHECKS = (
     ("reshard beside MindSpore", check_beside_mindspore),
     ("trainings that save", check_saving_trainings),
 )
-_RANDOM_CHECKS = (("Checkpoint 2.0", check_checkpoint2), ("DCP", check_dcp))
+_RANDOM_CHECKS = (("Checkpoint 2.0", check_checkpoint2), ("DCP", check_dcp), ("Hugging Face", check_hugging_face))
 # MindSpore refuses about one in eight: of a few cases it may be most, of more it is not
 _CASES_THAT_TELL = 10
 
@@ -82,7 +83,8 @@ def main(cases: int, seed: int | None, only: int | None, api: str | None) -> Non
     """Converts random checkpoints with reshard and compares every byte with what MindSpore makes of them.
 
     Before that the functions of MindSpore's API that reshard offers are called on both sides, and encrypted files go
-    from one to the other. MindFormers and PyTorch save random checkpoints, each of its own form.
+    from one to the other. MindFormers and PyTorch save random checkpoints, each of its own form; transformers makes random
+    models, and loads them after they were sharded under MindFormers' names.
     """
     judges = (("MindSpore", PYTHON), ("MindFormers", MINDFORMERS_PYTHON), ("PyTorch", TORCH_PYTHON))
     for judge, python in judges:

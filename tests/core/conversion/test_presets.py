@@ -251,9 +251,8 @@ def test_the_trainings_configuration_answers(tmp_path: Path) -> None:
         "preset qwen3: MindFormers to Hugging Face (mcore names, use_contiguous_weight_layout_attention false, "
         "use_interleaved_weight_layout_mlp false)" in notes
     )
-    assert (
-        "the training's configuration does not say use_contiguous_weight_layout_attention: MindFormers' default is false"
-    ) in notes
+    contiguous = "use_contiguous_weight_layout_attention"
+    assert f"the training's configuration does not say {contiguous}: MindFormers' default is false" in notes
     assert directory_contents(tmp_path / "out") != directory_contents(QWEN3.hf)
 
 

@@ -1,0 +1,74 @@
+"""transformers in a process of its own; `answering` calls its `OPERATIONS`.
+
+Run by the Python of torch's environment. It knows nothing of reshard: it makes tiny models, and says whether a directory
+loads without a weight too many or too few, and whether the model that it holds answers as the first one did.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+transformers.utils.logging.disable_progress_bar()
+torch.set_num_threads(1)
+_TOKENS = 12
+
+
+def make_model(directory: str, config: dict[str, Any], dtype: str, seed: int) -> None:
+    """Makes a model with random weights, norms and biases included, and saves it."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    with torch.no_grad():
+        for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+            if "rotary" not in name and parameter.is_floating_point():
+                parameter.copy_(torch.randn_like(parameter) * 0.2)
+    bias = {name: value.clone() for name, value in model.named_buffers() if "e_score" in name}
+    model = model.to(getattr(torch, dtype))
+    for name, value in model.named_buffers():
+        if name in bias:
+            value.data = bias[name]
+    model.save_pretrained(directory, max_shard_size="40KB")
+    # those of transformers name their tokenizer's files only; it needs no tokenizer
+    (Path(directory) / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+
+
+def compare_models(directory: str, other: str, seed: int) -> list[str]:
+    """What is different: weights that are missing or too many, dtypes, values, answers to random tokens."""
+    problems = []
+    model, told = _load(directory)
+    again, told_again = _load(other)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if set(told_again[kind]) != set(told[kind]):
+            problems.append(f"{kind}: {sorted(map(str, told_again[kind]))[:4]}, not {sorted(map(str, told[kind]))[:4]}")
+    weights, others = model.state_dict(), again.state_dict()
+    if weights.keys() != others.keys():
+        problems.append(f"other weights: {sorted(weights.keys() ^ others.keys())[:4]}")
+    for name in weights.keys() & others.keys():
+        if weights[name].dtype != others[name].dtype or not torch.equal(weights[name], others[name]):
+            problems.append(f"{name}: {others[name].dtype}, other values than {weights[name].dtype}")
+    torch.manual_seed(seed)
+    tokens = torch.randint(3, model.config.vocab_size, (2, _TOKENS))
+    with torch.no_grad():
+        answers = [each.eval()(tokens).logits for each in (model, again)]
+    if not torch.isfinite(answers[0]).all():
+        problems.append("its answers are not finite, so that they tell nothing")
+    if not torch.equal(*answers):
+        problems.append(f"logits differ by {(answers[0] - answers[1]).abs().max().item()}")
+    return problems
+
+
+def _load(directory: str) -> tuple[Any, dict[str, Any]]:
+    loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+        directory, output_loading_info=True, dtype="auto", local_files_only=True
+    )
+    return loaded
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {"make_model": make_model, "compare_models": compare_models}
