@@ -24,7 +24,7 @@ from tests.support.families import directory_contents
 
 CASES_OF_EACH = 1
 _MOE = {"num_experts_per_tok": 2}
-_FAMILIES = {
+_FAMILIES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "qwen3": ("qwen3", True, {}),
     "qwen3_moe": ("qwen3_moe", True, {**_MOE, "decoder_sparse_step": 1, "mlp_only_layers": []}),
     "deepseek3": ("deepseek_v3", False, {**_MOE, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}),

@@ -1,7 +1,7 @@
 """transformers in a process of its own; `answering` calls its `OPERATIONS`.
 
-Run by the Python of torch's environment. It knows nothing of reshard: it makes tiny models, and says whether a directory
-loads without a weight too many or too few, and whether the model that it holds answers as the first one did.
+Run by the Python of torch's environment. It knows nothing of reshard: it makes tiny models, and says whether a
+directory loads without a weight too many or too few, and whether the model in it answers as the first one did.
 """
 
 import json
@@ -41,18 +41,22 @@ def make_model(directory: str, config: dict[str, Any], dtype: str, seed: int) ->
 
 def compare_models(directory: str, other: str, seed: int) -> list[str]:
     """What is different: weights that are missing or too many, dtypes, values, answers to random tokens."""
-    problems = []
+    problems: list[str] = []
     model, told = _load(directory)
     again, told_again = _load(other)
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if set(told_again[kind]) != set(told[kind]):
-            problems.append(f"{kind}: {sorted(map(str, told_again[kind]))[:4]}, not {sorted(map(str, told[kind]))[:4]}")
+    problems += [
+        f"{kind}: {sorted(map(str, told_again[kind]))[:4]}, not {sorted(map(str, told[kind]))[:4]}"
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        if set(told_again[kind]) != set(told[kind])
+    ]
     weights, others = model.state_dict(), again.state_dict()
     if weights.keys() != others.keys():
         problems.append(f"other weights: {sorted(weights.keys() ^ others.keys())[:4]}")
-    for name in weights.keys() & others.keys():
-        if weights[name].dtype != others[name].dtype or not torch.equal(weights[name], others[name]):
-            problems.append(f"{name}: {others[name].dtype}, other values than {weights[name].dtype}")
+    problems += [
+        f"{name}: {others[name].dtype}, other values than {weights[name].dtype}"
+        for name in weights.keys() & others.keys()
+        if weights[name].dtype != others[name].dtype or not torch.equal(weights[name], others[name])
+    ]
     torch.manual_seed(seed)
     tokens = torch.randint(3, model.config.vocab_size, (2, _TOKENS))
     with torch.no_grad():
