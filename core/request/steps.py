@@ -7,7 +7,7 @@ variables, which are replaced when the document is read. A step that fits nothin
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from reshard.core.request.expressions import whole_number
 from reshard.core.request.rules import Axis, Count, Name, Rule, Several
@@ -293,11 +293,6 @@ class Step(Rule):
         if len(self._given) != 1:
             raise ValueError(f"must have one key, its kind: {', '.join(_KINDS)}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _given_only(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Its kind alone, as documents have it."""
-        return {kind: fields for kind, fields in handler(self).items() if fields is not None}
 
     @property
     def rule(self) -> AnyStep:

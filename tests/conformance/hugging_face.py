@@ -87,7 +87,7 @@ def build_case(seed: int, preset: str) -> Case:
         "pad_token_id": None,
         **fields,
     }
-    if preset in ("qwen2", "mixtral"):  # their heads are parts of the hidden size
+    if preset in _LEGACY:  # their heads are parts of the hidden size
         config["hidden_size"] = heads * 8
     if preset not in ("qwen2", "mixtral", "deepseek3"):
         config["head_dim"] = 8

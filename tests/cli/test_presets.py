@@ -1,0 +1,26 @@
+"""`reshard presets`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from reshard.core.request.preset import parse_preset, preset_names, preset_text
+
+
+def test_presets_are_listed(reshard: Callable[..., Any]) -> None:
+    listed = reshard("presets")
+    assert listed.code == 0
+    rows = [line.split()[0] for line in listed.out.splitlines()]
+    assert rows == ["preset", *preset_names()]
+    assert [each["preset"] for each in reshard("presets", "--json").json["presets"]] == list(preset_names())
+
+
+def test_a_document_is_printed(reshard: Callable[..., Any]) -> None:
+    printed = reshard("presets", "qwen3")
+    assert printed.out == preset_text("qwen3")
+    assert parse_preset(printed.out.encode(), "printed.yaml").preset == "qwen3"
+
+
+def test_a_preset_that_does_not_exist(reshard: Callable[..., Any]) -> None:
+    refused = reshard("presets", "gpt")
+    assert refused.code == 2
+    assert "there is no preset 'gpt'" in refused.err
