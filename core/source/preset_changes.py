@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reshard.core.checkpoint.catalog.file_names import parse_name
-from reshard.core.checkpoint.catalog.iterations import Iteration
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.companions import CONFIG_NAME, read_config
 from reshard.core.plan.preset_checks import check_names
@@ -16,7 +15,6 @@ from reshard.core.request.preset import read_preset
 from reshard.core.request.source import SourceRequest
 from reshard.core.request.training_config import read_switches
 from reshard.core.source.opening import TargetOutline, find_strategy, open_by_strategy
-from reshard.core.source.own_strategy import OwnStrategy
 from reshard.core.source.reference import read_reference
 from reshard.core.storage.listing import exists
 from reshard.core.storage.patterns import RANK_FIELD
@@ -106,8 +104,8 @@ def _config(url: str) -> tuple[str, dict[str, Any] | None]:
 def _names_of(source: SourceRequest) -> dict[str, int]:
     """The names in a source -> number of axes: by its strategy, or else by its files."""
     given = find_strategy(source)
-    strategy = given.strategy if isinstance(given, OwnStrategy | Iteration) else given
-    if strategy is not None:
+    strategy = given if given is None or isinstance(given, Strategy) else given.strategy
+    if strategy is not None and not strategy.lists_boxes:
         return _axes(strategy)
     unchecked = source.model_copy(update={"check_crc": False, "check_replicas": False})
     indexes = open_by_strategy(unchecked, given).catalog.indexes()

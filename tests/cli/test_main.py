@@ -35,6 +35,7 @@ COMMANDS = (
     "clean",
     "merge-strategy",
     "make-strategy",
+    "presets",
     "inspect",
     "deploy",
     "serve",
