@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.plan.model import ParameterMatch
+from reshard.core.plan.name_index import NameIndex
 from reshard.core.plan.names import fits_any
 from reshard.core.plan.preset_steps import CompiledPreset, Direction, parsed, without_state
 from reshard.core.plan.presets import is_training_state
@@ -43,20 +44,26 @@ def check_shapes(compiled: CompiledPreset, match: ParameterMatch) -> None:
         found = {each.name: each.shape for each in match.resharded}
     else:
         found = {source.name: source.shape for each in match.resharded for source in each.sources}
-    expected = list(_expected_shapes(compiled))
-    dtypes = list(_kept_dtypes(compiled))
-    problems = []
-    for name, shape in found.items():
-        wanted = next(
-            (known for template, known in expected if template.fitting(without_state(name)) is not None), shape
-        )
-        if wanted != shape:
-            problems.append(f"parameter {name!r} has shape {list(shape)}, by config.json it would be {list(wanted)}")
-    for each in match.resharded:
-        for template, dtype in dtypes:
-            if template.fitting(each.name) is not None and each.dtype.name != dtype:
-                advice = f"--cast {each.name}={dtype.lower()}"
-                problems.append(f"parameter {each.name!r} is {each.dtype}, but has to be {dtype}: {advice}")
+    of_weight: dict[str, list[str]] = defaultdict(list)
+    for name in found:
+        of_weight[without_state(name)].append(name)
+    index = NameIndex(of_weight)
+    problems: list[str] = []
+    for template, wanted in _expected_shapes(compiled):
+        names = (name for weight in index.fitting(template) for name in of_weight[weight])
+        problems += [
+            f"parameter {name!r} has shape {list(found[name])}, by config.json it would be {list(wanted)}"
+            for name in names
+            if found[name] != wanted
+        ]
+    targets = {each.name: each.dtype for each in match.resharded}
+    index = NameIndex(targets)
+    for template, dtype in _kept_dtypes(compiled):
+        problems += [
+            f"parameter {name!r} is {targets[name]}, but has to be {dtype}: --cast {name}={dtype.lower()}"
+            for name in index.fitting(template)
+            if targets[name].name != dtype
+        ]
     raise_problems(PlanError, f"preset {compiled.preset.preset} does not fit", problems)
 
 
@@ -86,7 +93,10 @@ class _Names:
     def __init__(self, compiled: CompiledPreset, names: Sequence[str]) -> None:
         self._compiled = compiled
         self._all = names
-        self._weights = {without_state(name) for name in names if not is_training_state(name, frozenset(names))}
+        self._known = frozenset(names)
+        self._state = frozenset(name for name in names if is_training_state(name, self._known))
+        self._weights = {without_state(name) for name in names if name not in self._state}
+        self._index = NameIndex(self._weights)
         self._to_hf = compiled.direction is Direction.TO_HF
 
     def unknown(self, excluded: Mapping[str, str]) -> Iterator[str]:
@@ -96,13 +106,12 @@ class _Names:
             copies = (parsed(text, self._compiled.variables) for text in self._compiled.names.copies)
             templates += [each for each in copies if each]
         ending = self._compiled.preset.quantized
-        known = frozenset(self._all)
+        known = frozenset(name for template in templates for name in self._index.fitting(template))
         for name in self._all:
-            if name in excluded or is_training_state(name, known):
+            if name in excluded or name in self._state or name in known:
                 continue
-            if ending and not self._to_hf and name.endswith(ending) and name.removesuffix(ending) in known:
-                continue
-            if not any(each.fitting(name) is not None for each in templates):
+            is_scale = bool(ending) and name.endswith(ending) and name.removesuffix(ending) in self._known
+            if self._to_hf or not is_scale:
                 yield (
                     f"parameter {name!r} is in no row of the preset: leave it out, --exclude {name}, or add a row to a "
                     f"copy of the preset (reshard presets {self._compiled.preset.preset})"
@@ -146,11 +155,8 @@ class _Names:
         for row in rows:
             for template in self._templates(row):
                 [index] = template.names - {"e"}
-                for name in self._weights:
-                    values = template.fitting(name)
-                    if values is None:
-                        continue
-                    number = int(values[index])
+                for name in self._index.fitting(template):
+                    number = int((template.fitting(name) or {})[index])
                     if index != _LAYER or count is None or number < count or self._to_hf:
                         layers[number] = {index: number}
         whole = count if index == _LAYER and count is not None else max(layers, default=-1) + 1

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from reshard.core.errors import InputError
+from reshard.core.plan.name_index import NameIndex
 from reshard.core.request.changes import STATE_PREFIXES, CastRule, Changes
 from reshard.core.request.expressions import whole_number
 from reshard.core.request.inverse import inverted
@@ -118,6 +119,7 @@ class _Compiler:
         self._decided: dict[str, str] = {}
         self._weights = {without_state(name): axes for name, axes in known.axes.items()}
         self._targets = {without_state(name): axes for name, axes in known.target.items()}
+        self._source, self._target = NameIndex(self._weights), NameIndex(self._targets)
         self._variables = dict(self._of_config())
         unknown = settings.given.keys() - preset.switches.keys() - {"names"}
         if unknown:
@@ -189,7 +191,7 @@ class _Compiler:
         if asked in worlds:
             return asked
         fitting = {
-            world: self._fitting({row.mf for _, row in names.rows}, self._targets)
+            world: self._fitting({row.mf for _, row in names.rows}, self._target)
             for world, names in self._preset.names.items()
         }
         best = max(worlds, key=lambda world: len(fitting[world]))
@@ -200,20 +202,19 @@ class _Compiler:
             f"--switch names={worlds[0]} or --switch names={worlds[1]}"
         )
 
-    def _fitting(self, texts: Collection[str], names: Mapping[str, int] | None = None) -> frozenset[str]:
+    def _fitting(self, texts: Collection[str], names: NameIndex | None = None) -> frozenset[str]:
         templates = [template for text in texts if (template := parsed(text, self._variables))]
-        known = self._weights if names is None else names
-        return frozenset(name for name in known if any(each.fitting(name) is not None for each in templates))
+        index = names or self._source
+        return frozenset(name for template in templates for name in index.fitting(template))
 
-    def _has(self, text: str, names: Mapping[str, int] | None = None) -> bool:
+    def _has(self, text: str, names: NameIndex | None = None) -> bool:
         return bool(self._fitting([text], names))
 
     def _count(self, direction: Direction) -> None:
         """Set the variables that count indexes of names."""
         for name, (mf, hf) in self._preset.counted.items():
             template = parsed(mf if direction is Direction.TO_HF else hf, self._variables)
-            found = [values for each in self._weights if template and (values := template.fitting(each)) is not None]
-            self._variables[name] = len(found)
+            self._variables[name] = len(self._source.fitting(template)) if template else 0
 
     def _rows(self, names: Names, direction: Direction) -> Iterator[tuple[str, Row]]:
         """The rows that count: their switches have the values, and what they need of config.json is there."""
@@ -289,12 +290,11 @@ class _Compiler:
 
     def _shown(self, switch: Switch) -> str | None:
         """The value that names or axes show."""
-        both = {**self._targets, **self._weights}
         for value, text in switch.shown_by.items():
-            if self._has(text, both):
+            if self._has(text) or self._has(text, self._target):
                 return value
-        if switch.axes_of:
-            axes = {str(both[name]) for name in self._fitting([switch.axes_of], both)} & switch.values.keys()
+        for index, known in ((self._source, self._weights), (self._target, self._targets)):
+            axes = {str(known[name]) for name in self._fitting([switch.axes_of], index)} & switch.values.keys()
             if len(axes) == 1:
                 return axes.pop()
         return None
