@@ -83,8 +83,8 @@ def main(cases: int, seed: int | None, only: int | None, api: str | None) -> Non
     """Converts random checkpoints with reshard and compares every byte with what MindSpore makes of them.
 
     Before that the functions of MindSpore's API that reshard offers are called on both sides, and encrypted files go
-    from one to the other. MindFormers and PyTorch save random checkpoints, each of its own form; transformers makes random
-    models, and loads them after they were sharded under MindFormers' names.
+    from one to the other. MindFormers and PyTorch save random checkpoints, each of its own form; transformers makes
+    random models, and loads them after they were sharded under MindFormers' names.
     """
     judges = (("MindSpore", PYTHON), ("MindFormers", MINDFORMERS_PYTHON), ("PyTorch", TORCH_PYTHON))
     for judge, python in judges:
