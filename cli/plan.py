@@ -12,6 +12,7 @@ from reshard.cli.output import print_facts, print_json, print_more, print_table
 from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.rank_tables import Column, file_column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import check_output, resources_named_in
+from reshard.core.request.conversion import TargetLayout
 from reshard.core.request.fields import parse_size
 from reshard.core.request.planning import ASSUMED_RATE_BYTES, PlanRequest
 from reshard.core.runtime.wording import listed, seconds_text, size_text
@@ -124,7 +125,7 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
     from reshard.core.conversion.report import worlds_text
     from reshard.core.runtime.summary import FILE
 
-    unified = summary.target_kind == FILE
+    is_unified = summary.layout is TargetLayout.UNIFIED
     classes = f"{summary.layout_classes} layout class{'' if summary.layout_classes == 1 else 'es'}"
     resharded = f"resharded, in {classes}; {len(summary.carried)} copied unchanged"
     print_facts(
@@ -132,7 +133,7 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
             ("source", f"{summary.source}, step {summary.step}" if summary.step else summary.source),
             ("ranks", worlds_text(summary)),
             ("format", summary.format),
-            ("parameters", f"{summary.parameters} {'made whole' if unified else resharded}"),
+            ("parameters", f"{summary.parameters} {'made whole' if is_unified else resharded}"),
             ("to read", f"{size_text(summary.read_bytes)} of the source, plus small gaps"),
             ("to write", size_text(summary.written_bytes)),
             *([("time", _time_text(summary))] if len(ranks) == len(summary.ranks) else []),
@@ -145,7 +146,7 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
     _print_changes(summary)
     click.echo()
     columns: list[Column[PlannedRank]] = [
-        rank_column(lambda rank: rank.rank, "number" if unified else "rank"),
+        rank_column(lambda rank: rank.rank, "number" if summary.target_kind == FILE else "rank"),
         file_column(lambda rank: rank.rank, lambda rank: rank.file),
         Column("shards", lambda rank: size_text(rank.shard_bytes), right=True),
         ranks_column("source ranks", lambda rank: rank.source_ranks),

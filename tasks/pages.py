@@ -17,7 +17,7 @@ from reshard.core.conversion.merge_strategy import MergeReport
 from reshard.core.conversion.plan_notes import substitutes_text
 from reshard.core.conversion.report import ConversionReport, Outcome, PlanSummary, RankReport, worlds_text
 from reshard.core.errors import DifferenceError, InputError, ReshardError, VerificationError
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel
+from reshard.core.request.conversion import ConversionRequest, TargetLayout, VerifyLevel
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.wording import (
@@ -343,7 +343,7 @@ def _worlds(report: ConversionReport | PlanSummary, noun: str = "") -> str:
 
 
 def _parameter_counts(summary: PlanSummary) -> str:
-    if summary.target_kind != RANK:
+    if summary.layout is TargetLayout.UNIFIED:
         return f"{summary.parameters} made whole"
     carried = f"; {len(summary.carried)} copied to every rank" if summary.carried else ""
     return f"{summary.parameters} resharded, in {counted(summary.layout_classes, 'way')}{carried}"

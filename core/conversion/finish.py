@@ -11,12 +11,12 @@ from reshard import __version__
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, seal_manifest
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.rank_work import rank_or_file
-from reshard.core.conversion.report import ConversionReport, Outcome, RankReport, facts_of, target_kind
+from reshard.core.conversion.report import ConversionReport, Outcome, RankReport, facts_of, layout_of, target_kind
 from reshard.core.conversion.session import Session
 from reshard.core.errors import CastError, ConversionError, InputError, ReshardError, StorageError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan
-from reshard.core.request.conversion import TargetLayout, VerifyLevel
+from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import needed_target_key
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import SilentProgress, current_progress
@@ -221,7 +221,7 @@ def _manifest(session: Session, found: _FinishedRanks, plan_data: bytes, *, comp
         carried=plan.match.beyond_strategies,
         notes=(*overflow_notes(found.overflowed), *plan_notes(plan)),
         ranks=tuple(_rank_summary(found.results[rank]) for rank in plan.target_ranks),
-        layout=_layout_of(plan),
+        layout=layout_of(plan),
         index=documents.index.summary if documents.index else None,
         common=documents.common.summary if documents.common else None,
         changes=plan.inputs.changes,
@@ -230,12 +230,6 @@ def _manifest(session: Session, found: _FinishedRanks, plan_data: bytes, *, comp
         companions=companion_summaries(plan),
     )
     return seal_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest
-
-
-def _layout_of(plan: ConversionPlan) -> TargetLayout:
-    if plan.inputs.iteration:
-        return TargetLayout.CHECKPOINT2
-    return TargetLayout.UNIFIED if plan.inputs.unified else TargetLayout.RANKS
 
 
 def _rank_summary(report: RankReport) -> RankSummary:

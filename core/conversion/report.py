@@ -8,7 +8,7 @@ from pydantic import Field
 from reshard.core.conversion.plan_notes import plan_notes, substitutes_of
 from reshard.core.plan.change_summary import ExcludedParameter, ParameterChange, changes_of, excluded_parameters
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.conversion import TargetLayout, VerifyLevel
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.summary import FILE, RANK, Summary
 from reshard.core.runtime.wording import counted
@@ -124,6 +124,7 @@ class PlanSummary(PlanFacts):
 
     Attributes:
         format: format of the target's files.
+        layout: what the target is made of.
         parameters: number of resharded parameters.
         layout_classes: number of distinct pairs of layouts among them.
         read_bytes: bytes of source shards that are needed.
@@ -141,6 +142,7 @@ class PlanSummary(PlanFacts):
     """
 
     format: str
+    layout: TargetLayout = TargetLayout.RANKS
     parameters: int
     layout_classes: int
     read_bytes: int
@@ -163,6 +165,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
     return PlanSummary(
         **dict(facts_of(plan)),
         format=str(plan.inputs.format),
+        layout=layout_of(plan),
         parameters=len(plan.match.resharded),
         layout_classes=plan.layout_class_count,
         read_bytes=plan.read_bytes,
@@ -219,6 +222,13 @@ def source_kind(plan: ConversionPlan) -> str:
 def target_kind(plan: ConversionPlan) -> str:
     """Return `file` if the ranks of a plan's target are its files, as of a unified checkpoint, else `rank`."""
     return FILE if plan.inputs.counts_files else RANK
+
+
+def layout_of(plan: ConversionPlan) -> TargetLayout:
+    """Return the layout of a plan's target."""
+    if plan.inputs.iteration:
+        return TargetLayout.CHECKPOINT2
+    return TargetLayout.UNIFIED if plan.inputs.unified else TargetLayout.RANKS
 
 
 def worlds_text(report: ConversionReport | PlanSummary) -> str:

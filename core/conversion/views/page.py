@@ -12,6 +12,7 @@ from reshard.core.errors import InputError
 from reshard.core.plan.change_summary import ExcludedParameter, ParameterChange
 from reshard.core.plan.overlaps import ParameterOverlaps
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.request.conversion import TargetLayout
 from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.wording import counted, html_text, ranks_text, size_text
 from reshard.core.storage.listing import kind_of
@@ -101,7 +102,7 @@ def _totals(summary: PlanSummary) -> Iterable[tuple[str, str]]:
     ranks = worlds_text(summary).replace("->", "→")
     yield "Ranks", ranks + (f", {copies} of them copies of another" if copies else "")
     cut = f"{summary.parameters} resharded, in {counted(summary.layout_classes, 'way')}"
-    cut = cut if summary.target_kind == RANK else f"{summary.parameters} made whole"
+    cut = cut if summary.layout is not TargetLayout.UNIFIED else f"{summary.parameters} made whole"
     passed_through = f"; {len(summary.carried)} copied to every rank" if summary.carried else ""
     yield "Parameters", cut + passed_through
     yield "Format", summary.format

@@ -243,7 +243,7 @@ class TestRuns:
         target = tmp_path / "out"
         plan, summary = describe_plan(iteration_request(SEVERAL.source, target, target_strategy=own_strategy(SEVERAL)))
         assert [plan.file_name(rank) for rank in plan.target_ranks] == list(read_names(SEVERAL))
-        assert (summary.target_kind, summary.target_world_size) == ("file", 4)
+        assert (summary.target_kind, summary.target_world_size, summary.layout) == ("file", 4, "checkpoint2")
         assert not target.exists()
 
 
