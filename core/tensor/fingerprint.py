@@ -57,13 +57,14 @@ _LANES = -1
 """Number of the axis along which the two words of an 8-byte element lie."""
 
 
-def box_fingerprint(values: np.ndarray, start: Shape) -> int:
+def box_fingerprint(values: np.ndarray, start: Shape, steps: Shape | None = None) -> int:
     """Return a box's contribution to its tensor's fingerprint.
 
     Args:
         values: the box's elements as unsigned integers of their item size (1, 2, 4 or 8 bytes), of the box's shape and
             any strides. Opaque bytes are one axis of 1-byte elements.
         start: the box's first index in the whole tensor, along each axis.
+        steps: distances between the box's elements in the whole tensor, along each axis; None: they are neighbors.
 
     Returns:
         A number below 2**64; disjoint boxes' are added modulo 2**64.
@@ -71,11 +72,12 @@ def box_fingerprint(values: np.ndarray, start: Shape) -> int:
     Raises:
         ValueError: the values are no unsigned integers, or `start` has another number of axes.
     """
-    if values.dtype.kind != "u" or values.ndim != len(start):
+    steps = steps or (1,) * len(start)
+    if values.dtype.kind != "u" or not values.ndim == len(start) == len(steps):
         raise ValueError(f"{values.dtype} {list(values.shape)} at {list(start)}: not a box of unsigned integers")
     if not values.size:
         return 0
-    axes = tuple(_Axis(number, begin) for number, begin in enumerate(start))
+    axes = tuple(_Axis(number, begin, step=step) for number, (begin, step) in enumerate(zip(start, steps, strict=True)))
     values = np.asarray(values)  # numpy gives single numbers for boxes without axes
     words = _in_words(_Part(values, axes))
     return combined(_sum(part) for word_part in words for part in _in_digits(word_part, 0))
@@ -101,6 +103,7 @@ class _Axis:
         sharing: elements in a word, each of them by itself in the array.
         low: whether the low digit counts.
         high: whether the high digit counts; on an axis without low digits it is the index.
+        step: distance in the tensor between neighbors in the array.
     """
 
     number: int
@@ -108,6 +111,7 @@ class _Axis:
     sharing: int = 1
     low: bool = True
     high: bool = True
+    step: int = 1
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class _Part:
 
     def cut(self, axis: int, begin: int, stop: int) -> "_Part":
         """Return elements `begin` to `stop` along an axis."""
-        cut_axis = replace(self.axes[axis], start=self.axes[axis].start + begin)
+        cut_axis = replace(self.axes[axis], start=self.axes[axis].start + begin * self.axes[axis].step)
         numbers = self.numbers[(slice(None),) * axis + (slice(begin, stop),)]
         return _Part(numbers, (*self.axes[:axis], cut_axis, *self.axes[axis + 1 :]), self.unit)
 
@@ -154,7 +158,7 @@ def _in_shared_words(part: _Part) -> Iterator[_Part]:
     length, sharing = numbers.shape[-1], last.sharing
     first = -last.start % sharing
     count = (length - first) // sharing
-    if sharing == 1 or numbers.strides[-1] != numbers.itemsize or count < _FEWEST_WORDS:
+    if sharing == 1 or numbers.strides[-1] != numbers.itemsize or last.step != 1 or count < _FEWEST_WORDS:
         yield part
         return
     stop = first + count * sharing
@@ -175,7 +179,7 @@ def _in_digits(part: _Part, axis: int) -> Iterator[_Part]:
     per_high = _DIGIT * split.sharing
     first = -split.start % per_high
     count = (length - first) // per_high
-    if length < 2 * per_high or count < 1:
+    if length < 2 * per_high or count < 1 or split.step != 1:
         yield from _in_digits(part, axis + 1)
         return
     stop = first + count * per_high
@@ -215,7 +219,7 @@ def _sum(part: _Part) -> int:
 @lru_cache(maxsize=64)
 def _weights(axis: _Axis, length: int) -> np.ndarray:
     """The weights of an array's elements along an axis."""
-    index = np.arange(axis.start, axis.start + length, dtype=np.uint64)
+    index = np.arange(axis.start, axis.start + length * axis.step, axis.step, dtype=np.uint64)
     if not axis.low:
         return _mixed(2 * axis.number + 1, index)
     word, place = np.divmod(index, np.uint64(axis.sharing))

@@ -103,6 +103,78 @@ class Piece:
         return values[tuple(None if axis == NEW_AXIS else slice(None) for axis in self.axes)]
 
 
+@dataclass(frozen=True)
+class PieceSteps:
+    """Pieces at equal distances, such as every other row; usually one piece.
+
+    Attributes:
+        piece: the first one; if there are others, it has one element along `axis`.
+        count: how many there are.
+        axis: the target axis along which they follow one another.
+        distance: between neighbors, along the source's axis.
+        place_distance: between neighbors, along the target's.
+    """
+
+    piece: Piece
+    count: int = 1
+    axis: int = 0
+    distance: int = 1
+    place_distance: int = 1
+
+    @property
+    def source_start(self) -> int:
+        """The first index along the source's first axis; 0 of a scalar."""
+        return self.piece.box.start[0] if self.piece.box.start else 0
+
+    @property
+    def source_stop(self) -> int:
+        """The index after the last along the source's first axis; 1 of a scalar."""
+        beyond = self.distance * (self.count - 1) if self.count > 1 and self.piece.axes[self.axis] == 0 else 0
+        return (self.piece.box.stop[0] if self.piece.box.stop else 1) + beyond
+
+    def within(self, box: TensorSlice) -> "PieceSteps | None":
+        """Return the part in a box of the source; None if there is none."""
+        piece, first, count = self.piece, 0, 1
+        if self.count > 1:
+            along = piece.axes[self.axis]
+            low = piece.box.start[along]
+            first = max(0, -(-(box.start[along] - low) // self.distance))
+            count = min(self.count, (box.stop[along] - 1 - low) // self.distance + 1) - first
+            if count < 1:
+                return None
+            piece = self._piece(first)
+        common = piece.box.intersect(box)
+        if common is None:
+            return None
+        piece = replace(piece, box=common, start=piece.placed_box(common).start)
+        return replace(self, piece=piece, count=count)
+
+    def index(self, box: TensorSlice) -> tuple[slice, ...]:
+        """Return the numpy index of its elements in a box of the source that contains it."""
+        index = list(self.piece.box.relative_to(box).as_index())
+        if self.count > 1:
+            along = self.piece.axes[self.axis]
+            start = index[along].start
+            index[along] = slice(start, start + self.distance * (self.count - 1) + 1, self.distance)
+        return tuple(index)
+
+    @property
+    def steps(self) -> Shape:
+        """Distances between elements in the target, along each axis."""
+        return tuple(
+            self.place_distance if self.count > 1 and axis == self.axis else 1 for axis in range(len(self.piece.axes))
+        )
+
+    def _piece(self, number: int) -> Piece:
+        along, distance = self.piece.axes[self.axis], self.distance * number
+        box = self.piece.box.shifted(
+            tuple(distance if axis == along else 0 for axis in range(len(self.piece.box.start)))
+        )
+        start = list(self.piece.start)
+        start[self.axis] += self.place_distance * number
+        return replace(self.piece, box=box, start=tuple(start))
+
+
 Pieces = tuple[Piece, ...]
 
 
@@ -250,6 +322,23 @@ def clipped(pieces: Iterable[Piece], box: TensorSlice) -> Pieces:
     )
 
 
+def in_steps(pieces: Iterable[Piece]) -> list[PieceSteps]:
+    """Put pieces at equal distances together; `pieces` are in the order of their places."""
+    found: list[PieceSteps] = []
+    latest: dict[object, tuple[int, Piece]] = {}
+    for piece in pieces:
+        kind = piece.source, piece.axes, piece.box.shape, piece.scale
+        number, last = latest.get(kind, (-1, piece))
+        longer = _extended(found[number], last, piece) if number >= 0 else None
+        if longer is None:
+            number = len(found)
+            found.append(PieceSteps(piece))
+        else:
+            found[number] = longer
+        latest[kind] = number, piece
+    return found
+
+
 def merged(pieces: Iterable[Piece]) -> Pieces:
     """Merge pieces that are neighbors both in their source and in the target."""
     left = list(pieces)
@@ -323,3 +412,21 @@ def _divided(pieces: Iterable[Piece], rows: int) -> Iterator[tuple[int, Piece]]:
             start = (max(box.start[0], index * rows), *box.start[1:])
             stop = (min(box.stop[0], (index + 1) * rows), *box.stop[1:])
             yield index, replace(piece, box=piece.source_box(TensorSlice(start, stop)), start=start)
+
+
+def _extended(steps: PieceSteps, last: Piece, piece: Piece) -> PieceSteps | None:
+    """Pieces at equal distances, of which `last` is the last, and one more of the same kind; None if it is not next."""
+    moved = [axis for axis, low in enumerate(last.start) if piece.start[axis] != low]
+    if len(moved) != 1 or piece.scale is not None:
+        return None
+    [axis] = moved
+    along = piece.axes[axis]
+    if along == NEW_AXIS or piece.box.shape[along] != 1:
+        return None
+    shift = [high - low for low, high in zip(last.box.start, piece.box.start, strict=True)]
+    distance, place_distance = shift[along], piece.start[axis] - last.start[axis]
+    if distance < 1 or place_distance < 1 or any(shift[:along]) or any(shift[along + 1 :]):
+        return None
+    if steps.count > 1 and (steps.axis, steps.distance, steps.place_distance) != (axis, distance, place_distance):
+        return None
+    return PieceSteps(steps.piece, steps.count + 1, axis, distance, place_distance)

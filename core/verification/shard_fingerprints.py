@@ -9,6 +9,7 @@ or they differ.
     ShardFingerprints     the contributions of a stage's ranks to one tensor: its fingerprint, and differing replicas
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,11 +29,13 @@ from reshard.core.tensor.dtypes import SCALED, DType
 from reshard.core.tensor.fingerprint import MODULUS, box_fingerprint, combined
 from reshard.core.tensor.layout import BoxGrid, ParameterLayout, ShardGrid, cell_box, whole_layout
 from reshard.core.tensor.scaling import scaled_values
-from reshard.core.tensor.segments import Piece
+from reshard.core.tensor.segments import PieceSteps
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 
 BLOCK_BYTES = 4 * 2**20
 """Read and summed at a time: large enough for the overhead of a block not to matter."""
+
+_ALL_ROWS = 2**63
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -44,15 +47,15 @@ class Contribution(Generic[Key]):
     Attributes:
         key: the sum that it is added to.
         start: where the entry's shard begins in its whole tensor.
-        piece: the box of that tensor that counts, with its place and transposition in the tensor that is summed; None:
-            all of it, as it is.
+        piece: the boxes of that tensor that count, with their places and transpositions in the tensor that is summed;
+            None: all of it, as it is.
         dtype: the floating-point type that values are cast to first; None: as they are.
         factors: reads the factors of the piece's values, if these are scaled before that.
     """
 
     key: Key
     start: Shape
-    piece: Piece | None = None
+    piece: PieceSteps | None = None
     dtype: DType | None = None
     factors: Callable[[], np.ndarray] | None = None
 
@@ -73,6 +76,7 @@ def sum_contributions(
     if ranges is None:
         ranges = [ElementRange.whole(record.index.entries[name]) for name in contributions]
     sums = {each.key: 0 for range_ in ranges for each in contributions[range_.entry.name]}
+    near = {name: _Near(those) for name, those in contributions.items()}
     with closing(open_record(record)) as file:
         if file.version != record.version:
             raise CatalogError(
@@ -82,10 +86,33 @@ def sum_contributions(
             )
         buffer = np.empty(BLOCK_BYTES, np.uint8)
         for entry, box, values in read_blocks(file, record, ranges, buffer):
-            for each in contributions[entry.name]:
+            for each in near[entry.name].to(box):
                 sums[each.key] = (sums[each.key] + _block_fingerprint(entry, box, values, each)) % MODULUS
             advance(values.nbytes)
     return sums
+
+
+class _Near(Generic[Key]):
+    """The contributions of an entry, of which there may be thousands, found by the rows of its blocks."""
+
+    def __init__(self, contributions: Sequence[Contribution[Key]]) -> None:
+        self._sorted = sorted(contributions, key=lambda each: self._rows(each)[0])
+        rows = [self._rows(each) for each in self._sorted]
+        self._starts = [start for start, _ in rows]
+        self._longest = max((stop - start for start, stop in rows), default=0)
+
+    def to(self, block: TensorSlice) -> Sequence[Contribution[Key]]:
+        """Return all contributions that overlap a block of the entry, and perhaps others."""
+        if not block.start:
+            return self._sorted
+        first = bisect_left(self._starts, block.start[0] - self._longest)
+        return self._sorted[first : bisect_left(self._starts, block.stop[0])]
+
+    def _rows(self, each: Contribution[Key]) -> tuple[int, int]:
+        """The rows of the entry's shard that count."""
+        if each.piece is None or not each.start:
+            return 0, _ALL_ROWS
+        return each.piece.source_start - each.start[0], each.piece.source_stop - each.start[0]
 
 
 class FileFingerprints:
@@ -220,18 +247,19 @@ def _block_fingerprint(
 ) -> int:
     """The contribution of a block, which is `box` of the entry's shard."""
     start, dtype, piece = _sum_of(box.start, contribution.start), entry.dtype, contribution.piece
+    steps = None
     if piece is not None:
         block = TensorSlice(start, _sum_of(start, values.shape))
-        common = block.intersect(piece.box)
-        if common is None:
+        part = piece.within(block)
+        if part is None:
             return 0
-        values = values[common.relative_to(block).as_index()]
-        if piece.scale is not None and contribution.factors is not None:
-            values, dtype = scaled_values(values, common.start, contribution.factors(), piece.scale.block), SCALED
-        start, values = piece.placed_box(common).start, piece.arranged(values)
+        values, first, steps = values[part.index(block)], part.piece, part.steps
+        if first.scale is not None and contribution.factors is not None:
+            values, dtype = scaled_values(values, first.box.start, contribution.factors(), first.scale.block), SCALED
+        start, values = first.start, first.arranged(values)
     if contribution.dtype is not None and contribution.dtype is not dtype:
         values = cast_bits(values, dtype, contribution.dtype)
-    return box_fingerprint(values, start)
+    return box_fingerprint(values, start, steps)
 
 
 def _sum_of(start: Shape, offsets: Shape) -> Shape:

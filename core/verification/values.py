@@ -26,7 +26,7 @@ from reshard.core.runtime.wording import listed_lines, rank_names
 from reshard.core.source.replicas import differing_replicas_text
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import box_fingerprint, combined, fingerprint_text
-from reshard.core.tensor.segments import Piece
+from reshard.core.tensor.segments import Piece, PieceSteps
 from reshard.core.tensor.slices import Shape, TensorSlice
 from reshard.core.transfer.scales import ScaleReader
 from reshard.core.verification.accumulator import Addend, FingerprintAccumulator, stored_bytes
@@ -252,7 +252,9 @@ class ContentCheck:
                     continue
                 rank = next(iter(contents.values()))[0]
                 start = addend.shards.box(rank).start
-                contributions = [Contribution(box, start, piece, addend.dtype, addend.factors) for box, piece in inside]
+                contributions = [
+                    Contribution(box, start, PieceSteps(piece), addend.dtype, addend.factors) for box, piece in inside
+                ]
                 sums = sum_contributions(self._plan.inputs.catalog.records[rank], {addend.name: contributions})
                 for box, fingerprint in sums.items():
                     expected[box] = combined([expected[box], fingerprint])

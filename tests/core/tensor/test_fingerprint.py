@@ -168,3 +168,19 @@ def test_stays_what_it_is() -> None:
 def test_refuses_what_is_no_box(values: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"\[0\]: not a box of unsigned integers"):
         box_fingerprint(values, (0,))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_elements_at_equal_distances_have_the_weights_of_their_places(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]))
+    shape = data.draw(st.sampled_from([(3, 40), (600, 1), (2, 600), (1, 3)]))
+    steps = tuple(data.draw(st.sampled_from([1, 2, 7])) for _ in range(2))
+    start = tuple(data.draw(st.sampled_from([0, 5, 300])) for _ in range(2))
+    values = np.random.default_rng(1).integers(0, 256, shape).astype(dtype)
+    places = {
+        index: tuple(low + i * step for low, i, step in zip(start, index, steps, strict=True))
+        for index in np.ndindex(shape)
+    }
+    wanted = combined(box_fingerprint(values[index].reshape(1, 1), place) for index, place in places.items())
+    assert box_fingerprint(values, start, steps) == wanted

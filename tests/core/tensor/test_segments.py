@@ -11,6 +11,7 @@ from reshard.core.tensor.segments import (
     Pieces,
     are_whole,
     fill_once,
+    in_steps,
     joined,
     merged,
     split,
@@ -137,3 +138,39 @@ def test_boxes_are_found_in_both_directions() -> None:
     inside = TensorSlice((101, 7), (103, 8))
     assert str(piece.source_box(inside)) == "[2:3, 11:13]"
     assert piece.placed_box(piece.source_box(inside)) == inside
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_pieces_at_equal_distances_are_the_same_pieces_in_any_box(data: st.DataObject) -> None:
+    rows, columns = data.draw(st.sampled_from([4, 12, 24])), data.draw(st.sampled_from([1, 3]))
+    axis = data.draw(st.integers(0, 1))
+    one, other = (made_of(number, (rows, columns)).turned((1, 0) if axis else (0, 1)) for number in range(2))
+    whole = together([one, other], axis, data.draw(st.sampled_from([1, 2, rows]))).turned((1, 0))
+    steps = in_steps(whole.pieces)
+    sources = [made_of(number, (rows, columns)).array for number in range(2)]
+    start = (data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1)))
+    box = TensorSlice(
+        start, (data.draw(st.integers(start[0] + 1, rows)), data.draw(st.integers(start[1] + 1, columns)))
+    )
+    found, wanted = (np.full(whole.array.shape, -1) for _ in range(2))
+    for piece in whole.pieces:
+        common = piece.box.intersect(box)
+        if common is not None:
+            wanted[piece.placed_box(common).as_index()] = piece.arranged(sources[piece.source][common.as_index()])
+    for each in steps:
+        part = each.within(box)
+        if part is None:
+            continue
+        values = part.piece.arranged(sources[each.piece.source][box.as_index()][part.index(box)])
+        place = zip(part.piece.start, values.shape, part.steps, strict=True)
+        index = tuple(slice(low, low + length * step, step) for low, length, step in place)
+        assert (found[index] == -1).all()
+        found[index] = values
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_every_other_row_is_one_progression() -> None:
+    gate, up = made_of(0, (1000, 3)), made_of(1, (1000, 3))
+    steps = in_steps(together([gate, up], 0, 1000).pieces)
+    assert [(each.count, each.axis, each.distance, each.place_distance) for each in steps] == [(1000, 0, 1, 2)] * 2
