@@ -18,7 +18,7 @@ from reshard.core.request.expressions import linear
 from reshard.core.runtime.wording import quoted
 
 Values = Mapping[str, int | str]
-"""Placeholder -> the number or text that it stands for."""
+"""Placeholder -> its number or text."""
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _TEXT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):(.+)", re.DOTALL)

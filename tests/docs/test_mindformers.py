@@ -1,4 +1,4 @@
-"""The guide for users of MindFormers is carried out, in its order and as it stands."""
+"""The guide for users of MindFormers is carried out, in its order and to the letter."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The guide for users of PyTorch is carried out, in its order and as it stands; its program by PyTorch."""
+"""The guide for users of PyTorch is carried out, in its order and to the letter; its program by PyTorch."""
 
 import os
 import re

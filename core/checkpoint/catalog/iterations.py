@@ -109,20 +109,13 @@ def find_iteration(url: str, step: str = "") -> Iteration | None:
         StrategyError: its metadata is damaged.
         StorageError: the storage does not answer.
     """
-    location = parse_url(url)
-    if RANK_FIELD in location.path:
+    found = _directory_of(url)
+    if found is None:
         return None
-    if location.name == METADATA_NAME:
-        location = location.parent
-    names = unless_missing(lambda: names_in(location))
-    if names is None:
-        return None
+    location, names = found
     if holds_iterations(names):
         return _of_number(location, *_choose(location, names, step))
-    if is_iteration(names):
-        return read_iteration(location, names, step)
-    output = find_output_checkpoint(location, names)
-    return None if output is None else find_iteration(str(output), step)
+    return read_iteration(location, names, step)
 
 
 def find_number(url: str, step: str = "") -> int | None:
@@ -132,6 +125,15 @@ def find_number(url: str, step: str = "") -> int | None:
         CatalogError: there is no such iteration, or none is complete.
         StorageError: the storage does not answer.
     """
+    found = _directory_of(url)
+    if found is None:
+        return None
+    location, names = found
+    return _choose(location, names, step)[0] if holds_iterations(names) else parse_iteration(location.name)
+
+
+def _directory_of(url: str) -> tuple[Location, list[str]] | None:
+    """The directory of one iteration or of several that a URL means, and the names in it."""
     location = parse_url(url)
     if RANK_FIELD in location.path:
         return None
@@ -140,12 +142,10 @@ def find_number(url: str, step: str = "") -> int | None:
     names = unless_missing(lambda: names_in(location))
     if names is None:
         return None
-    if holds_iterations(names):
-        return _choose(location, names, step)[0]
-    if is_iteration(names):
-        return parse_iteration(location.name)
+    if holds_iterations(names) or is_iteration(names):
+        return location, names
     output = find_output_checkpoint(location, names)
-    return None if output is None else find_number(str(output), step)
+    return None if output is None else _directory_of(str(output))
 
 
 def holds_iterations(names: Sequence[str]) -> bool:
