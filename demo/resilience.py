@@ -1,8 +1,8 @@
 """A training that loses ranks, and goes on with fewer: `python -m demo.resilience DIRECTORY`.
 
 Eight ranks train and save. Two are killed; the others get SIGTERM, and those that have to save do so. The checkpoint is
-recovered and converted to six ranks, which go on. In the end each bit of the model is compared with that of eight ranks
-that nothing disturbed.
+recovered and converted to six ranks, which go on: from files of ranks, and once more from MindFormers' Checkpoint 2.0.
+In the end each bit of both models is compared with that of eight ranks that nothing disturbed.
 """
 
 import argparse
@@ -38,12 +38,18 @@ def run_cycle(directory: Path) -> None:
     print(f"3. Convert it to {len(AFTER.ranks)} ranks, each slice from a rank that has it.")
     recovering = ("--recover", "--step", LAST_SAVED, "--source-strategy", before, "--target-strategy", after)
     _reshard("convert", directory / "training", directory / "recovered", *recovering)
-    print(f"4. {len(AFTER.ranks)} ranks go on to step {STEPS}.")
+    print("   The same as a Checkpoint 2.0.")
+    iteration = FAULTS.step - 1
+    as_iteration = ("--layout", "checkpoint2", "--iteration", str(iteration), "--common", f"global_step={iteration}")
+    _reshard("convert", directory / "training", directory / "iterations", *recovering, *as_iteration, "--quiet")
+    print(f"4. {len(AFTER.ranks)} ranks go on to step {STEPS} from either.")
     train(AFTER, directory / "resumed", STEPS, start=directory / "recovered")
+    train(AFTER, directory / "resumed_iteration", STEPS, start=directory / "iterations")
     print(f"5. For comparison: {len(BEFORE.ranks)} ranks that nothing disturbs.")
     train(BEFORE, directory / "undisturbed", STEPS)
-    sides = ("--strategy-a", before, "--strategy-b", after)
-    _reshard("diff", directory / "undisturbed", directory / "resumed", *sides)
+    for resumed in ("resumed", "resumed_iteration"):
+        sides = ("--strategy-a", before, "--strategy-b", after)
+        _reshard("diff", directory / "undisturbed", directory / resumed, *sides)
 
 
 def _reshard(*arguments: str | Path) -> None:

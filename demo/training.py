@@ -177,11 +177,19 @@ class Trainer:
         self.state = State(0, {name: first[name][box.as_index()].copy() for name, box in self._boxes.items()})
 
     def resume(self, checkpoint: Path) -> None:
-        """Go on from this rank's file of a checkpoint."""
-        [file] = (checkpoint / f"rank_{self._rank}").glob("*.ckpt")
-        loaded = load_checkpoint(str(file))
-        arrays = {name: np.asarray(loaded[name]) for name in self._boxes}
-        self.state = State(int(np.asarray(loaded["step_num"])), arrays)
+        """Go on from this rank's file of a checkpoint, or from its two files of a Checkpoint 2.0."""
+        tracker = checkpoint / "latest_checkpointed_iteration.txt"
+        if tracker.exists():
+            iteration = checkpoint / f"iteration_{int(tracker.read_text()):08}"
+            step = json.loads((iteration / "common.json").read_text())["global_step"]
+            loaded: dict[str, Any] = {}
+            for file in iteration.glob(f"*-{self._rank:07}-*.safetensors"):
+                loaded |= load_checkpoint(str(file), format="safetensors")
+        else:
+            [file] = (checkpoint / f"rank_{self._rank}").glob("*.ckpt")
+            loaded = load_checkpoint(str(file))
+            step = int(np.asarray(loaded["step_num"]))
+        self.state = State(step, {name: np.asarray(loaded[name]) for name in self._boxes})
 
     def save_now(self, folder: Path) -> None:
         """Save the last whole step, under the name that a regular checkpoint of it would have."""
