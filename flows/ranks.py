@@ -29,6 +29,12 @@ from reshard.tasks.verification import verify_rank
 MAX_SINGLE_RANKS = 128
 """More ranks are done in batches."""
 MAX_BATCHES = 128
+MIN_BATCHES = 8
+"""Fewer ranks of a pool are not worth a batch."""
+_BATCHES_PER_THREAD = 4
+"""Of a pool: so that none waits long for the last one."""
+_BATCH_BYTES = 2**28
+"""Converted in the time that Prefect takes to begin and end a task in another process, some 0.1 s for each."""
 _CHECK_SECONDS = 1.0
 _TASKS: dict[Kind, Task[..., Any]] = {
     Kind.WRITE: transform_rank,
@@ -51,10 +57,24 @@ def run_ranks(
         ConversionError: no slot of the concurrency limit can be had; the others are stopped.
         Exception: a task met a bug; the others are stopped.
     """
-    max_batches = MAX_BATCHES if len(session.pending) > MAX_SINGLE_RANKS else 0
-    dispatch = session.dispatch(max_batches=max_batches, separate_checks=True)
+    dispatch = session.dispatch(max_batches=_max_batches(session, pool), separate_checks=True)
     _run(dispatch, session, session.budget.workers, progress, pool, slots)
     return dispatch.failures
+
+
+def _max_batches(session: Session, pool: PoolRunner | None) -> int:
+    """Return the number of batches for the pending ranks; 0: each has tasks of its own.
+
+    In a pool small ranks are done in batches earlier: a task costs more there than in a thread of this process.
+    """
+    count = len(session.pending)
+    if pool is None:
+        return MAX_BATCHES if count > MAX_SINGLE_RANKS else 0
+    threads = pool.pool.processes * pool.pool.threads
+    first = session.plan.target_ranks.start
+    pending_bytes = sum(session.plan.totals[rank - first].shard_bytes for rank in session.pending)
+    most = min(MAX_BATCHES, max(MIN_BATCHES, _BATCHES_PER_THREAD * threads, pending_bytes // _BATCH_BYTES))
+    return most if count > most else 0
 
 
 def read_sources(

@@ -20,7 +20,7 @@ from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.budget import WorkerPool
 from reshard.core.runtime.progress import SilentProgress
 from reshard.flows.convert_checkpoint import convert_checkpoint
-from reshard.flows.ranks import _Tasks, failures_of, run_ranks
+from reshard.flows.ranks import _max_batches, _Tasks, failures_of, run_ranks
 from reshard.flows.runner import RunnerLostError
 from reshard.flows.slots import Slot
 from reshard.tasks.assignment import TaskResult
@@ -52,6 +52,34 @@ def messages(run: Run[Any, Any], count: int) -> dict[str, str]:
     """Messages of a run's finished tasks, when there are so many."""
     found = run.tasks(lambda found: len(found) >= count)
     return {name: str(task.state and task.state.message) for name, task in found.items()}
+
+
+# ---- batches of a pool ----
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank_bytes", "processes", "threads", "batches"),
+    [
+        (8, 0, 2, 1, 0),
+        (9, 0, 2, 1, 8),
+        (16, 2**20, 2, 1, 8),
+        (100, 2**20, 2, 2, 16),
+        (100, 2**20, 64, 1, 0),  # each thread is to have several
+        (1000, 2**20, 64, 1, 128),
+        (16, 2**28, 2, 1, 0),  # a task for each costs little beside its bytes
+        (100, 2**26, 2, 1, 25),
+        (1000, 2**34, 2, 1, 128),
+    ],
+)
+def test_small_ranks_of_a_pool_are_done_in_batches(
+    ranks: int, rank_bytes: int, processes: int, threads: int, batches: int
+) -> None:
+    """Ranks whose numbers begin at 4, the first of which are done."""
+    totals = [SimpleNamespace(shard_bytes=rank_bytes)] * (ranks + 3)
+    plan = SimpleNamespace(totals=totals, target_ranks=range(4, ranks + 7))
+    session: Any = SimpleNamespace(pending=tuple(range(7, ranks + 7)), plan=plan)
+    assert _max_batches(session, SimpleNamespace(pool=WorkerPool(processes, threads))) == batches
+    assert _max_batches(session, None) == (128 if ranks > 128 else 0)
 
 
 # ---- what tasks say ----
