@@ -100,7 +100,7 @@ conformance: $(INSTALLED) $(JUDGE) $(MINDFORMERS_JUDGE) $(TORCH_JUDGE) ## random
 fuzz: $(INSTALLED) ## damaged and hostile files for every parser, a minute; SECONDS=600 SEED=… or ONLY=<a parser>
 	@$(RUN) tests.fuzz.run $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
-bench: $(INSTALLED) $(JUDGE) ## measures against cp, rclone and MindSpore, 15 minutes; a part: SCENARIOS="main columns" ROUNDS=2
+bench: $(INSTALLED) $(JUDGE) $(TORCH_JUDGE) ## measures against cp, rclone, MindSpore and PyTorch, 15 minutes; a part: SCENARIOS="main columns" ROUNDS=2
 	$(RUN) benchmarks $(SCENARIOS) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 docs: $(INSTALLED) ## a site with search, of README and docs/, in build/site; dead links are errors

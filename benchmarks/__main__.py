@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from benchmarks import report, results
-from benchmarks.contenders import MINDSPORE_PYTHON
+from benchmarks.contenders import MINDSPORE_PYTHON, TORCH_PYTHON
 from benchmarks.errors import BenchmarkError
 from benchmarks.running import Plan, check_room
 from benchmarks.scenarios import SCENARIOS, Scenario
@@ -44,7 +44,7 @@ def command(scenarios: Sequence[str], rounds: int | None, directory: Path, minds
     """The command; its help is above because the scenarios are listed in it."""
     chosen = [_SCENARIOS[name] for name in dict.fromkeys(scenarios)] or list(SCENARIOS)
     plans = [_plan(scenario, rounds, mindspore=mindspore) for scenario in chosen]
-    _check_mindspore(plans)
+    _check_installed(plans)
     check_room(plans, directory)
     with (
         tempfile.TemporaryDirectory(prefix="reshard-benchmarks-", dir=directory) as place,
@@ -66,9 +66,11 @@ def _plan(scenario: Scenario, rounds: int | None, *, mindspore: bool) -> Plan:
     return Plan(scenario, contenders, once, rounds or scenario.rounds)
 
 
-def _check_mindspore(plans: Sequence[Plan]) -> None:
+def _check_installed(plans: Sequence[Plan]) -> None:
     if not MINDSPORE_PYTHON.exists() and any(who.is_mindspore for plan in plans for who in plan.in_round(1)):
         raise BenchmarkError("MindSpore is not installed: `make bench` does that, --no-mindspore does without")
+    if not TORCH_PYTHON.exists() and any(plan.scenario.name == "dcp" for plan in plans):
+        raise BenchmarkError("PyTorch is not installed: `make bench` does that")
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from tests.support.s3_server import RCLONE
 _HERE = Path(__file__).parent
 MINDSPORE_PYTHON = _HERE.parent / ".venv-mindspore" / "bin" / "python"
 _ITERATION = "--layout", "checkpoint2", "--iteration", "1", "--common", "global_step=1"
+TORCH_PYTHON = _HERE.parent / ".venv-torch" / "bin" / "python"
+_TORCH_PROCESSES = 4
 _S3_SOURCE, _S3_TARGET = "source/ckpt", "target/out"
 """Bucket and path of `Job.source` and `Job.target`."""
 
@@ -43,6 +45,11 @@ class Job:
     def iterations(self) -> Path:
         """The source checkpoint as a Checkpoint 2.0."""
         return self.buckets / "source" / "checkpoint2"
+
+    @property
+    def dcp(self) -> Path:
+        """The source checkpoint as one of PyTorch's."""
+        return self.buckets / "source" / "dcp"
 
     @property
     def target(self) -> Path:
@@ -137,6 +144,33 @@ def _from_iteration(job: Job) -> Sequence[str]:
     return [reshard, "convert", str(job.iterations), str(job.target), *options]
 
 
+def _as_dcp(job: Job) -> Sequence[str]:
+    """The command that makes PyTorch's checkpoint: whole tensors are its way there."""
+    source, _ = job.strategies
+    whole = job.scratch / "whole"
+    given = "--source-strategy", source, "--layout", "unified", "--max-shard-size", "1TB"
+    reshard = str(Path(sys.executable).with_name("reshard"))
+    options = "--engine", "direct", "--verify", "none", "--json"
+    convert = [reshard, "convert", str(job.source(CheckpointFormat.CKPT)), str(whole), *given, *options]
+    save = _torch("save", whole / "model.safetensors", job.dcp)
+    return _script(convert, save, ["rm", "-r", str(job.scratch)])
+
+
+def _torch(task: str, source: Path, target: Path) -> Sequence[str]:
+    run = [str(TORCH_PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", str(_TORCH_PROCESSES)]
+    return [*run, str(_HERE / "torch_dcp.py"), task, str(source), str(target)]
+
+
+def _from_dcp(*options: str) -> Callable[[Job], Sequence[str]]:
+    def command(job: Job) -> Sequence[str]:
+        _, target = job.strategies
+        reshard = str(Path(sys.executable).with_name("reshard"))
+        given = "--target-strategy", target, "--engine", "direct", "--json", *options
+        return [reshard, "convert", str(job.dcp), str(job.target), *given]
+
+    return command
+
+
 def _rclone_copy(job: Job) -> Sequence[str]:
     return _script(_download(job), _upload(job.copied))
 
@@ -214,6 +248,16 @@ TO_CHECKPOINT2 = Contender(
     CheckpointFormat.SAFETENSORS,
     converts=False,
 )
+FROM_DCP_NONE = Contender(
+    "from-dcp-none", "reshard from DCP, not verified", _from_dcp("--verify", "none"), preparation=_as_dcp
+)
+FROM_DCP = Contender("from-dcp", "reshard from DCP, every byte verified", _from_dcp())
+TORCH = Contender(
+    "torch",
+    "PyTorch, 4 processes: load, save",
+    lambda job: _torch("reshard", job.dcp, job.target),
+    converts=False,
+)
 FLOW = Contender(
     "flow",
     "reshard as a Prefect flow, every byte verified",
@@ -280,6 +324,9 @@ CONTENDERS = {
         SAFETENSORS,
         FROM_CHECKPOINT2,
         TO_CHECKPOINT2,
+        FROM_DCP_NONE,
+        FROM_DCP,
+        TORCH,
         FLOW,
         MINDSPORE_CKPT,
         MINDSPORE_SAFETENSORS,

@@ -69,7 +69,9 @@ class Plan:
         targets = target * (2 if self._keeps_a_target() else 1)
         # downloads, what becomes of them, and parts that the server puts together when it has them all
         at_store = source + 2 * target if self.scenario.needs_store else 0
-        return source * len(self._formats()) + targets + at_store
+        # what makes a source of its own may need whole tensors on the way
+        prepared = 2 * source if any(contender.preparation for contender in self.in_round(1)) else 0
+        return source * len(self._formats()) + targets + at_store + prepared
 
     def run(self, directory: Path, server: Mapping[str, str], say: Say) -> Result:
         """Measures everything in a new `directory`, which is removed again.

@@ -9,6 +9,8 @@ from benchmarks.contenders import (
     CP,
     FLOW,
     FROM_CHECKPOINT2,
+    FROM_DCP,
+    FROM_DCP_NONE,
     MINDSPORE_CKPT,
     MINDSPORE_SAFETENSORS,
     NONE,
@@ -23,6 +25,7 @@ from benchmarks.contenders import (
     S3_NONE,
     SAFETENSORS,
     TO_CHECKPOINT2,
+    TORCH,
     Contender,
 )
 from benchmarks.models import Model, cut_by, matrices, transformer
@@ -96,6 +99,10 @@ before; with its default settings. The server computes the etag of an object, at
 wants it: those of the source are known beforehand; those of the target, a tool that checks what it has written has to
 wait for."""
 
+_DCP = """\
+PyTorch's processes load the shards by rows, as they were saved, into shards by columns, and save those: another
+conversion, of as many bytes. Starting them and importing torch is part of the time."""
+
 _OVERHEAD = """\
 Two workers, ranks of next to no work. In the whole process are the start of Python and of a cluster, and the time until
 Prefect's server has recorded all task runs."""
@@ -114,6 +121,13 @@ SCENARIOS = (
         (CP, SAFETENSORS, FROM_CHECKPOINT2, TO_CHECKPOINT2),
         _llama,
         rounds=5,
+    ),
+    Scenario(
+        "dcp",
+        "the first, as PyTorch's Distributed Checkpoint of 4 ranks",
+        (CP, FROM_DCP_NONE, FROM_DCP, TORCH),
+        _llama,
+        note=_DCP,
     ),
     Scenario("columns", "32 matrices cut by columns, 8 → 4 ranks", _RESHARD, _columns, once=_MINDSPORE),
     Scenario("small", "20,000 parameters of 4 KiB, 8 → 4 ranks", _RESHARD, _small, once=_MINDSPORE),

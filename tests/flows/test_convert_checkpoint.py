@@ -29,9 +29,10 @@ from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.tensor.layout import whole_layout
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.tasks.conversion import transform_rank
-from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
+from tests.support.checkpoints import ALL_CASES, Case, case, read_safetensors, read_tree
 from tests.support.columns import COLUMN_RANKS, column_case
 from tests.support.conversions import failing
+from tests.support.dcp import dcp_case
 from tests.support.flow_runs import Run
 from tests.support.iterations import iteration_case, iteration_request, read_metadata, tracked
 
@@ -98,6 +99,13 @@ def test_an_iteration_is_written_and_tracked(target: Path) -> None:
     assert run.state.result().target == str(target / "iteration_00000040")
     assert read_metadata(target / "iteration_00000040")["state_dict_metadata"]
     assert tracked(target) == "40"
+
+
+def test_a_checkpoint_of_pytorch_is_a_source(target: Path) -> None:
+    dcp = dcp_case("dtypes")
+    run = converted(dcp.request(target, layout="unified", verify="content"))
+    assert run.state.is_completed()
+    assert read_safetensors(target / "model.safetensors") == dcp.whole
 
 
 def test_an_occupied_target_is_refused_before_anything_is_read(target: Path) -> None:

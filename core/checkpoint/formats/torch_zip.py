@@ -12,6 +12,7 @@ their sizes. A tensor is a view of its storage, with strides of its own: a trans
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from reshard.core.checkpoint.model import StridedContent
 from reshard.core.errors import CheckpointError
@@ -291,7 +292,9 @@ class _View:
         return StoredTensor(self.dtype, self.shape, extent, strided, self.is_lazy)
 
 
+@lru_cache(maxsize=4096)
 def _parse_view(data: bytes) -> _View:
+    # tensors of one shape have the same pickle: layers repeat, and so do ranks
     record = read_pickle(data, _ALLOWED)
     if isinstance(record, Record) and record.made_by == _PARAMETER and record.arguments:
         record = record.arguments[0]

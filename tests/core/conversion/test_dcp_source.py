@@ -14,6 +14,7 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import Outcome
 from reshard.core.errors import InputError
 from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
+from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import assess_recovery
@@ -21,6 +22,7 @@ from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.verification.compare import fingerprint_checkpoint
+from reshard.core.verification.published import verify_target
 from tests.core.strategy.test_dcp_metadata import hyper_metadata
 from tests.support.checkpoints import Contents, read_safetensors, read_tree
 from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, dcp_case, saved_tensor
@@ -134,6 +136,13 @@ def test_an_interrupted_conversion_is_resumed(tmp_path: Path) -> None:
     assert report.committed
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "want")
     assert [each.rank for each in report.ranks if each.outcome is Outcome.RESUMED] == [0, 1, 2]
+
+
+def test_values_are_compared_with_the_source_s_later(tmp_path: Path) -> None:
+    convert(DTYPES.request(tmp_path / "out", layout="unified"))
+    report = verify_target(str(tmp_path / "out"), VerifyLevel.CONTENT)
+    assert not report.problems
+    assert report.level is VerifyLevel.CONTENT
 
 
 def test_little_memory_is_enough(tmp_path: Path) -> None:
