@@ -106,7 +106,8 @@ class RequestCommand(Command):
 
         origin = "standard input" if value == _STDIN else value
         data = sys.stdin.buffer.read(MAX_DOCUMENT_BYTES + 1) if value == _STDIN else read_document(value)
-        file = _File(origin, parse_job(data, origin, self._request, self._passed_over))
+        options = {name.removeprefix("--").replace("-", "_") for each in self.params for name in each.opts}
+        file = _File(origin, parse_job(data, origin, self._request, self._passed_over, options))
         ctx.meta[_FILE] = file
         # arguments in the file are not missing; like options, they get its values when the request is made
         ctx.default_map = {str(each.name): "" for each in self.params if each.name in file.fields and each.required}

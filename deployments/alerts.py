@@ -1,6 +1,7 @@
 """The automation that sends alerts by a notification block: of runs that failed, are late or wait for approval."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -39,6 +40,23 @@ def find_block(client: SyncPrefectClient, name: str) -> UUID:
     if found.block_schema is None or "notify" not in found.block_schema.capabilities:
         raise InputError(f"--notify {name}: is no notification block: name a Slack Webhook, Email, Custom Webhook, …")
     return found.id
+
+
+def notified_blocks(client: SyncPrefectClient, automations: Sequence[AutomationCore]) -> list[str]:
+    """Return the blocks, as TYPE/NAME, by which automations notify; deleted ones are left out."""
+    ids = {
+        action.block_document_id
+        for automation in automations
+        for action in automation.actions
+        if isinstance(action, SendNotification)
+    }
+    names = []
+    for each in ids:
+        with suppress(ObjectNotFound):
+            block = client.read_block_document(each, include_secrets=False)
+            if block.block_type is not None:
+                names.append(f"{block.block_type.slug}/{block.name}")
+    return sorted(names)
 
 
 def alerts_automation(tags: Sequence[str], block: UUID) -> AutomationCore:

@@ -31,7 +31,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.workers.process import ProcessWorker
 
 from reshard import __version__
-from reshard.deployments.alerts import ALERTS_AUTOMATION, alerts_automation, find_block
+from reshard.deployments.alerts import ALERTS_AUTOMATION, alerts_automation, find_block, notified_blocks
 from reshard.deployments.described import Described, WorkPool
 from reshard.deployments.form_groups import form_schema
 
@@ -122,10 +122,13 @@ def _tags(descriptions: Sequence[Described]) -> list[str]:
 
 
 def _make_alerts(client: SyncPrefectClient, tags: Sequence[str], block: UUID | None) -> str:
-    if block is not None:
-        return _made_if(_make_automation(client, alerts_automation(tags, block)))
     there = client.read_automations_by_name(ALERTS_AUTOMATION)
-    return _made_if(False) if there else "not made: whom to notify is named by --notify TYPE/NAME"
+    if there:
+        notified = notified_blocks(client, there)
+        return _made_if(False) + (f"; it notifies by {', '.join(notified)}" if notified else "")
+    if block is None:
+        return "not made: whom to notify is named by --notify TYPE/NAME"
+    return _made_if(_make_automation(client, alerts_automation(tags, block)))
 
 
 def _made_if(made: bool) -> str:

@@ -16,6 +16,7 @@ from prefect.schedules import Schedule
 from pydantic import BaseModel, ConfigDict
 
 from reshard.core.errors import ConversionError, InputError
+from reshard.flows.server_setting import check_server_url, unreachable
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
 
@@ -61,7 +62,7 @@ def configured_server() -> Iterator[SyncPrefectClient]:
     """Provide a client of the server in PREFECT_API_URL or the active profile; the server answers.
 
     Raises:
-        InputError: no server is configured.
+        InputError: no server is configured, or its URL is none.
         ConversionError: it does not answer, or not as a Prefect server does, now or later in the block.
     """
     url = settings.PREFECT_API_URL.value()
@@ -70,6 +71,7 @@ def configured_server() -> Iterator[SyncPrefectClient]:
             "no Prefect server is configured. Set PREFECT_API_URL=http://HOST:4200/api, or start one here: "
             "prefect server start"
         )
+    check_server_url(str(url))
     try:
         with get_client(sync_client=True) as client:
             client.api_version()
@@ -77,6 +79,6 @@ def configured_server() -> Iterator[SyncPrefectClient]:
     except (httpx.HTTPError, PrefectException, ValueError) as error:
         # ValueError: for example, a page in place of JSON
         raise ConversionError(
-            f"the Prefect server at {url} does not answer as it should: {error!r}. "
-            "Is it running, and does PREFECT_API_URL end in /api?"
+            f"{unreachable(str(url), str(error) or repr(error))}. "
+            "Start it, or change that setting, which has to end in /api"
         ) from error

@@ -29,7 +29,7 @@ from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.progress import Progress, SilentProgress, reporting_to
 from reshard.flows.embedded_server import embedded_server_error, is_embedded, start_server
-from reshard.flows.server_setting import origin_of
+from reshard.flows.server_setting import check_server_url, unreachable
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -132,6 +132,8 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 def _check_server() -> None:
     """Check that the configured server answers."""
+    if url := settings.PREFECT_API_URL.value():
+        check_server_url(str(url))
     try:
         with get_client(sync_client=True) as client:
             problem = client.api_healthcheck()
@@ -144,11 +146,8 @@ def _check_server() -> None:
 def _server_error(problem: Exception) -> ConversionError:
     if is_embedded():
         return embedded_server_error(problem)
-    url = settings.PREFECT_API_URL.value()
-    return ConversionError(
-        f"the Prefect server at {url} ({origin_of(url or '')}) does not answer: {str(problem).rstrip('.')}. "
-        "Start it, change that setting, or convert without Prefect: --engine direct"
-    )
+    said = unreachable(str(settings.PREFECT_API_URL.value()), problem)
+    return ConversionError(f"{said}. Start it, change that setting, or convert without Prefect: --engine direct")
 
 
 def _await_recording(flow_run_id: UUID) -> None:

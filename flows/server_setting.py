@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from reshard.core.errors import InputError
+from reshard.core.runtime.secrets import scrubbed
 
 _URL = "PREFECT_API_URL"
 _NAMES = (_URL, "PREFECT_API")
@@ -39,15 +41,40 @@ def configured_server() -> ServerSetting | None:
     """Return the server that Prefect's settings name, or None.
 
     Raises:
-        InputError: Prefect cannot read its settings.
+        InputError: Prefect cannot read its settings, or they name no server.
     """
-    if os.environ.get(_URL):
-        return ServerSetting(os.environ[_URL], f"{_URL} in the environment")  # nothing comes before it
+    if url := os.environ.get(_URL):
+        check_server_url(url)
+        return ServerSetting(url, origin_of(url))  # nothing comes before it
     sources = list(_sources())
     if not sources:
         return None
     url = _url_by_prefect(sources)
+    if url:
+        check_server_url(url)
     return ServerSetting(url, origin_of(url)) if url else None
+
+
+def check_server_url(url: str) -> None:
+    """Check that a setting is the URL of a server.
+
+    Raises:
+        InputError: it is not.
+    """
+    try:
+        parts = urlsplit(url)
+        is_server = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        is_server = False
+    if not is_server:
+        raise InputError(
+            f"{scrubbed(url)} ({origin_of(url)}) is not the URL of a Prefect server: set it like http://HOST:4200/api"
+        )
+
+
+def unreachable(url: str, problem: object) -> str:
+    """Format that a server does not answer; what to do is to follow."""
+    return f"the Prefect server at {scrubbed(url)} ({origin_of(url)}) does not answer: {str(problem).rstrip('.')}"
 
 
 def origin_of(url: str) -> str:

@@ -18,8 +18,16 @@ _COMMAND_LINE_ONLY = ("dry_run", "engine", "json")
 """Options of commands that decide how a request is carried out, not what it is."""
 
 
-def parse_job(data: bytes, origin: str, model: type[BaseModel], passed_over: Collection[str] = ()) -> dict[str, Any]:
-    """Return the fields of a request that a document gives, unchecked; `passed_over` are fields of other requests.
+def parse_job(
+    data: bytes,
+    origin: str,
+    model: type[BaseModel],
+    passed_over: Collection[str] = (),
+    options: Collection[str] = _COMMAND_LINE_ONLY,
+) -> dict[str, Any]:
+    """Return the fields of a request that a document gives, unchecked.
+
+    `passed_over` are fields of other requests, `options` names of the command's options, for messages.
 
     Raises:
         InputError: it is malformed, or has other fields.
@@ -27,7 +35,7 @@ def parse_job(data: bytes, origin: str, model: type[BaseModel], passed_over: Col
     document = parse_mapping(data, origin, "document of options", "source: checkpoint", texts=True) or {}
     unknown = [name for name in document if name not in model.model_fields and name not in passed_over]
     if unknown:
-        raise InputError("\n".join(f"{origin}: {name}: {_advice(name, model)}" for name in unknown))
+        raise InputError("\n".join(f"{origin}: {name}: {_advice(name, model, options)}" for name in unknown))
     return {name: value for name, value in document.items() if name in model.model_fields and value is not None}
 
 
@@ -49,8 +57,8 @@ def _dumped(document: dict[str, Any], *, allow_unicode: bool) -> str:
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=allow_unicode, width=2**20))
 
 
-def _advice(name: str, model: type[BaseModel]) -> str:
-    if name in _COMMAND_LINE_ONLY:
+def _advice(name: str, model: type[BaseModel], options: Collection[str]) -> str:
+    if name in _COMMAND_LINE_ONLY and name in options:
         return f"there is no such field; it belongs on the command line: --{name.replace('_', '-')}"
     near = get_close_matches(name.replace("-", "_"), model.model_fields, 2)
     return "there is no such field" + (f"; is it {' or '.join(near)}?" if near else "")

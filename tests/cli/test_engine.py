@@ -88,6 +88,28 @@ def test_without_a_server_convert_latest_is_direct_and_says_so(reshard: Callable
     assert (again.json["outcome"], again.json["engine"]) == ("nothing new", "direct")
 
 
+@pytest.mark.parametrize("url", ["nonsense", "127.0.0.1:4200/api", "http:///api", "http://[::1/api"])
+def test_a_setting_that_is_no_url_is_wrong_input(
+    reshard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    shown = reshard("convert", SOURCE, tmp_path / "out", *STRATEGIES)
+    assert (shown.code, shown.out) == (2, "")
+    assert f"{url} (PREFECT_API_URL in the environment) is not the URL of a Prefect server: set it like " in shown.err
+    assert reshard("convert", SOURCE, tmp_path / "out", *STRATEGIES, "--engine", "direct").code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["deploy", "serve"])
+def test_such_a_setting_is_wrong_input_for_what_needs_a_server(
+    spawned: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "nonsense")
+    shown = spawned(command)
+    assert shown.code == 2
+    assert "nonsense (PREFECT_API_URL in the environment) is not the URL of a Prefect server" in shown.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["convert", "convert-latest"])
 def test_a_configured_server_that_does_not_answer_is_an_error(

@@ -142,6 +142,15 @@ def test_a_wrong_file_is_named_with_its_field(
     assert "hidden" not in shown.err
 
 
+def test_a_command_names_none_of_the_options_that_it_lacks(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("dry_run: true\njson: true")
+    shown = reshard("verify", "a", "--config", job)
+    assert shown.code == 2
+    assert f"{job}: dry_run: there is no such field\n" in shown.err
+    assert f"{job}: json: there is no such field; it belongs on the command line: --json\n" in shown.err
+
+
 def test_an_option_and_the_file_are_checked_together(reshard: Callable[..., Any], tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("source: a\ntarget: b\nfault_ranks: 3")

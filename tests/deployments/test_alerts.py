@@ -103,7 +103,8 @@ def test_alerts_belong_to_the_operator_once_they_are_made(server: PrefectServer,
     server.client.pause_automation(made.id)
     for arguments in (("deploy",), ("deploy", "--notify", block)):
         done = reshard(server, *arguments)
-        assert f"automation {ALERTS_AUTOMATION}: is there already, left as it is\n" in done.stdout
+        left = f"automation {ALERTS_AUTOMATION}: is there already, left as it is; it notifies by {block}\n"
+        assert left in done.stdout
     (kept,) = server.client.read_automations_by_name(ALERTS_AUTOMATION)
     assert (kept.id, kept.enabled) == (made.id, False)
 
