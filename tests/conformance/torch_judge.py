@@ -7,7 +7,6 @@ mesh axis `R` or `S0`, `S1`, …; None: it is no DTensor, and every rank has all
 
 import atexit
 import datetime
-import itertools
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -72,23 +70,7 @@ def save(**arguments: Any) -> None:
     _each("save", **arguments)
 
 
-def load(**arguments: Any) -> None:
-    """Have the ranks of a mesh load; see `_load`."""
-    _each("load", **arguments)
-
-
-def whole(source: str, target: str) -> dict[str, str]:
-    """Save what `dcp_to_torch_save` makes of a directory as safetensors; the dtypes that its metadata says."""
-    with tempfile.TemporaryDirectory() as directory:
-        dcp_to_torch_save(source, f"{directory}/whole.pt")
-        found = torch.load(f"{directory}/whole.pt", weights_only=False)
-    tensors = {name: each for name, each in _flat(found).items() if isinstance(each, torch.Tensor)}
-    save_file({name: each.contiguous().clone() for name, each in tensors.items()}, target)
-    metadata = dcp.FileSystemReader(source).read_metadata().state_dict_metadata
-    return {name: str(each.properties.dtype) for name, each in metadata.items() if hasattr(each, "properties")}
-
-
-OPERATIONS: Mapping[str, Callable[..., Any]] = {"save": save, "load": load, "whole": whole}
+OPERATIONS: Mapping[str, Callable[..., Any]] = {"save": save}
 
 
 def _work(rank: int, store: str, requests: Connection) -> None:
@@ -172,43 +154,4 @@ def _placed(tensor: torch.Tensor, mesh: dist.DeviceMesh, placements: Sequence[st
     )
 
 
-def _load(
-    rank: int,
-    mesh: dist.DeviceMesh,
-    group: Any,
-    source: str,
-    target: str,
-    shapes: Mapping[str, tuple[str, Sequence[int], Sequence[str] | None]],
-) -> None:
-    """Load into tensors of these dtypes, shapes and placements; save a rank's own as safetensors."""
-    state: dict[str, Any] = {}
-    for name, (dtype, shape, placements) in shapes.items():
-        empty = torch.zeros(list(shape), dtype=getattr(torch, dtype))
-        state[name] = _placed(empty, mesh, placements, "")
-    dcp.load(state, checkpoint_id=source, process_group=group)
-    local = {name: _local(each) for name, each in state.items()}
-    starts = {name: str(list(_offset(each))) for name, each in state.items()}
-    save_file(local, f"{target}/{rank}.safetensors", starts)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.contiguous().clone()
-
-
-def _offset(tensor: torch.Tensor) -> Sequence[int]:
-    if not isinstance(tensor, DTensor):
-        return [0] * tensor.dim()
-    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1]
-
-
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    """A nested state dict, its keys joined by dots."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if items is None:
-        return {path: value}
-    parts = [_flat(each, f"{path}.{key}" if path else str(key)) for key, each in items]
-    return dict(itertools.chain.from_iterable(part.items() for part in parts))
-
-
-_TASKS: Mapping[str, Callable[..., None]] = {"save": _save, "load": _load}
+_TASKS: Mapping[str, Callable[..., None]] = {"save": _save}
