@@ -186,12 +186,13 @@ def _boxes(geometry: ClassGeometry, shape: Shape, stage_rank: int) -> tuple[Tens
     units = geometry.units_of(shape)
     cell = geometry.target.cell_of(stage_rank)
     box = geometry.target_box(cell).scaled(units)
+    one_each = all(unit == 1 for unit in units)
     reads = []
     for part in geometry.parts(cell):
         source_box = geometry.source_elements(part.box, units)
         if source_box.size:
             shard = geometry.source_elements(part.shard, units)
-            place = part.place.scaled(units).relative_to(box)
+            place = (part.place if one_each else part.place.scaled(units)).relative_to(box)
             scale = None if part.scale is None else ReadScale(part.scale, shard.start)
             reads.append(ReadItem(part.rank, source_box.relative_to(shard), place, part.source, part.axes, scale))
     return box, tuple(reads)

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import add
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class Piece:
     @property
     def target_box(self) -> TensorSlice:
         """Its box in the whole target parameter."""
-        return TensorSlice(self.start, tuple(low + length for low, length in zip(self.start, self.shape, strict=True)))
+        return TensorSlice(self.start, tuple(map(add, self.start, self.shape)))
 
     @property
     def keeps_axes(self) -> bool:
@@ -393,13 +394,13 @@ def _between(pieces: SortedPieces, axis: int, shape: Shape, start: int, length: 
     for piece in pieces.near(low, high):
         shared = piece.target_box.intersect(wanted)
         if shared is not None:
-            yield replace(piece, box=piece.source_box(shared), start=shared.start)
+            yield Piece(piece.source, piece.source_box(shared), piece.axes, shared.start, piece.scale)
 
 
 def _shifted(pieces: Iterable[Piece], axis: int, distance: int) -> Iterator[Piece]:
     for piece in pieces:
         start = (*piece.start[:axis], piece.start[axis] + distance, *piece.start[axis + 1 :])
-        yield replace(piece, start=start)
+        yield Piece(piece.source, piece.box, piece.axes, start, piece.scale)
 
 
 def _divided(pieces: Iterable[Piece], rows: int) -> Iterator[tuple[int, Piece]]:

@@ -7,7 +7,7 @@ one parameter: its elements in C order. `start` and `stop` count elements, `offs
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import sub
+from operator import add, ge, gt, le, neg, sub
 
 Shape = tuple[int, ...]
 
@@ -34,7 +34,8 @@ class TensorSlice:
     def __post_init__(self) -> None:
         if len(self.start) != len(self.stop):
             raise ValueError(f"start {self.start} and stop {self.stop} have different numbers of axes")
-        if any(low < 0 or high < low for low, high in zip(self.start, self.stop, strict=True)):
+        # by map: a parameter may have a box for each row
+        if any(map(gt, self.start, self.stop)) or min(self.start, default=0) < 0:
             raise ValueError(f"not a box: start {self.start}, stop {self.stop}")
 
     @classmethod
@@ -57,7 +58,7 @@ class TensorSlice:
         """Return the common box, in the coordinates both share; None if they have no element in common."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
-        if any(low >= high for low, high in zip(start, stop, strict=True)):
+        if any(map(ge, start, stop)):
             return None
         return TensorSlice(start, stop)
 
@@ -69,18 +70,19 @@ class TensorSlice:
         """
         if not outer.contains(self):
             raise ValueError(f"{self} does not lie inside {outer}")
-        return self.shifted(tuple(-low for low in outer.start))
+        return self.shifted(tuple(map(neg, outer.start)))
 
     def shifted(self, by: Shape) -> "TensorSlice":
         """The same box, `by` elements further along each axis."""
-        return TensorSlice(
-            tuple(low + offset for low, offset in zip(self.start, by, strict=True)),
-            tuple(high + offset for high, offset in zip(self.stop, by, strict=True)),
-        )
+        if len(by) != len(self.start):
+            raise ValueError(f"{self} cannot be shifted by {by}")
+        return TensorSlice(tuple(map(add, self.start, by)), tuple(map(add, self.stop, by)))
 
     def contains(self, other: "TensorSlice") -> bool:
         """True if `other` lies inside this box."""
-        return all(a <= b and d <= c for a, b, c, d in zip(self.start, other.start, self.stop, other.stop, strict=True))
+        if len(other.start) != len(self.start):
+            raise ValueError(f"{self} and {other} have different numbers of axes")
+        return all(map(le, self.start, other.start)) and all(map(ge, self.stop, other.stop))
 
     def scaled(self, factors: Shape) -> "TensorSlice":
         """Return the box with every axis multiplied by a factor."""
