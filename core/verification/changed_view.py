@@ -27,6 +27,7 @@ from reshard.core.tensor.fingerprint import ELEMENT_BYTES
 from reshard.core.verification.fingerprint_file import ModelFingerprint, fingerprint_of_all
 from reshard.core.verification.values import ContentCheck
 from reshard.core.verification.views import FingerprintsView, Tensor, view_of
+from reshard.core.verification.wholes import check_dropped_copies
 
 _FLOATS = {name: spelled for spelled, name in FLOAT_NAMES.items()}
 
@@ -81,6 +82,7 @@ def _plan(request: FingerprintRequest, choice: PresetChoice, other: Mapping[str,
     )
     plan = build_plan(inputs, source.shards)
     check_shapes(compiled, plan.match)
+    check_dropped_copies(plan)
     for each in plan.match.resharded:
         if each.dtype.itemsize not in ELEMENT_BYTES:
             raise PlanError(
