@@ -170,7 +170,7 @@ def test_entries_of_a_ckpt_that_would_fill_the_memory_are_refused(tmp_path: Path
 def test_a_process_that_gets_no_more_memory_says_so_and_ends_with_3(tmp_path: Path, engine: str) -> None:
     write_header(tmp_path / "source" / "rank_0" / "model.safetensors", empty_lists(30_000_000))
     command = ["convert", str(tmp_path / "source"), str(tmp_path / "out"), "--engine", engine]
-    ended = run_limited((512 if engine == "direct" else 1024) << 20, *RESHARD, *command)
+    ended = run_limited((512 if engine == "direct" else 800) << 20, *RESHARD, *command)
     assert ended.code == 3, ended.output
     assert "reshard: error: out of memory: the system refused more to this process" in ended.output
     assert "Traceback" not in ended.output
