@@ -255,7 +255,7 @@ class _Compiler:
         if self._settings.config is None:
             return InputError(
                 f"preset {self._preset.preset}: {row.mf!r} needs numbers of config.json, {wanted}: {where} has none: "
-                "name the model's Hugging Face directory with --like"
+                "put the model's there, or name its Hugging Face directory with --like"
             )
         return InputError(f"{where}: has no {wanted}, which preset {self._preset.preset} needs for {row.mf!r}")
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
+from reshard import load_rank
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError, PlanError, ReshardError
@@ -144,6 +145,23 @@ def test_experts_with_three_axes(tmp_path: Path) -> None:
     convert(imported(Family("qwen3_moe_3d"), tmp_path / "out", **options))
     found = read_safetensors(tmp_path / "out/rank_0/checkpoint_0.safetensors")
     assert found == read_safetensors(Family("qwen3_moe_3d").mf)
+
+
+def test_the_targets_strategy_shows_how_many_axes_experts_have(tmp_path: Path) -> None:
+    family = Family("qwen3_moe_3d")
+    made = sharded(family, tmp_path / "mf")
+    convert(imported(family, tmp_path / "out", target_strategy=str(made.strategy)))
+    assert read_tree(tmp_path / "out") == read_tree(made.source)
+
+
+def test_a_rank_is_loaded_without_files(tmp_path: Path) -> None:
+    made = sharded(QWEN3, tmp_path / "mf")
+    options: Any = {"preset": "qwen3", "switch": switches_of(QWEN3), "target_strategy": str(made.strategy)}
+    loaded: dict[str, Any] = dict(load_rank(str(QWEN3.hf), rank=1, **options))
+    expected = read_tree(made.source)[1]
+    assert {name: (value.shape, value.tobytes()) for name, value in loaded.items()} == {
+        name: (shape, content) for name, (_, shape, content) in expected.items()
+    }
 
 
 def test_the_dialect_of_the_reference_decides(tmp_path: Path) -> None:
@@ -281,7 +299,10 @@ def test_switches_that_do_not_exist(switch: list[str], problem: str, tmp_path: P
     [
         ({"preset": "gpt"}, "there is no preset 'gpt': deepseek3, glm4, llama"),
         ({"preset": "llama", "switch": []}, "preset llama: none of the source's names is one of its ("),
-        ({"like": "", "layout": "ranks"}, "has none: name the model's Hugging Face directory with --like"),
+        (
+            {"like": "", "layout": "ranks"},
+            "has none: put the model's there, or name its Hugging Face directory with --like",
+        ),
         ({"preset": "", "switch": ["a=b"]}, "is for a preset: name one with --preset"),
         ({"switch": ["a"]}, "'a' must be NAME=VALUE"),
     ],
