@@ -38,7 +38,8 @@ def stop_before_commit(monkeypatch: pytest.MonkeyPatch, request: ConversionReque
 def damage(path: Path) -> None:
     """Changes the last byte of a file."""
     path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
 def do_ranks(session: Session) -> None:

@@ -39,7 +39,7 @@ from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.published import verify_target
 from reshard.core.verification.report import VerificationReport
 from tests.support.checkpoints import Case, case, read_ckpt, read_tree
-from tests.support.conversions import outcomes
+from tests.support.conversions import damage, outcomes
 from tests.support.records import as_record
 
 FOUR_TO_THREE = case(7009)
@@ -487,7 +487,7 @@ def test_a_tampered_block_is_damage_that_another_rank_makes_good(target: Path, t
     strategy, source = repeated_on_two_ranks(tmp_path), tmp_path / "src"
     convert(FOUR_TO_THREE.request(source, target_strategy=strategy, **to_key()))
     path = source / "rank_0" / "checkpoint_0.ckpt"
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    damage(path)
     options = {"source": str(source), "source_strategy": strategy, **from_key()}
     with pytest.raises(InputError, match=rf"{path}: cannot be decrypted \(the block at byte 0 fails its tag\)"):
         convert(FOUR_TO_THREE.request(target, **options))
