@@ -45,11 +45,16 @@ def parse_common(data: bytes, origin: str) -> Common:
         if key not in document:
             continue
         value = document[key]
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if value is not None and not is_number:
+        if value is not None and not _is_number(value):
             raise CatalogError(f"{origin}: {key} is {str(value)[:40]!r}, neither a number nor null")
         values[key] = value
     return Common(values)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def build_common(common: Common) -> bytes:

@@ -142,6 +142,7 @@ def parse_metadata(data: bytes, origin: str) -> Metadata:
             document = msgspec.json.decode(data, type=_Document)
             found = _parse_tensors(document.state_dict_metadata, origin)
             files = _parse_storage(document.storage_data, found, origin)
+            _check_ranks(files, len(data), origin)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise StrategyError(f"{origin}: is not the metadata of a Checkpoint 2.0: {error}") from error
         strategy = _strategy(found, files, origin)
@@ -285,6 +286,15 @@ def _place(each: _Found, number: int, rank: int, origin: str) -> None:
         return
     stage, stage_rank = divmod(rank, len(each.cells))
     each.stages[stage] = each.stages.get(stage, True) and each.cells[stage_rank] == number
+
+
+def _check_ranks(files: Mapping[str, ListedFile], size_bytes: int, origin: str) -> None:
+    """Refuse ranks that the document cannot be of: each of a job's ranks is in it, a digit and a comma at least."""
+    last = max(files.values(), key=lambda file: file.rank, default=None)
+    if last is not None and 2 * last.rank > size_bytes:
+        raise StrategyError(
+            f"{origin}: says that rank_{last.rank} wrote {last.name}, but is too short for so many ranks"
+        )
 
 
 def _strategy(found: Mapping[str, _Found], files: Mapping[str, ListedFile], origin: str) -> Strategy:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from tests.fuzz import checkpoints, records, strategies, texts
+from tests.fuzz import checkpoints, iterations, records, strategies, texts
 from tests.fuzz.engine import Failure, Tally, run
 from tests.fuzz.parsers import Parser
 
@@ -19,6 +19,10 @@ PARSERS: tuple[Parser, ...] = (
     strategies.JSON,
     strategies.GROUPS,
     strategies.DCP_METADATA,
+    iterations.METADATA,
+    iterations.COMMON,
+    iterations.TRACKER,
+    iterations.SAVED_STEP,
     checkpoints.CKPT,
     checkpoints.CKPT_REMOTE,
     checkpoints.CKPT_AMONG_OTHERS,

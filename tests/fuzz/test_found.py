@@ -20,8 +20,9 @@ from reshard.core.runtime.secrets import carries_credentials, scrubbed
 from reshard.core.storage.lease_holder import parse_holder
 from reshard.core.storage.named_options import resolve_storages
 from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.checkpoint2_metadata import parse_metadata
 from reshard.core.strategy.groups import parse_groups
-from tests.fuzz import checkpoints, records
+from tests.fuzz import checkpoints, iterations, records
 from tests.fuzz.engine import outcome
 from tests.support.places import FIXTURES
 
@@ -33,6 +34,21 @@ def test_a_shape_of_thousands_of_digits_is_refused_not_printed() -> None:
     header = f'{{"w":{{"dtype":"F32","shape":[{nines},{nines}],"data_offsets":[0,4]}}}}'.encode()
     data = len(header).to_bytes(8, "little") + header + b"abcd"
     assert outcome(checkpoints.SAFETENSORS, data) == ("", False)
+
+
+def test_a_number_of_hundreds_of_digits_in_common_json_is_refused() -> None:
+    assert outcome(iterations.COMMON, b'{"step_num": ' + b"9" * 400 + b"}") == ("", False)
+
+
+def test_a_single_entry_does_not_make_a_job_of_a_million_ranks() -> None:
+    document = json.loads(max(iterations.METADATA.seeds(), key=lambda seed: seed.count(b"null")))
+    name = next(name for name, tensor in document["state_dict_metadata"].items() if tensor["layout"] is None)
+    file = "model-0000099-0000004.safetensors"
+    entry = {"file_name": file, "storage_rank": 2**20 - 1, "rank_group": [0]}
+    document["storage_data"][f"('{name}', (0,))"].append(entry)
+    with pytest.raises(StrategyError) as caught:
+        parse_metadata(json.dumps(document).encode(), "hostile")
+    assert str(caught.value) == f"hostile: says that rank_1048575 wrote {file}, but is too short for so many ranks"
 
 
 @pytest.mark.parametrize("text", [b'{"a":' * _DEEP, b"[" * _DEEP], ids=["objects", "lists"])

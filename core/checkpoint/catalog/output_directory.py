@@ -75,7 +75,7 @@ def read_saved_step(folder: Location) -> Step | None:
         return None
     match document:
         case {"last_epoch": int(epoch), "last_step": int(step)} if epoch >= 0 and step >= 0:
-            return Step(int(epoch), int(step))
+            return Step(epoch, step)
     return None
 
 
