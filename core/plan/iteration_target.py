@@ -54,7 +54,7 @@ def iteration_match(inputs: PlanInputs, match: ParameterMatch) -> ParameterMatch
             target_layouts=dict(
                 _layouts_without_strategy(each, kinds, stages, once=inputs.replicas > 0)
                 if each.name in outside_names
-                else _layouts(each, kinds, stages)
+                else _layouts(each, kinds, stages, once=inputs.replicas > 0)
             ),
         )
         for each in parameters
@@ -110,11 +110,18 @@ def _file_stages(strategy: Strategy | None, kinds: Sequence[str]) -> list[FileSt
 
 
 def _layouts(
-    parameter: ReshardedParameter, kinds: Mapping[str, str], stages: Sequence[FileStage]
+    parameter: ReshardedParameter, kinds: Mapping[str, str], stages: Sequence[FileStage], *, once: bool
 ) -> Iterator[tuple[int, ParameterLayout]]:
+    """The layouts of a parameter by stage; `once`: the lowest stage's only, which the metadata describes.
+
+    Shards of stages that shard it differently have the same keys: without all of them in files, MindFormers would take
+    one stage's for another's.
+    """
     for stage in stages:
         if stage.kind == kinds[parameter.name] and stage.stage in parameter.target_layouts:
             yield stage.number, parameter.target_layouts[stage.stage]
+            if once:
+                return
 
 
 def _layouts_without_strategy(

@@ -276,9 +276,13 @@ class ContentCheck:
         match, strategy = self._plan.match, self._plan.inputs.target_strategy
         known_missing = {*match.missing, *match.elsewhere}
         targets = {(match.pipeline_stage(number), name) for number, name in self._targets}
+        # a Checkpoint 2.0 without redundancy has what several stages share in one of them
+        anywhere = (
+            {name for _, name in targets} if self._plan.inputs.iteration and self._plan.inputs.replicas else set()
+        )
         for stage in strategy.stages if strategy else ():
             for name in stage.layouts:
-                if (stage.stage, name) not in targets and name not in known_missing:
+                if (stage.stage, name) not in targets and name not in anywhere and name not in known_missing:
                     self._report(f"parameter {name!r}: is in the target's strategy, but not in the target", ())
 
     def _compare(self, name: str, where: str, ranks: tuple[int, ...], expected: int, found: int) -> None:

@@ -137,8 +137,6 @@ class _Builder:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.removes_redundancy = self._chance(0.4)
-        # of a shared tensor it else keeps shards of one stage and drops those of the other
-        self.alike = self.removes_redundancy
 
     def build(self, seed: int) -> Checkpoint2Case:
         names = [name.format(number) for number in range(2) for name in _NAMES[bool(number) :]]
@@ -181,13 +179,15 @@ class _Builder:
         stage_count, devices = self.rng.choice((1, 1, 2, 3)), self.rng.choice(_DEVICES_PER_STAGE)
         stages: list[dict[str, Sharding]] = [{} for _ in range(stage_count)]
         folds = self._chance(0.5)
+        # removing redundancy, MindFormers else saves the shards of one stage only of what several share
+        alike = self.removes_redundancy and not whole_everywhere
         for number, (name, axes) in enumerate(weights.items()):
             homes = sorted({number % stage_count} | ({stage_count - 1} if self._chance(0.2) else set()))
             if whole_everywhere and name in whole:
                 homes = list(range(stage_count))
             tensors = [name, *(f"{moment}.{name}" for moment in (_MOMENTS if has_optimizer else ()))]
             for home in homes:
-                if home == homes[0] or not (self.alike or self._chance(0.7)):
+                if home == homes[0] or not (alike or self._chance(0.7)):
                     layout = None if name in whole else self._layout(devices, axes)
                     shardings = [layout and self._folding(layout, folds) for _ in tensors]
                 stages[home] |= dict(zip(tensors, shardings, strict=True))

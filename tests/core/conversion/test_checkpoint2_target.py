@@ -5,7 +5,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan
@@ -13,10 +15,13 @@ from reshard.core.errors import InputError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.strategy.checkpoint2_metadata import parse_metadata
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.target.iteration_metadata import build_metadata
+from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case as rank_case
-from tests.support.checkpoints import read_tree
+from tests.support.checkpoints import read_safetensors, read_tree
 from tests.support.conversions import damage, stop_before_commit
 from tests.support.iterations import (
     CASES,
@@ -110,6 +115,36 @@ def test_redundancy_is_removed_and_global_step_moves_to_common(tmp_path: Path) -
         for rank, contents in TWO_BY_TWO.want.items()
     }
     assert read_tree(tmp_path / "back") == wanted
+
+
+def test_without_redundancy_what_stages_share_is_in_one_of_them(tmp_path: Path) -> None:
+    """Stages that shard it differently would have shards of the same numbers."""
+    matrices = {
+        f"{kind}{name}": np.arange(64, dtype=np.float32).reshape(8, 8) for kind in ("", "adam_m.") for name in "abcd"
+    }
+    save_file(matrices, tmp_path / "whole.safetensors")
+    rows, columns = (ParameterLayout((2,), axes, nested=True) for axes in (((0,), ()), ((), (0,))))
+    stages = (
+        {name: rows for name in matrices if name[-1] != "d"},
+        {name: columns for name in matrices if name[-1] in "ad"},
+    )
+    strategy = Strategy(tuple(StageStrategy(number, layouts) for number, layouts in enumerate(stages)), "made")
+    write_strategy(strategy, str(tmp_path / "strategy.ckpt"))
+    given = {"target_strategy": str(tmp_path / "strategy.ckpt"), "common": ["global_step=1"], "remove_redundancy": True}
+    request = iteration_request(
+        tmp_path / "whole.safetensors", tmp_path / "out", iteration="1", verify="content", **given
+    )
+    convert(request)
+    made = tmp_path / "out" / "iteration_00000001"
+    for number in (0, 1):
+        [entry] = read_metadata(made)["storage_data"][f"('a', ({number},))"]
+        assert (entry["storage_rank"], entry["rank_group"]) == (number, [number])
+    assert verify_target(str(made), VerifyLevel.CONTENT).problems == ()
+    back = build_request(
+        source=str(tmp_path / "out"), target=str(tmp_path / "back"), layout="unified", verify="content"
+    )
+    convert(back)
+    assert read_safetensors(tmp_path / "back" / "model.safetensors") == read_safetensors(tmp_path / "whole.safetensors")
 
 
 def test_a_strategy_of_one_card_has_no_metadata(tmp_path: Path) -> None:
