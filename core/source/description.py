@@ -8,7 +8,7 @@ from typing import Any
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
 from reshard.core.checkpoint.catalog.file_names import parse_name
-from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, list_iterations
+from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, iterations_beside
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, storage_errors_as_input, survey
 from reshard.core.checkpoint.common_document import read_common
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
@@ -21,7 +21,7 @@ from reshard.core.errors import InputError
 from reshard.core.runtime.keys import Key, source_key
 from reshard.core.storage.checkpoint2_names import METADATA_NAME
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
-from reshard.core.storage.listing import file_info, list_folder, names_in
+from reshard.core.storage.listing import file_info, list_folder
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.unified_names import is_index_name
@@ -200,7 +200,7 @@ def _describe_iteration(found: CheckpointSurvey, iteration: Iteration) -> Docume
         "kind": "Checkpoint 2.0",
         "url": found.url,
         "iteration": iteration.number,
-        "other_iterations": [number for number in _iterations_beside(found, iteration) if number != iteration.number],
+        "other_iterations": [number for number in iterations_beside(iteration) if number != iteration.number],
         "common": read_common(iteration.location).values,
         "world_size": len(metadata.strategy.ranks) if metadata else 1,
         "stages": len(stages) or 1,
@@ -246,10 +246,6 @@ def _describe_dcp(found: CheckpointSurvey, dcp: DcpCheckpoint) -> Document:
         "ignored": list(found.ignored),
         "unfinished": found.unfinished,
     }
-
-
-def _iterations_beside(found: CheckpointSurvey, iteration: Iteration) -> list[int]:
-    return [] if found.url == str(iteration.location) else list_iterations(names_in(iteration.location.parent))
 
 
 def _describe_converted(location: Location, manifest: Manifest) -> Document:

@@ -10,7 +10,8 @@ from enum import StrEnum
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
-from reshard.core.checkpoint.catalog.file_names import Step, parse_step
+from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, Step, parse_step
+from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, iterations_beside
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointSurvey, survey
 from reshard.core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
@@ -118,27 +119,33 @@ class _Assessor:
         self._request = request.model_copy(update={"recover": True})
         self._groups = read_groups(group_info) if group_info else ()
         by_groups = self._groups and not request.source_strategy
-        self._given = None if by_groups else find_strategy(request)
+        self._given = find_iteration(request.source, request.step) if by_groups else find_strategy(request)
         if self._given is None and not self._groups:
             raise InputError(
                 "nothing says which ranks hold the same: name --source-strategy, or --group-info if there is none"
             )
-        if isinstance(self._given, Strategy) and self._groups:
-            _check_consistent(self._given, self._groups)
+        strategy = self._given.strategy if isinstance(self._given, Iteration) else self._given
+        if isinstance(strategy, Strategy) and self._groups:
+            _check_consistent(strategy, self._groups)
 
     def assess(self, step: str) -> RecoveryReport:
         """Assess a step, or the newest if it is empty."""
         request = self._request.model_copy(update={"step": step})
         if self._given is None:
             return self._by_groups(request)
-        return _by_strategy(open_by_strategy(request, self._given))
+        # the metadata of each iteration is its own
+        is_other = isinstance(self._given, Iteration) and step != self._request.step
+        return _by_strategy(open_by_strategy(request, find_strategy(request) if is_other else self._given))
 
     def other_steps(self, report: RecoveryReport) -> list[StepReport]:
         """Steps to use instead: newer ones, and older ones down to the first usable one."""
         chosen = None if report.step is None else parse_step(report.step)
         if chosen is None:
             return []
-        steps = _steps_beside(survey(self._request.source), self._request.source_prefix, chosen)
+        if isinstance(self._given, Iteration):
+            steps = [Step(NO_EPOCH, number) for number in reversed(iterations_beside(self._given))]
+        else:
+            steps = _steps_beside(survey(self._request.source), self._request.source_prefix, chosen)
         newer = [self._other(step) for step in steps if step > chosen][:_MAX_NEWER_STEPS]
         if report.recoverable:
             return newer
@@ -152,7 +159,7 @@ class _Assessor:
     def _other(self, step: Step) -> StepReport:
         try:
             report = self.assess(str(step))
-        except (CatalogError, CheckpointError) as error:
+        except (CatalogError, CheckpointError, StrategyError) as error:
             return StepReport(step=str(step), state=StepState.LOST, lost_ranks=(), lost_count=0, message=str(error))
         return StepReport(
             step=str(step),

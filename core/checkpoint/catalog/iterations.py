@@ -174,6 +174,12 @@ def list_iterations(names: Sequence[str]) -> list[int]:
     return sorted(number for number in map(parse_iteration, names) if number is not None)
 
 
+def iterations_beside(iteration: Iteration) -> list[int]:
+    """Return the numbers of all iterations that its checkpoint has, ascending; none if it was named itself."""
+    is_named = iteration.url == str(iteration.location)
+    return [] if is_named else list_iterations(names_in(iteration.location.parent))
+
+
 def read_iteration(location: Location, names: Sequence[str], step: str = "") -> Iteration:
     """Read the iteration in a directory with these names."""
     number = parse_iteration(location.name)

@@ -152,6 +152,38 @@ class TestMissingFiles:
         assert read_tree(tmp_path / "out") == case.want
 
 
+class TestOtherIterations:
+    def test_they_are_assessed_by_their_own_metadata(self, tmp_path: Path) -> None:
+        case = SEVERAL.copied(tmp_path / "case")
+        next(case.iteration.glob("*-model-0000001-*")).unlink()
+        metadata = case.source / "iteration_00000033" / "metadata.json"
+        report = assess_recovery(SourceRequest(source=str(case.source)))
+        assert (report.step, report.recoverable) == ("40", False)
+        assert [(each.step, each.state) for each in report.other_steps] == [("45", "lost"), ("33", "whole")]
+        assert "it has no metadata.json" in report.other_steps[0].message
+        metadata.write_text("{}")
+        report = assess_recovery(SourceRequest(source=str(case.source)))
+        assert [(each.step, each.state) for each in report.other_steps] == [("45", "lost"), ("33", "lost")]
+        assert report.other_steps[1].message.startswith(f"{metadata}: is not the metadata of a Checkpoint 2.0")
+
+    def test_one_is_asked_for(self) -> None:
+        report = assess_recovery(SourceRequest(source=str(SEVERAL.source), step="33"))
+        assert (report.step, report.recoverable) == ("33", True)
+        assert [(each.step, each.state) for each in report.other_steps] == [("45", "lost"), ("40", "whole")]
+
+    def test_an_iteration_named_itself_has_none(self) -> None:
+        assert assess_recovery(SourceRequest(source=str(SEVERAL.iteration))).other_steps == ()
+
+
+def test_groups_of_ranks_have_to_be_those_of_the_metadata(tmp_path: Path) -> None:
+    groups, request = tmp_path / "groups.json", SourceRequest(source=str(TWO_BY_TWO.source), fault_ranks="1")
+    groups.write_text("[[0, 1], [2, 3]]")
+    with pytest.raises(InputError, match="group info says that rank_0 and rank_1 hold the same, but the source"):
+        assess_recovery(request, [str(groups)])
+    groups.write_text("[[0, 2], [1, 3]]")
+    assert assess_recovery(request, [str(groups)]).recoverable
+
+
 def test_ranks_that_hold_nothing(tmp_path: Path) -> None:
     case = DEDUPLICATED.copied(tmp_path / "case")
     moved = "3"
