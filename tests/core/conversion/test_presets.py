@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from reshard.core.errors import InputError, PlanError, ReshardError
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.request.preset import preset_text
+from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.verification.compare import compare_checkpoints
 from tests.support.checkpoints import read_safetensors, read_tree
 from tests.support.families import ALL_FAMILIES, Family, directory_contents, sharded, switches_of
@@ -152,6 +154,20 @@ def test_the_targets_strategy_shows_how_many_axes_experts_have(tmp_path: Path) -
     made = sharded(family, tmp_path / "mf")
     convert(imported(family, tmp_path / "out", target_strategy=str(made.strategy)))
     assert read_tree(tmp_path / "out") == read_tree(made.source)
+
+
+def test_norms_that_no_strategy_knows(tmp_path: Path) -> None:
+    """Strategies of some trainings have matrices only; the rest is whole on every rank."""
+    made = sharded(DEEPSEEK, tmp_path / "mf")
+    strategy = read_strategy(str(made.strategy))
+    stages = tuple(
+        replace(stage, layouts={name: layout for name, layout in stage.layouts.items() if "norm" not in name})
+        for stage in strategy.stages
+    )
+    path = str(tmp_path / "matrices.ckpt")
+    write_strategy(replace(strategy, stages=stages), path)
+    convert(export(DEEPSEEK, tmp_path / "out", source=str(made.source), source_strategy=path, verify="content"))
+    assert directory_contents(tmp_path / "out") == directory_contents(DEEPSEEK.hf)
 
 
 def test_a_rank_is_loaded_without_files(tmp_path: Path) -> None:
