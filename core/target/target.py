@@ -42,7 +42,7 @@ from reshard.core.storage.publishing import (
     working_location,
 )
 from reshard.core.storage.removal import remove_file, remove_files
-from reshard.core.storage.tracker import read_tracker, write_tracker
+from reshard.core.storage.tracker import advance_tracker, read_tracker
 from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
@@ -130,7 +130,8 @@ class Target:
             if self.is_mended_in_place:
                 check_unlinked(self.final, STATE_LISTING)
         if self.plan.inputs.iteration is not None and self.plan.inputs.iteration.tracked:
-            self._tracked_iteration()
+            with self._tracker_refused_as_target():
+                read_tracker(self.final.parent)
         unfinished = read_identity(self.workspace.state)
         published_here = not self.final.is_local and self._read_manifest() is not None
         if unfinished not in (None, self.identity) and not published_here and not self.overwrite:
@@ -194,15 +195,16 @@ class Target:
         iteration = self.plan.inputs.iteration
         if iteration is None or not iteration.tracked:
             return
-        root, named = self.final.parent, self._tracked_iteration()
-        if named is not None and named > iteration.number:
-            current_progress().note(f"{root.child(TRACKER_NAME)} names iteration {named}, which is newer, as before")
-        elif named != iteration.number:
-            write_tracker(root, iteration.number)
+        with self._tracker_refused_as_target():
+            named = advance_tracker(self.final.parent, iteration.number)
+        if named > iteration.number:
+            tracker = self.final.parent.child(TRACKER_NAME)
+            current_progress().note(f"{tracker} names iteration {named}, which is newer, as before")
 
-    def _tracked_iteration(self) -> int | None:
+    @contextmanager
+    def _tracker_refused_as_target(self) -> Iterator[None]:
         try:
-            return read_tracker(self.final.parent)
+            yield
         except CatalogError as error:
             raise TargetError(f"{error}. Remove it, or correct it") from error
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.storage.urls import Location
+from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.checkpoint2_metadata import parse_metadata
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
@@ -221,6 +225,31 @@ class TestPlace:
         assert tracked(tmp_path) == "40"
         assert (tmp_path / "iteration_00000033" / "metadata.json").exists()
 
+    def test_of_two_runs_at_once_the_newer_iteration_stays_tracked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The older run reads the tracker, and writes it a while after the newer one is complete."""
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text("1")
+        is_waiting, is_over = threading.Event(), threading.Event()
+
+        def write_later(location: Location, data: bytes) -> None:
+            if data == b"33":
+                is_waiting.set()
+                is_over.wait(1)
+            write_bytes(location, data)
+
+        monkeypatch.setattr("reshard.core.storage.tracker.write_bytes", write_later)
+        strategy = own_strategy(SEVERAL)
+        older = iteration_request(SEVERAL.source, tmp_path, target_strategy=strategy, step="33")
+        with ThreadPoolExecutor() as threads:
+            run = threads.submit(convert, older)
+            assert is_waiting.wait(30)
+            convert(iteration_request(SEVERAL.source, tmp_path, target_strategy=strategy))
+            is_over.set()
+            run.result()
+        assert tracked(tmp_path) == "40"
+        assert not list(tmp_path.glob(".reshard*"))
+
     def test_a_directory_of_one_iteration_gets_no_tracker(self, tmp_path: Path) -> None:
         target = tmp_path / "iteration_00000007"
         convert(iteration_request(SEVERAL.source, target, target_strategy=own_strategy(SEVERAL)))
@@ -234,7 +263,7 @@ class TestPlace:
 
     def test_a_damaged_tracker_is_refused_before_anything_is_written(self, tmp_path: Path) -> None:
         (tmp_path / "latest_checkpointed_iteration.txt").write_text("forty")
-        with pytest.raises(TargetError, match=r"is not the number of an iteration: b'forty'. Remove it, or correct it"):
+        with pytest.raises(TargetError, match=r"is not the number of an iteration: 'forty'. Remove it, or correct it"):
             convert(iteration_request(SEVERAL.source, tmp_path, target_strategy=own_strategy(SEVERAL)))
         assert [path.name for path in tmp_path.iterdir()] == ["latest_checkpointed_iteration.txt"]
 
