@@ -1,6 +1,7 @@
 """Where an iteration of MindFormers' Checkpoint 2.0 is written, and what its common.json says."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from reshard.core.plan.iteration_target import GLOBAL_STEP
 from reshard.core.plan.model import IterationLayout
 from reshard.core.request.common_texts import Number
 from reshard.core.request.conversion import ConversionRequest, TargetLayout
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.checkpoint2_names import COMMON_KEYS, COMMON_NAME, parse_iteration, parse_tensor_file
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import exists
@@ -67,6 +69,18 @@ def iteration_layout(request: ConversionRequest, catalog: CheckpointCatalog) -> 
         )
     common = tuple((key, values[key]) for key in (*COMMON_KEYS, *NEWER_KEYS) if key in values)
     return IterationLayout(int(request.iteration), common, request.is_tracked)
+
+
+def with_common_noted(catalog: CheckpointCatalog) -> CheckpointCatalog:
+    """Return the catalog with a note of what only the source's common.json has, which other targets do not get."""
+    directory = _iteration_directory(catalog)
+    if directory is None or not exists(directory.child(COMMON_NAME)):
+        return catalog
+    in_files = {name for index in catalog.indexes() for name in index.entries}
+    left = {key: value for key, value in read_common(directory).values.items() if key not in in_files}
+    known = [f"{key} {value}" for key, value in left.items() if value is not None]
+    note = f"in {COMMON_NAME} of the source, and not in the result: {listed(known)}"
+    return replace(catalog, notes=(*catalog.notes, note)) if known else catalog
 
 
 def _source_values(catalog: CheckpointCatalog) -> Mapping[str, Number]:

@@ -5,7 +5,7 @@ import dataclasses
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.formats.running_crc import is_crc_in_header
 from reshard.core.checkpoint.model import CheckpointFormat
-from reshard.core.conversion.iteration_place import iteration_layout, placed
+from reshard.core.conversion.iteration_place import iteration_layout, placed, with_common_noted
 from reshard.core.conversion.report import PlanSummary, summarize_plan, with_estimate
 from reshard.core.conversion.session import (
     needed_room,
@@ -82,6 +82,8 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
     current_progress().begin("planning")
     catalog, strategy, asked = source.catalog, source.strategy, source.integrated_save
     _check_any_left(catalog)
+    if request.layout is not TargetLayout.CHECKPOINT2:
+        catalog = with_common_noted(catalog)
     samples = None
     trusted = request.trust_strategy or not request.source_strategy
     if strategy is not None and not catalog.unified and not strategy.lists_boxes:

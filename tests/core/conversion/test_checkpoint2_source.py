@@ -54,7 +54,11 @@ def test_any_way_to_name_an_iteration(tmp_path: Path) -> None:
 def test_another_iteration_is_chosen_by_its_number(tmp_path: Path) -> None:
     report = convert(SEVERAL.request(tmp_path / "out", step="33"))
     assert (report.step, report.source) == ("33", str(SEVERAL.source))
-    assert report.notes[0].startswith("in no strategy")
+    assert report.notes[0] == (
+        "in common.json of the source, and not in the result: epoch_num 1, step_num 33, global_batch_size 16, "
+        "ckpt_status 0"
+    )
+    assert report.notes[1].startswith("in no strategy")
     assert read_tree(tmp_path / "out") != SEVERAL.want
 
 
@@ -262,7 +266,7 @@ def test_trackers_that_lead_nowhere(tmp_path: Path) -> None:
     tracker.write_text(" 41\n")
     assert "names iteration 41, which is not there; there are 45, 40, 33" in refusal(case, tmp_path / "out")
     tracker.write_text("../40")
-    assert refusal(case, tmp_path / "out").endswith("is not the number of an iteration: b'../40'")
+    assert refusal(case, tmp_path / "out").endswith("is not the number of an iteration: '../40'")
     tracker.write_text("4" * 100)
     assert refusal(case, tmp_path / "out").endswith(f"{tracker}: is not the number of an iteration")
 
