@@ -289,7 +289,11 @@ class StepNames:
                 if each.making.name in member_of:
                     self._problems.append(f"{rule}: {each.making.name!r} fits several of its parts")
                 member_of[each.making.name] = name
-                found.setdefault(name, {})[place] = each
+                known = found.setdefault(name, {}).setdefault(place, each)
+                if known is not each:  # such as 1 and 11, 11 and 1 in `{i}{j}`
+                    self._problems.append(
+                        f"{rule}: {known.making.name!r} and {each.making.name!r} would be the same part of {name!r}"
+                    )
                 self._check_not_factored(rule, each)
         after = MakingNames(self._problems)
         for old, making in self.current.items():

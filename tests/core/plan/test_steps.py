@@ -176,6 +176,23 @@ def test_shapes_that_do_not_go_together(step: dict[str, Any], problem: str) -> N
     assert found.endswith(f": {problem}")
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"stack": {"parameters": "l{i}.e{j}.w{k}", "into": "z{i}{j}", "count": 2}},
+        {"join": {"parameters": ["l{i}.e{j}.w0", "l{i}.e{j}.w1"], "into": "z{i}{j}"}},
+    ],
+)
+def test_no_part_is_lost_where_different_placeholders_make_the_same_name(step: dict[str, Any]) -> None:
+    entries = tensors("l1.e11.w0", "l1.e11.w1", "l11.e1.w0", "l11.e1.w1")
+    [(_, fields)] = step.items()
+    assert refused(entries, step) == [
+        f"the {next(iter(step))} into {fields['into']!r}: 'l1.e11.w{number}' and 'l11.e1.w{number}' would be the same "
+        "part of 'z111'"
+        for number in range(2)
+    ]
+
+
 def test_a_family_of_different_shapes_is_not_stacked() -> None:
     entries = [*tensors("a.0"), *tensors("a.1", shape=(6, 4))]
     [problem] = refused(entries, {"stack": {"parameters": "a.{e}", "into": "a", "count": 2}})
