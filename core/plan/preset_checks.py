@@ -27,10 +27,11 @@ def check_names(
     """Check the names of a source; `excluded` are left out, and those that fit `allowed` may be missing.
 
     Raises:
-        PlanError: names are in no row of the preset, or layers lack some of theirs.
+        PlanError: names are in no row of the preset, or of more layers than config.json counts, or layers lack some of
+            theirs.
     """
     check = _Names(compiled, names)
-    problems = [*check.unknown(excluded), *check.missing(allowed)]
+    problems = [*check.unknown(excluded), *check.surplus(excluded), *check.missing(allowed)]
     raise_problems(PlanError, f"the source is not what preset {compiled.preset.preset} describes", problems)
 
 
@@ -116,6 +117,23 @@ class _Names:
                     f"parameter {name!r} is in no row of the preset: leave it out, --exclude {name}, or add a row to a "
                     f"copy of the preset (reshard presets {self._compiled.preset.preset})"
                 )
+
+    def surplus(self, excluded: Mapping[str, str]) -> Iterator[str]:
+        """Names of layers beyond those that config.json counts: a loader that follows it would ignore them."""
+        count = self._compiled.variables.get("N")
+        if count is None:
+            return
+        templates = [template for _, row in self._compiled.rows for template in self._templates(row)]
+        # a layer for multi-token prediction has a number of its own after them
+        others = {name for each in templates if _LAYER not in each.names for name in self._index.fitting(each)}
+        for template in templates:
+            for name in self._index.fitting(template) if _LAYER in template.names else ():
+                number = int((template.fitting(name) or {})[_LAYER])
+                if number >= count and name not in others and name not in excluded:
+                    yield (
+                        f"parameter {name!r} is of layer {number}, and config.json counts {count} layers from 0 on "
+                        "(num_hidden_layers): it is another model's, or --exclude the layer"
+                    )
 
     def missing(self, allowed: Sequence[str]) -> Iterator[str]:
         """What layers, or the model, lack."""

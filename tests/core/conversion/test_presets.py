@@ -149,6 +149,24 @@ def test_experts_with_three_axes(tmp_path: Path) -> None:
     assert found == read_safetensors(Family("qwen3_moe_3d").mf)
 
 
+@pytest.mark.parametrize(("name", "layer"), [("qwen3", "decoder.layers.1."), ("llama", "model.layers.1.")])
+def test_layers_beyond_those_that_config_json_counts_are_refused(name: str, layer: str, tmp_path: Path) -> None:
+    """A loader that follows it would ignore them."""
+    family = Family(name)
+    directory = tmp_path / "hf"
+    shutil.copytree(family.hf, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    said = r"is of layer 1, and config.json counts 1 layers from 0 on \(num_hidden_layers\): it is another model's"
+    with pytest.raises(PlanError, match=rf"parameter 'model.layers.1.input_layernorm.weight' {said}"):
+        convert(imported(family, tmp_path / "out", source=str(directory)))
+    for weights in directory.glob("*.safetensors*"):
+        weights.unlink()
+    with pytest.raises(PlanError, match=rf"parameter '{layer}\S+' {said}"):
+        convert(export(family, tmp_path / "out", like=str(directory)))
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_targets_strategy_shows_how_many_axes_experts_have(tmp_path: Path) -> None:
     family = Family("qwen3_moe_3d")
     made = sharded(family, tmp_path / "mf")
