@@ -61,7 +61,6 @@ from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leased, leases_of
-from reshard.core.target.companions import companion_problems
 from reshard.core.target.index import document_problem
 from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, record_digest
@@ -322,8 +321,6 @@ def _is_moved(stamp: Stamp, record: Stamp) -> bool:
 def _is_as_written(conversion: _Conversion, summary: RankSummary | IndexSummary) -> bool:
     """Compare a whole file with its record; this costs as much as writing it."""
     if isinstance(summary, IndexSummary):
-        if summary not in conversion.manifest.documents:
-            return not any(companion_problems(conversion.directory, [summary]))
         return document_problem(conversion.directory, summary) is None
     try:
         workspace = Workspace(conversion.directory, conversion.manifest.identity)

@@ -27,7 +27,7 @@ from reshard.core.runtime.budget import (
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.publishing import check_room
 from reshard.core.storage.urls import parse_url
-from reshard.core.target.companions import companion_problems, companion_summaries
+from reshard.core.target.companions import companion_summaries
 from reshard.core.target.index import document_problem
 from reshard.core.target.target import Target
 from reshard.core.target.workspace import Workspace
@@ -229,10 +229,9 @@ def _is_as_committed(target: Target, finished: Workspace, level: VerifyLevel, bu
 
 def _problem_beside(target: Target) -> str | None:
     """Return the first problem with the target's documents and companions; None if there is none."""
-    for document in target.documents.each:
-        if problem := document_problem(target.final, document.summary):
-            return problem
-    return next(companion_problems(target.final, companion_summaries(target.plan)), None)
+    documents = (document.summary for document in target.documents.each)
+    problems = (document_problem(target.final, each) for each in (*documents, *companion_summaries(target.plan)))
+    return next((problem for problem in problems if problem is not None), None)
 
 
 def _prepare(session: Session) -> None:

@@ -1,16 +1,12 @@
 """Companions of a unified target: written beside its files before the manifest, and checked like the index."""
 
-from collections.abc import Iterable, Iterator
-
-import xxhash
-
-from reshard.core.checkpoint.companions import MAX_COMPANION_BYTES, CompanionFile, Companions, companion_content
+from reshard.core.checkpoint.companions import CompanionFile, Companions, companion_content
 from reshard.core.checkpoint.manifest import IndexSummary, read_manifest
-from reshard.core.errors import CheckpointError, StorageError, TargetError, VerificationError, is_transient
+from reshard.core.errors import TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
+from reshard.core.target.index import document_problem
 
 
 def companion_summaries(plan: ConversionPlan) -> tuple[IndexSummary, ...]:
@@ -29,26 +25,8 @@ def write_companions(directory: Location, companions: Companions) -> None:
     """
     for file in companions.files:
         write_bytes(directory.child(file.name), companion_content(companions, file))
-    for problem in companion_problems(directory, map(_summary, companions.files)):
-        raise VerificationError(problem)
-
-
-def companion_problems(directory: Location, companions: Iterable[IndexSummary]) -> Iterator[str]:
-    """Yield the companions in a directory that are not as they were written, in sentences."""
-    for companion in companions:
-        location = directory.child(companion.file)
-        try:
-            data = read_small_file(location, min(max(companion.size_bytes, 1), MAX_COMPANION_BYTES))
-        except CheckpointError:
-            yield f"{location}: is larger than what was written, which has {companion.size_bytes} bytes"
-            continue
-        except StorageError as error:
-            if is_transient(error):
-                raise
-            yield str(error)
-            continue
-        if len(data) != companion.size_bytes or xxhash.xxh3_128_hexdigest(data) != companion.digest:
-            yield f"{location}: is not the file that was written"
+        if problem := document_problem(directory, _summary(file)):
+            raise VerificationError(problem)
 
 
 def recorded_companions(directory: Location) -> frozenset[str]:

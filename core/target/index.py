@@ -3,11 +3,13 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import xxhash
 
 from reshard.core.checkpoint.common_document import Common, build_common
+from reshard.core.checkpoint.companions import MAX_COMPANION_BYTES
 from reshard.core.checkpoint.formats.weight_maps import (
     MAX_INDEX_BYTES,
     dump_sorted_weight_map,
@@ -22,12 +24,14 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import printable
 from reshard.core.storage.checkpoint2_names import COMMON_NAME, MAX_METADATA_BYTES, METADATA_NAME, UNLISTED_PARAMETERS
 from reshard.core.storage.reading import read_small_file
-from reshard.core.storage.unified_names import INDEX_NAME, OTHERS_NAME, index_name
+from reshard.core.storage.unified_names import COMPANION_NAMES, INDEX_NAME, OTHERS_NAME, index_name
 from reshard.core.storage.urls import Location
 from reshard.core.tensor.dtypes import TEXT
 
-_KINDS = {METADATA_NAME: "metadata", COMMON_NAME: "state of the training"}
-"""Names of documents -> what they are; others are indexes."""
+_KINDS = {METADATA_NAME: "metadata", COMMON_NAME: "state of the training", **dict.fromkeys(COMPANION_NAMES, "file")}
+"""Names of documents and companions -> what they are; others are indexes."""
+_MAX_BYTES = {METADATA_NAME: MAX_METADATA_BYTES, **dict.fromkeys(COMPANION_NAMES, MAX_COMPANION_BYTES)}
+"""Limits of their sizes; others have that of indexes."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class IndexFile:
     name: str
     data: bytes
 
-    @property
+    @cached_property
     def summary(self) -> IndexSummary:
         """The document's entry in the manifest."""
         return IndexSummary(file=self.name, size_bytes=len(self.data), digest=xxhash.xxh3_128_hexdigest(self.data))
@@ -111,9 +115,9 @@ def _weight_map(plan: ConversionPlan) -> bytes:
 
 
 def document_problem(directory: Location, document: IndexSummary) -> str | None:
-    """Return the problem with a document in a directory, as a sentence; None if there is none."""
+    """Return the problem with a document or companion in a directory, as a sentence; None if there is none."""
     location = directory.child(document.file)
-    most_bytes = MAX_METADATA_BYTES if document.file == METADATA_NAME else MAX_INDEX_BYTES
+    most_bytes = _MAX_BYTES.get(document.file, MAX_INDEX_BYTES)
     try:
         data = read_small_file(location, min(max(document.size_bytes, 1), most_bytes))
     except CheckpointError:

@@ -22,7 +22,6 @@ from reshard.core.storage.listing import exists
 from reshard.core.storage.named_options import named_storages
 from reshard.core.storage.publishing import list_names, other_files
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.target.companions import companion_problems
 from reshard.core.target.index import document_problem, places_problem
 from reshard.core.target.workspace import Workspace, record_digest
 from reshard.core.verification.files import verify_rank
@@ -135,14 +134,13 @@ def _directory_problems(workspace: Workspace, manifest: Manifest, *, are_ranks_r
             f"{location}: its manifest lists {len(manifest.ranks)} of {manifest.target_world_size} ranks: it was "
             "changed"
         )
-    for document in manifest.documents:
+    for document in manifest.beside:
         problem = document_problem(location, document)
         if problem is None and are_ranks_right and document is manifest.index:
             records = (workspace.read_record(summary.rank) for summary in manifest.ranks)
             problem = places_problem(location, document, records)
         if problem is not None:
             yield problem
-    yield from companion_problems(location, manifest.companions)
     for other in other_files(location, manifest.files):
         if other.parent == location:
             risk = "loaders may take it for a part of one"

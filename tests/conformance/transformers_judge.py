@@ -42,12 +42,12 @@ def make_model(directory: str, config: dict[str, Any], dtype: str, seed: int) ->
 def compare_models(directory: str, other: str, seed: int) -> list[str]:
     """What is different: weights that are missing or too many, dtypes, values, answers to random tokens."""
     problems: list[str] = []
-    model, told = _load(directory)
-    again, told_again = _load(other)
+    model, loaded = _load(directory)
+    again, loaded_again = _load(other)
     problems += [
-        f"{kind}: {sorted(map(str, told_again[kind]))[:4]}, not {sorted(map(str, told[kind]))[:4]}"
+        f"{kind}: {sorted(map(str, loaded_again[kind]))[:4]}, not {sorted(map(str, loaded[kind]))[:4]}"
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-        if set(told_again[kind]) != set(told[kind])
+        if set(loaded_again[kind]) != set(loaded[kind])
     ]
     weights, others = model.state_dict(), again.state_dict()
     if weights.keys() != others.keys():
