@@ -19,12 +19,13 @@ import click
 
 from reshard import __version__
 from reshard.cli.output import print_line, print_lines
-from reshard.cli.parameters import PATH
+from reshard.cli.parameters import PATH, is_place
 from reshard.core.errors import InputError, ReshardError
 from reshard.core.runtime.log import LOGGER, log
 from reshard.core.runtime.named_values import is_name
 from reshard.core.runtime.progress import SilentProgress, reporting_to
 from reshard.core.runtime.progress_lines import LoggedProgress
+from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.wording import printable, seconds_text
 
 
@@ -54,10 +55,18 @@ class Command(click.Command):
         asked = Verbosity(**{name: ctx.params.pop(name) for name in Verbosity.__dataclass_fields__})
         if asked.quiet and asked.verbose:
             raise click.UsageError("--quiet and --verbose contradict each other: leave out one of them", ctx)
+        if asked.log_file:
+            _check_apart(asked.log_file, self.places(ctx))
         with _logging_as(asked, ctx.meta[_WORDS]) as ended:
             code = self.work(ctx)
             ended(code if isinstance(code, int) else 0)
             return code
+
+    def places(self, ctx: click.Context) -> Iterator[object]:
+        """Yield the files, directories and URLs that the command line names."""
+        for param in self.params:
+            value = ctx.params.get(str(param.name)) if is_place(param) else None
+            yield from value if isinstance(value, tuple) else [value]
 
     def work(self, ctx: click.Context) -> object:
         """Call the command's function."""
@@ -229,6 +238,40 @@ def _without_secrets(words: Sequence[str]) -> Iterator[str]:
 
 def _shown_name(value: str) -> str:
     return value if is_name(value) or not value else "…"
+
+
+def _check_apart(log_file: str, places: Iterable[object]) -> None:
+    """Check that a log file is apart from all that a command reads or writes.
+
+    In a target it would be a foreign file, and lines appended to a shard would damage it.
+    """
+    from reshard.core.storage.patterns import Relation, relation_of
+    from reshard.core.storage.publishing import PARTIAL_SUFFIX, REPLACED_SUFFIX
+
+    path = os.path.realpath(log_file)
+    for place in places:
+        local = _local_path(place) if isinstance(place, str) else None
+        for suffix in ("", PARTIAL_SUFFIX, REPLACED_SUFFIX) if local else ():
+            relation = relation_of(path, f"{local}{suffix}")
+            if relation in (Relation.AT, Relation.INSIDE):
+                how = "is" if relation is Relation.AT else "lies inside"
+                raise InputError(
+                    f"--log-file {log_file}: {how} {scrubbed(str(place))}{suffix}, which the command reads or writes; "
+                    "name a file elsewhere"
+                )
+
+
+def _local_path(place: str) -> str | None:
+    """Return the path that a place has on this machine; None for other storages, and for what names no place."""
+    from reshard.core.storage.urls import parse_url
+
+    protocol, separator, _ = place.partition("://")
+    if separator and protocol not in ("file", "local"):
+        return None
+    try:
+        return parse_url(place).path
+    except InputError:  # the command describes it better
+        return None
 
 
 def _opened(path: str) -> _File:

@@ -30,6 +30,11 @@ class _Path(click.types.StringParamType):
         return [CompletionItem(incomplete, type=self._kind)]
 
 
+def is_place(param: click.Parameter) -> bool:
+    """True if an argument or option names a file, a directory or a URL."""
+    return isinstance(param.type, _Path)
+
+
 class _Step(click.types.StringParamType):
     """A step; completed from the names of the files that one rank has in a local source."""
 

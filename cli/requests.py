@@ -1,7 +1,7 @@
 """Commands whose arguments and options are the fields of a request, which may also come from a file."""
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from reshard.cli.logs import Command
-from reshard.cli.parameters import PATH
+from reshard.cli.parameters import PATH, is_place
 from reshard.core.request.validation import build_options, option_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,12 @@ class RequestCommand(Command):
         self._fixed = fixed or {}
         self._passed_over = passed_over
         self.params += self._options()
+
+    def places(self, ctx: click.Context) -> Iterator[object]:
+        """Yield the places that the command line or the file of --config names."""
+        yield from super().places(ctx)
+        fields = ctx.meta.get(_FILE, _File()).fields
+        yield from (fields.get(str(param.name)) for param in self.params if is_place(param))
 
     def work(self, ctx: click.Context) -> object:
         """Make the request, and print it or call the function with it."""

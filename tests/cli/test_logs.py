@@ -172,6 +172,40 @@ def test_an_unusable_log_file_is_an_error_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["out/log", "out/rank_0/log", "out.reshard-partial/log", "out"])
+def test_a_log_file_in_the_target_is_refused_before_anything_is_written(
+    convert: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    shown = convert("--log-file", tmp_path / name)
+    how = "is" if name == "out" else "lies inside"
+    place = f"{tmp_path}/{name.partition('/')[0]}"
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err == (
+        f"reshard: error: --log-file {tmp_path}/{name}: {how} {place}, which the command reads or writes; "
+        "name a file elsewhere\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_log_file_is_none_of_the_files_that_a_command_reads(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"source: {tmp_path}/a\ntarget: file://{tmp_path}/b\n")
+    shard = tmp_path / "parts" / "rank_3" / "x.ckpt"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"shard")
+    (tmp_path / "link").symlink_to(shard)
+    for command in (
+        ("plan", f"{tmp_path}/parts/rank_{{rank}}/x.ckpt", "--log-file", shard),
+        ("plan", "a", "--source-strategy", shard, "--log-file", tmp_path / "link"),
+        ("join-parts", tmp_path / "a", tmp_path / "parts", "s3://bucket/b", "--log-file", shard),
+        ("plan", "--config", tmp_path / "job.yaml", "--log-file", tmp_path / "a/log"),
+        ("plan", "--config", tmp_path / "job.yaml", "--log-file", tmp_path / "b/log"),
+    ):
+        shown = reshard(*command)
+        assert (shown.code, shown.out) == (2, "")
+        assert "which the command reads or writes; name a file elsewhere" in shown.err
+    assert shard.read_bytes() == b"shard"
+
+
 def test_an_empty_name_of_a_log_file_is_an_error(reshard: Callable[..., Any]) -> None:
     shown = reshard("plan", "a", "--log-file", "")
     assert (shown.code, shown.err) == (2, "reshard: error: --log-file : cannot be written: no such file or directory\n")
