@@ -22,8 +22,8 @@ _ALL = tuple(name for names in GROUPS.values() for name in names)
 
 CONVERTING = tuple(name for name in _ALL if name not in _OF_LATEST)
 """Fields of a whole conversion."""
-PLANNING = tuple(name for name in CONVERTING if name not in ("verify", *_OF_PREFECT))
-"""Fields that affect a plan."""
+PLANNING = tuple(name for name in CONVERTING if name not in _OF_PREFECT)
+"""Fields that affect a plan, or what it costs."""
 CONVERTING_LATEST = tuple(name for name in _ALL if name not in _OF_ONE_STEP)
 """Fields of a scheduled conversion."""
 

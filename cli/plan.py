@@ -136,7 +136,7 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
             ("parameters", f"{summary.parameters} {'made whole' if is_unified else resharded}"),
             ("to read", f"{size_text(summary.read_bytes)} of the source, plus small gaps"),
             ("to write", size_text(summary.written_bytes)),
-            *([("time", _time_text(summary))] if len(ranks) == len(summary.ranks) else []),
+            ("time", _time_text(summary)),
             *([] if summary.free_bytes is None else [_room_fact(summary.needed_bytes or 0, summary.free_bytes)]),
             ("buffers", f"{size_text(summary.buffer_bytes)}, for {summary.workers} at once"),
             *([("RECOVERED", substitutes_text(summary.stand_ins))] if summary.stand_ins else []),
@@ -157,7 +157,7 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
 
 def _time_text(summary: "PlanSummary") -> str:
     rate = f"{size_text(summary.assumed_rate_bytes or 0)}/s"
-    return f"about {seconds_text(summary.estimated_seconds or 0)} at {rate} (plan --rate): read, written, read back"
+    return f"about {seconds_text(summary.estimated_seconds or 0)} at {rate} (plan --rate): {summary.traffic}"
 
 
 def _room_fact(needed_bytes: int, free_bytes: int) -> tuple[str, str]:

@@ -134,10 +134,7 @@ def approval_page(summary: PlanSummary, request: ConversionRequest, *, replaces:
     )
     step = f", step {summary.step}" if summary.step else ""
     read = f"{size_text(summary.read_bytes)} to read from {_code(summary.source)}{_as_text(step)}."
-    passes = 2 if request.verify.of_files is VerifyLevel.CHECKSUM else 1
-    traffic_bytes = summary.read_bytes + passes * summary.written_bytes
-    what = "read, written and read back" if passes > 1 else "read and written"
-    time = f"At 1 GiB/s, {size_text(traffic_bytes)} are {what} in {seconds_text(traffic_bytes / 2**30)}."
+    time = _time(summary)
     verified = f"Verification: {request.verify}."
     more = "The whole plan, with a picture and every rank, is the artifact `conversion-plan` of this run."
     return _page(
@@ -149,6 +146,15 @@ def approval_page(summary: PlanSummary, request: ConversionRequest, *, replaces:
         _notes(summary.notes),
         more,
     )
+
+
+def _time(summary: PlanSummary) -> str:
+    """Sentence on the estimated time; empty without an estimate."""
+    traffic, rate_bytes = summary.traffic, summary.assumed_rate_bytes
+    if traffic is None or rate_bytes is None:
+        return ""
+    seconds = seconds_text(summary.estimated_seconds or 0)
+    return f"At {size_text(rate_bytes)}/s, {size_text(traffic.total_bytes)} take {seconds}: {traffic}."
 
 
 def _effects(summary: PlanSummary) -> str:

@@ -6,7 +6,7 @@ from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.formats.running_crc import is_crc_in_header
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.iteration_place import iteration_layout, placed, with_common_noted
-from reshard.core.conversion.report import PlanSummary, summarize_plan, with_estimate
+from reshard.core.conversion.report import PlanSummary, planned_traffic, summarize_plan, with_estimate
 from reshard.core.conversion.session import (
     needed_room,
     planned_groups,
@@ -160,10 +160,13 @@ def summarize(request: ConversionRequest, plan: ConversionPlan) -> PlanSummary:
     written = [rank for rank in plan.target_ranks if rank not in plan.copies]
     groups = planned_groups(plan, written, budget)
     summary = summarize_plan(plan, budget, groups, prefetch_threads_of(groups, budget))
-    needed_bytes = needed_room(plan, request.chosen_ranks(plan.target_ranks))
-    free_bytes = free_room(parse_url(request.target)) if request.target else None
-    summary = summary.model_copy(update={"needed_bytes": needed_bytes, "free_bytes": free_bytes})
-    return with_estimate(summary, ASSUMED_RATE_BYTES)
+    chosen = request.chosen_ranks(plan.target_ranks)
+    expected = {
+        "needed_bytes": needed_room(plan, chosen),
+        "free_bytes": free_room(parse_url(request.target)) if request.target else None,
+        "traffic": planned_traffic(plan, chosen, request.verify),
+    }
+    return with_estimate(summary.model_copy(update=expected), ASSUMED_RATE_BYTES)
 
 
 def _with_unsharded(target: Strategy, source: Source) -> Strategy:

@@ -13,6 +13,7 @@ from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.summary import FILE, RANK, Summary
 from reshard.core.runtime.wording import counted
 from reshard.core.source.damage import Substitute
+from reshard.core.verification.values import ContentCheck
 
 
 class Outcome(StrEnum):
@@ -119,6 +120,34 @@ class PlannedRank(Summary):
     copy_of: int | None
 
 
+class PlannedTraffic(Summary):
+    """The bytes that converting the chosen ranks moves: the source read once, what is written, and what is verified.
+
+    Attributes:
+        read_bytes: bytes of the source that the ranks are made from.
+        written_bytes: bytes of their shards.
+        read_back_bytes: bytes of the written files that are read again.
+        compared_bytes: bytes of the source that are read again to compare values.
+    """
+
+    read_bytes: int
+    written_bytes: int
+    read_back_bytes: int
+    compared_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of them."""
+        return self.read_bytes + self.written_bytes + self.read_back_bytes + self.compared_bytes
+
+    def __str__(self) -> str:
+        """Format what is done, in words."""
+        if not self.read_back_bytes:
+            return "read and written"
+        again = ", and the source read again to compare values" if self.compared_bytes else ""
+        return f"read, written and read back{again}"
+
+
 class PlanSummary(PlanFacts):
     """The expected result of a conversion.
 
@@ -132,7 +161,8 @@ class PlanSummary(PlanFacts):
         needed_bytes: room that the files of the ranks to convert take at the target.
         free_bytes: free room there; None if no target is named, or if its storage does not tell.
         assumed_rate_bytes: bytes read or written in a second, as assumed for the estimate.
-        estimated_seconds: time to read, write and read back everything at that rate.
+        traffic: what converting the chosen ranks moves; None if that was not planned.
+        estimated_seconds: time for that traffic at that rate.
         buffer_bytes: peak memory of buffers.
         workers: number of workers.
         integrated: True if every source rank saved whole parameters.
@@ -150,6 +180,7 @@ class PlanSummary(PlanFacts):
     needed_bytes: int | None = None
     free_bytes: int | None = None
     assumed_rate_bytes: int | None = None
+    traffic: PlannedTraffic | None = None
     estimated_seconds: float | None = None
     buffer_bytes: int
     workers: int
@@ -189,11 +220,25 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
     )
 
 
+def planned_traffic(plan: ConversionPlan, ranks: Sequence[int], level: VerifyLevel) -> PlannedTraffic:
+    """Return what converting target ranks moves, the values compared only if these are all."""
+    chosen = set(ranks)
+    totals = [totals for totals in plan.totals if totals.rank in chosen]
+    written_bytes = sum(each.shard_bytes for each in totals)
+    compares = level is VerifyLevel.CONTENT and len(chosen) == len(plan.totals)
+    return PlannedTraffic(
+        # a copy is written like others if its primary is not
+        read_bytes=sum(each.needed_bytes for each in totals if each.copy_of not in chosen),
+        written_bytes=written_bytes,
+        read_back_bytes=written_bytes if level.of_files is VerifyLevel.CHECKSUM else 0,
+        compared_bytes=ContentCheck(plan).source_bytes() if compares else 0,
+    )
+
+
 def with_estimate(summary: PlanSummary, rate_bytes: int) -> PlanSummary:
-    """Estimate the time of a conversion at a rate: all is read once, written, and read back to verify it."""
-    moved_bytes = summary.read_bytes + 2 * summary.written_bytes
-    estimate = {"assumed_rate_bytes": rate_bytes, "estimated_seconds": round(moved_bytes / rate_bytes, 3)}
-    return summary.model_copy(update=estimate)
+    """Estimate the time of a summary's traffic at a rate."""
+    seconds = None if summary.traffic is None else round(summary.traffic.total_bytes / rate_bytes, 3)
+    return summary.model_copy(update={"assumed_rate_bytes": rate_bytes, "estimated_seconds": seconds})
 
 
 def facts_of(plan: ConversionPlan, *notes: str) -> PlanFacts:

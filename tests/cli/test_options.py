@@ -48,7 +48,7 @@ def test_an_option_is_called_and_explained_as_its_field(command: click.Command, 
         assert option.default == field.default
 
 
-def test_planning_has_the_options_that_change_a_plan() -> None:
-    assert set(CONVERTING) - set(PLANNING) == {"verify", "dask_scheduler", "concurrency_limit"}
+def test_planning_has_the_options_that_change_a_plan_or_its_cost() -> None:
+    assert set(CONVERTING) - set(PLANNING) == {"dask_scheduler", "concurrency_limit"}
     own = {"rank", "param", "rate", "picture", "html", "as_json"}
     assert options_of(plan_command).keys() == {*PLANNING, *own, *LOGS, *FILES}

@@ -191,8 +191,45 @@ def test_the_time_at_a_rate(reshard: Callable[..., Any]) -> None:
     assert slow["estimated_seconds"] == pytest.approx(moved_bytes / 1536, abs=0.001)
     shown = reshard("plan", SOURCE, *STRATEGIES, "--rate", f"{moved_bytes / 90:.1f}B").out
     assert fact(shown, "time").startswith("about 1 min 30 s at ")
-    some = reshard("plan", SOURCE, *STRATEGIES, "--ranks", "1").out
-    assert not any(line.startswith("time ") for line in some.splitlines())
+
+
+def test_the_time_depends_on_the_ranks_and_on_how_closely_they_are_verified(
+    reshard: Callable[..., Any], tmp_path: Path
+) -> None:
+    options = ("plan", SOURCE, *STRATEGIES, "--json")
+    moved = {}
+    for verify in ("none", "structure", "checksum", "content"):
+        planned = reshard(*options, "--verify", verify).json
+        traffic = moved[verify] = planned["traffic"]
+        assert traffic["read_bytes"] == planned["read_bytes"]
+        assert traffic["written_bytes"] == planned["written_bytes"]
+        assert planned["estimated_seconds"] == round(sum(traffic.values()) / 2**30, 3)
+    written_bytes = moved["none"]["written_bytes"]
+    assert {verify: traffic["read_back_bytes"] for verify, traffic in moved.items()} == {
+        "none": 0,
+        "structure": 0,
+        "checksum": written_bytes,
+        "content": written_bytes,
+    }
+    whole = reshard("convert", SOURCE, tmp_path / "out", *STRATEGIES, "--verify", "content", "--json").json
+    assert moved["content"]["compared_bytes"] == whole["compared_bytes"] > 0
+    each = [reshard(*options, "--ranks", rank, "--verify", "content").json for rank in (0, 1)]
+    # values are compared when all ranks are there
+    assert [planned["traffic"]["compared_bytes"] for planned in each] == [0, 0]
+    assert sum(planned["traffic"]["written_bytes"] for planned in each) == written_bytes
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--ranks", "1", "--verify", "none").out
+    assert fact(shown, "time").endswith(": read and written")
+    shown = reshard("convert", SOURCE, tmp_path / "new", *STRATEGIES, "--verify", "content", "--dry-run").out
+    assert fact(shown, "time").endswith(": read, written and read back, and the source read again to compare values")
+
+
+def test_a_copy_whose_primary_is_not_converted_is_read(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    save_file({"w": np.ones((2, 2), np.float32)}, tmp_path / "hf/model.safetensors")
+    write_strategy(make_strategy({"w": ParameterLayout((2,), ((), ()))}), str(tmp_path / "two.json"))
+    plan = ("plan", tmp_path / "hf", "--target-strategy", tmp_path / "two.json", "--json")
+    read = [reshard(*plan, "--ranks", ranks).json["traffic"]["read_bytes"] for ranks in ("0-1", "0", "1")]
+    assert read == [16, 16, 16]
 
 
 @pytest.mark.parametrize(("rate", "why"), [("fast", "must be a size such as"), ("0", "must be more than nothing")])

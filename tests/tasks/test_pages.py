@@ -93,12 +93,15 @@ def test_the_plan_shows_what_changes_do(target: Path) -> None:
 def test_what_is_to_be_approved_says_what_is_written_read_dropped_and_replaced(target: Path) -> None:
     request = FOUR_TO_THREE.request(target, exclude=["adam_m.*"], ranks="0-1")
     summary = summarize(request, make_plan(request))
+    traffic = summary.traffic
+    assert traffic is not None
     page = approval_page(summary, request, replaces=False, changed=False)
     assert page.startswith(f"**{size_text(summary.written_bytes)} to write** into `{target}`: 4 → 3 ranks, ckpt.")
     assert f"{size_text(summary.read_bytes)} to read from `" in page
     assert "Only target ranks 0-1 are converted." in page
     assert "adam\\_m.layers.4.weight_4" in page or "adam_m.layers.4.weight_4" in page
-    assert re.search(r"At 1 GiB/s, .* are read, written and read back in \d", page)
+    moved = size_text(sum(2 * rank.shard_bytes for rank in summary.ranks[:2]) + traffic.read_bytes)
+    assert re.search(rf"At 1\.0 GiB/s, {moved} take \d.*: read, written and read back\.", page)
     assert "replaced" not in page
     assert "|" not in page
     page = approval_page(summary, request, replaces=True, changed=True)
