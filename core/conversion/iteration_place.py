@@ -45,8 +45,8 @@ def placed(request: Request) -> Request:
     if number is None:
         survey(request.source, request.step)  # it may be that there is no source
         raise InputError(
-            f"{request.source}: does not say which iteration it is, as a Checkpoint 2.0 does: give its number with "
-            "--iteration"
+            f"{parse_url(request.source)}: does not say which iteration it is, as a Checkpoint 2.0 does: give its "
+            "number with --iteration"
         )
     return request.model_copy(update={"step": step, "iteration": str(number)})
 

@@ -1,6 +1,7 @@
 """Conversions to Checkpoint 2.0 directories, compared with those that MindFormers wrote."""
 
 import json
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -378,7 +379,9 @@ class TestVerification:
 class TestRefusals:
     def test_an_unknown_iteration(self, tmp_path: Path) -> None:
         source = OLD.directory / "src"
-        said = refusal(source, tmp_path / "out", source_strategy=str(OLD.directory / "src_strategy.ckpt"))
+        said = refusal(
+            os.path.relpath(source), tmp_path / "out", source_strategy=str(OLD.directory / "src_strategy.ckpt")
+        )
         assert said == (
             f"{source}: does not say which iteration it is, as a Checkpoint 2.0 does: give its number with --iteration"
         )
