@@ -22,9 +22,9 @@ def command(limit: int) -> None:
 
     The server is the one named by PREFECT_API_URL or the active profile. Its pages show the deployments convert,
     convert-with-approval, convert-latest, verify, compare and merge-strategy. Runs are started there, on
-    schedules, or by `prefect deployment run`, and execute on this machine while this process runs. Ctrl-C stops it and
-    its runs, which resume when they are retried. Existing schedules, limits and automations on the server are kept. For
-    several machines, or a shared server, deploy to a work pool instead: reshard deploy.
+    schedules, or by `prefect deployment run`, and execute on this machine while this process runs. Ctrl-C or SIGTERM
+    stops it and its runs, which resume when they are retried. Existing schedules, limits and automations on the server
+    are kept. For several machines, or a shared server, deploy to a work pool instead: reshard deploy.
 
     \b
     Examples:
@@ -33,16 +33,15 @@ def command(limit: int) -> None:
       prefect deployment run convert-checkpoint/convert --param source=/data/ckpt --param target=/data/whole
     """
     from prefect import settings
-    from prefect.runner import Runner
 
     from reshard.deployments.deploy import make_what_runs_need
     from reshard.deployments.described import configured_server, read_descriptions
-    from reshard.deployments.serving import register, serve_here, served_deployments
+    from reshard.deployments.serving import ServingRunner, register, serve_here, served_deployments
 
     descriptions = read_descriptions()
     with configured_server() as client:
         deployments = served_deployments(client, descriptions)
-        runner = Runner(limit=limit)
+        runner = ServingRunner(limit=limit)
         needed = make_what_runs_need(client, descriptions)
         for line in chain(needed, register(client, runner, descriptions, deployments)):
             print_note(line)

@@ -22,6 +22,26 @@ from reshard.deployments.described import Described
 from reshard.deployments.form_groups import form_schema
 
 
+class ServingRunner(Runner):
+    """A runner that SIGTERM stops as Ctrl-C does; Prefect leaves a coroutine that nobody awaits."""
+
+    async def start(self, run_once: bool = False, webserver: bool | None = None) -> None:
+        """Serve until cancelled, or stopped by a signal."""
+        self._task = asyncio.current_task()
+        await super().start(run_once, webserver)
+
+    def handle_sigterm(self, *args: object, **kwargs: object) -> None:
+        """Pass the signal on to runs, which end by it and say so on the server, and cancel what is going on here."""
+        # Prefect leaves the processes of runs behind; nothing public names them
+        processes = self._process_manager
+        for handle in map(processes.get, processes.flow_run_ids()):
+            if handle is not None and handle.is_alive():
+                handle.graceful_kill()
+        if self._task is not None:
+            # not in the handler itself, which interrupts the event loop anywhere
+            self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+
 def served_deployments(client: SyncPrefectClient, descriptions: Sequence[Described]) -> list[RunnerDeployment]:
     """Return the deployments to be served; each keeps the schedules that it has on the server.
 
@@ -66,7 +86,7 @@ def serve_here(runner: Runner, descriptions: Sequence[Described]) -> None:
         for name, value in described.work_pool.environment.items():
             os.environ.setdefault(name, value)
     # both mean that the process is stopped
-    with suppress(KeyboardInterrupt, TerminationSignal):
+    with suppress(KeyboardInterrupt, TerminationSignal, asyncio.CancelledError):
         asyncio.run(runner.start())
 
 

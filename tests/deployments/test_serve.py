@@ -1,7 +1,7 @@
 """`reshard serve`: runs without a worker."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -13,8 +13,19 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.schedules import Interval
 
 from reshard.cli.main import run
-from tests.support.deployed import CONVERT, Demo, reshard
-from tests.support.prefect_server import PrefectServer, Worker, await_run, logs_of, prefect_server, start_run, until
+from tests.support.deployed import CONVERT, Demo, outcomes_of, reshard, start_slow_run
+from tests.support.prefect_server import (
+    PrefectServer,
+    Worker,
+    await_run,
+    logs_of,
+    prefect_server,
+    retry_run,
+    start_run,
+    until,
+)
+from tests.support.runs import Files, check_finished, recorded_ranks
+from tests.support.s3_proxy import S3Proxy
 
 pytestmark = pytest.mark.slow
 
@@ -23,13 +34,13 @@ SAVED_AUTOMATION = "reshard: a checkpoint was saved"
 
 
 @contextmanager
-def serving(server: PrefectServer, directory: Path) -> Iterator[None]:
+def serving(server: PrefectServer, directory: Path, settings: Mapping[str, str] | None = None) -> Iterator[Worker]:
     """`reshard serve` in an empty directory, for the time of the block."""
     serve = [sys.executable, "-m", "reshard.cli.main", "serve", "--limit", "2"]
-    served = Worker(server, directory, serve, {"PYTHONPATH": ":".join(filter(None, sys.path))})
+    served = Worker(server, directory, serve, {"PYTHONPATH": ":".join(filter(None, sys.path)), **(settings or {})})
     try:
         until(lambda: "serving to" in served.log.read_text(), f"it does not serve: {served.log}", 60)
-        yield
+        yield served
     finally:
         served.kill()
 
@@ -52,6 +63,33 @@ def test_serve_carries_out_runs_and_leaves_schedules_as_they_are(demo: Demo, tmp
             until(lambda: server.client.read_deployment_by_name(CONVERT).updated != before.updated, "not updated", 60)
         (schedule,) = server.client.read_deployment_by_name(CONVERT).schedules
         assert (schedule.active, schedule.schedule) == (True, hourly.schedule)
+
+
+def test_sigterm_ends_it_and_its_run_without_a_traceback(
+    demo: Demo, slow_store: S3Proxy, wanted: Files, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    with (
+        prefect_server(tmp_path / "prefect") as server,
+        serving(server, tmp_path / "served", demo.store.environment) as served,
+    ):
+        run_id = start_slow_run(server, demo, target)
+        processes = served.flow_processes()
+        served.terminate()
+        until(lambda: served.ended, "it goes on", 60)
+        assert served.exit_code == 0
+        until(lambda: not any(process.is_running() for process in processes), "its run goes on", 30)
+        shown = served.log.read_text()
+        assert "Traceback" not in shown
+        assert "Warning" not in shown
+        done = recorded_ranks(target)
+        slow_store.begin_anew()
+        with serving(server, tmp_path / "again", demo.store.environment):
+            await_run(server, run_id, "Crashed", seconds=30)
+            retry_run(server, run_id)
+            await_run(server, run_id, "Completed")
+        assert outcomes_of(server, run_id)["resumed"] >= len(done) > 0
+    check_finished(target, wanted, "after it was stopped")
 
 
 def test_serving_again_switches_an_automation_on_that_a_user_switched_off(tmp_path: Path) -> None:

@@ -97,6 +97,11 @@ class Worker:
         """Whether its process is gone."""
         return self._process.poll() is not None
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of its process; None while it lives."""
+        return self._process.poll()
+
     def terminate(self) -> None:
         """SIGTERM to it alone."""
         self._process.terminate()
