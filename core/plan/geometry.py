@@ -107,7 +107,9 @@ class ClassGeometry:
             if shared is None:
                 continue
             axes = None if piece.keeps_axes else piece.axes
-            for part in self._copies[piece.source].parts(piece.source_box(shared)):
-                if part.box.size:
-                    place = piece.placed_box(part.box)
-                    yield PlacedPart(part.rank, part.shard, part.box, piece.source, axes, place, piece.scale)
+            wanted = piece.source_box(shared)
+            for part in self._copies[piece.source].parts(wanted.bounds):
+                here = wanted.intersect(part.box) if wanted.steps else part.box
+                if here is not None and here.size:
+                    place = piece.placed_box(here)
+                    yield PlacedPart(part.rank, part.shard, here, piece.source, axes, place, piece.scale)

@@ -155,7 +155,7 @@ def _class_key(parameter: ReshardedParameter, stage: int) -> object:
     layout = parameter.target_layouts[stage]
     if not parameter.is_whole:
         sources = tuple((source.copies, source.shape, source.dtype) for source in parameter.sources)
-        # there may be a piece for each row, and parameters that are made alike have the very same
+        # there may be thousands of pieces, and parameters that are made alike have the very same
         return sources, id(parameter.pieces), parameter.dtype, layout
     axis_count = len(parameter.shape)
     layouts = (*(copy.layout for copy in parameter.copies), layout)

@@ -278,7 +278,7 @@ class ReadItem:
 
     Attributes:
         source_rank: global rank of the source file.
-        source_box: the box in the source shard's coordinates.
+        source_box: the box in the source shard's coordinates; perhaps stepped, as that in the target's.
         target_box: the same elements in the target shard's coordinates.
         source: index of the source parameter in the parameter plan's `sources`.
         axes: target axis i is source axis `axes[i]`, or new; None: the axes are the same.

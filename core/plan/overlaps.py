@@ -1,7 +1,8 @@
 """Overlaps between the source's and the target's shards of one parameter.
 
 A *cell* here is a shard with the ranks that own it. An *overlap* is the box that a target cell takes from one source
-cell. All boxes are in the coordinates of whole tensors, the source's or the target's.
+cell; of rows in turn it is a stepped box. All boxes are in the coordinates of whole tensors, the source's or the
+target's.
 """
 
 from dataclasses import dataclass, replace

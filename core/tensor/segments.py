@@ -4,7 +4,7 @@ A *piece* is a box of one source parameter and its place in a target parameter. 
 renamed or cast has one piece, its whole source; a part of a split fused tensor has a box of it; a joined parameter has
 several; in a transposed one the axes have another order; in a stacked one there is an axis that the source lacks, along
 which each piece has one element. Pure algebra: every operation maps pieces to pieces, and the pieces of a parameter
-fill it exactly once.
+fill it exactly once. Rows at equal distances, such as those of gate and up in turn, are one piece: a stepped box.
 
 A fused axis of several groups has shares of every part in each group: an axis of length 12 with parts of 2, 1 and 1
 shares in 3 groups is `qqkvqqkvqqkv`.
@@ -15,7 +15,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from operator import add
+from itertools import pairwise
+from operator import add, neg
 
 import numpy as np
 
@@ -42,10 +43,11 @@ class Piece:
 
     Attributes:
         source: index of the source parameter.
-        box: in the coordinates of the whole source parameter.
+        box: in the coordinates of the whole source parameter; perhaps stepped.
         axes: target axis i is source axis `axes[i]`, or `NEW_AXIS`; the box has one element along axes left out.
         start: its first index in the whole target parameter.
         scale: factors of its values, if they are scaled.
+        steps: distances between neighbors in the target, as in `TensorSlice`.
     """
 
     source: int
@@ -53,6 +55,7 @@ class Piece:
     axes: Shape
     start: Shape
     scale: BlockScale | None = None
+    steps: Shape = ()
 
     @property
     def shape(self) -> Shape:
@@ -63,6 +66,8 @@ class Piece:
     @property
     def target_box(self) -> TensorSlice:
         """Its box in the whole target parameter."""
+        if self.steps:
+            return TensorSlice.stepped(self.start, self.shape, self.steps)
         return TensorSlice(self.start, tuple(map(add, self.start, self.shape)))
 
     @property
@@ -77,6 +82,8 @@ class Piece:
 
     def source_box(self, target_box: TensorSlice) -> TensorSlice:
         """Map a box inside this piece from the target's coordinates to the source's."""
+        if self.steps or self.box.steps:
+            return self._stepped_source_box(target_box)
         start, stop = list(self.box.start), list(self.box.stop)
         for target_axis, axis in enumerate(self.axes):
             if axis != NEW_AXIS:
@@ -87,6 +94,8 @@ class Piece:
 
     def placed_box(self, source_box: TensorSlice) -> TensorSlice:
         """Map a box inside this piece from the source's coordinates to the target's."""
+        if self.steps or self.box.steps:
+            return self._stepped_placed_box(source_box)
         # one pass: this is called for every read of every parameter
         start, stop = list(self.start), [low + 1 for low in self.start]
         for target_axis, axis in enumerate(self.axes):
@@ -95,6 +104,72 @@ class Piece:
                 start[target_axis] = source_box.start[axis] + shift
                 stop[target_axis] = source_box.stop[axis] + shift
         return TensorSlice(tuple(start), tuple(stop))
+
+    def in_source(self, box: TensorSlice) -> "Piece | None":
+        """Return the part in a box of the source; None if there is none."""
+        common = self.box.intersect(box)
+        if common is None:
+            return None
+        placed = self.placed_box(common)
+        return replace(self, box=common, start=placed.start, steps=placed.steps)
+
+    def in_target(self, box: TensorSlice) -> "Piece | None":
+        """Return the part in a box of the target; None if there is none."""
+        common = self.target_box.intersect(box)
+        if common is None:
+            return None
+        return replace(self, box=self.source_box(common), start=common.start, steps=common.steps)
+
+    def picked(self, axis: int, every: "Progression", to: "Progression") -> "Piece | None":
+        """Return the part at some positions along a target axis, moved to other positions; None if there is none."""
+        shape, distances = self.shape, self.target_box.distances
+        low, distance = self.start[axis], distances[axis]
+        common = math.gcd(distance, every.distance)
+        shift, rest = divmod(every.start - low, common)
+        if rest:
+            return None
+        # of this piece's positions along the axis, numbered from 0, those that are also in `every`
+        period = every.distance // common
+        number = shift * pow(distance // common, -1, period) % period
+        behind = every.start - low - number * distance  # the first one in `every` may be further on
+        number += max(0, -(-behind // (distance * period))) * period
+        last = min(shape[axis] - 1, (every.start + every.distance * (every.count - 1) - low) // distance)
+        count = (last - number) // period + 1
+        if count < 1 or not math.prod(shape):
+            return None
+        place = (low + number * distance - every.start) // every.distance
+        start = _put(self.start, axis, to.start + place * to.distance)
+        steps = _put(distances, axis, distance * period // every.distance * to.distance)
+        source_axis = self.axes[axis]
+        box = self.box
+        if source_axis != NEW_AXIS:
+            box = TensorSlice.stepped(
+                _put(box.start, source_axis, box.start[source_axis] + number * box.distances[source_axis]),
+                _put(box.shape, source_axis, count),
+                _put(box.distances, source_axis, period * box.distances[source_axis]),
+            )
+        target = TensorSlice.stepped(start, _put(shape, axis, count), steps)
+        return replace(self, box=box, start=start, steps=target.steps)
+
+    def _stepped_source_box(self, target_box: TensorSlice) -> TensorSlice:
+        start, shape = list(self.box.start), list(self.box.shape)
+        distances, box_shape = self.target_box.distances, target_box.shape
+        for target_axis, axis in enumerate(self.axes):
+            if axis != NEW_AXIS:
+                number = (target_box.start[target_axis] - self.start[target_axis]) // distances[target_axis]
+                start[axis] += number * self.box.distances[axis]
+                shape[axis] = box_shape[target_axis]
+        return TensorSlice.stepped(tuple(start), tuple(shape), self.box.distances)
+
+    def _stepped_placed_box(self, source_box: TensorSlice) -> TensorSlice:
+        start, shape = list(self.start), [1] * len(self.start)
+        distances, box_shape = self.target_box.distances, source_box.shape
+        for target_axis, axis in enumerate(self.axes):
+            if axis != NEW_AXIS:
+                number = (source_box.start[axis] - self.box.start[axis]) // self.box.distances[axis]
+                start[target_axis] += number * distances[target_axis]
+                shape[target_axis] = box_shape[axis]
+        return TensorSlice.stepped(tuple(start), tuple(shape), distances)
 
     def arranged(self, values: np.ndarray) -> np.ndarray:
         """Return a view of the values of a box inside this piece, with the target's axes."""
@@ -105,75 +180,12 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class PieceSteps:
-    """Pieces at equal distances, such as every other row; usually one piece.
+class Progression:
+    """Positions at equal distances along an axis."""
 
-    Attributes:
-        piece: the first one; if there are others, it has one element along `axis`.
-        count: how many there are.
-        axis: the target axis along which they follow one another.
-        distance: between neighbors, along the source's axis.
-        place_distance: between neighbors, along the target's.
-    """
-
-    piece: Piece
-    count: int = 1
-    axis: int = 0
-    distance: int = 1
-    place_distance: int = 1
-
-    @property
-    def source_start(self) -> int:
-        """The first index along the source's first axis; 0 of a scalar."""
-        return self.piece.box.start[0] if self.piece.box.start else 0
-
-    @property
-    def source_stop(self) -> int:
-        """The index after the last along the source's first axis; 1 of a scalar."""
-        beyond = self.distance * (self.count - 1) if self.count > 1 and self.piece.axes[self.axis] == 0 else 0
-        return (self.piece.box.stop[0] if self.piece.box.stop else 1) + beyond
-
-    def within(self, box: TensorSlice) -> "PieceSteps | None":
-        """Return the part in a box of the source; None if there is none."""
-        piece, first, count = self.piece, 0, 1
-        if self.count > 1:
-            along = piece.axes[self.axis]
-            low = piece.box.start[along]
-            first = max(0, -(-(box.start[along] - low) // self.distance))
-            count = min(self.count, (box.stop[along] - 1 - low) // self.distance + 1) - first
-            if count < 1:
-                return None
-            piece = self._piece(first)
-        common = piece.box.intersect(box)
-        if common is None:
-            return None
-        piece = replace(piece, box=common, start=piece.placed_box(common).start)
-        return replace(self, piece=piece, count=count)
-
-    def index(self, box: TensorSlice) -> tuple[slice, ...]:
-        """Return the numpy index of its elements in a box of the source that contains it."""
-        index = list(self.piece.box.relative_to(box).as_index())
-        if self.count > 1:
-            along = self.piece.axes[self.axis]
-            start = index[along].start
-            index[along] = slice(start, start + self.distance * (self.count - 1) + 1, self.distance)
-        return tuple(index)
-
-    @property
-    def steps(self) -> Shape:
-        """Distances between elements in the target, along each axis."""
-        return tuple(
-            self.place_distance if self.count > 1 and axis == self.axis else 1 for axis in range(len(self.piece.axes))
-        )
-
-    def _piece(self, number: int) -> Piece:
-        along, distance = self.piece.axes[self.axis], self.distance * number
-        box = self.piece.box.shifted(
-            tuple(distance if axis == along else 0 for axis in range(len(self.piece.box.start)))
-        )
-        start = list(self.piece.start)
-        start[self.axis] += self.place_distance * number
-        return replace(self.piece, box=box, start=tuple(start))
+    start: int
+    distance: int
+    count: int
 
 
 Pieces = tuple[Piece, ...]
@@ -186,7 +198,7 @@ def reorders(axes: Shape | None) -> bool:
 
 
 class SortedPieces:
-    """Non-empty pieces, sorted along an axis: there may be one for each row of a tensor.
+    """Non-empty pieces, sorted along an axis: there may be thousands.
 
     The default axis is the one with the most different starts.
     """
@@ -200,7 +212,7 @@ class SortedPieces:
             along = self._axis
             self._filled.sort(key=lambda piece: piece.start[along])
             self._starts = [piece.start[along] for piece in self._filled]
-            self._longest = max(piece.shape[along] for piece in self._filled)
+            self._longest = max(piece.target_box.stop[along] - piece.start[along] for piece in self._filled)
 
     def near(self, start: Shape, stop: Shape) -> Sequence[Piece]:
         """Return all pieces that overlap a box of the target, and perhaps others."""
@@ -229,38 +241,53 @@ def fill_once(pieces: Sequence[Piece], shape: Shape) -> bool:
     boxes = [piece.target_box for piece in pieces if math.prod(piece.shape)]
     if not all(whole.contains(box) for box in boxes):
         return False
-    # between two borders of pieces all elements of an axis are alike: count one of them
-    borders = [
-        sorted({position for box in boxes for position in (box.start[axis], box.stop[axis])})
-        for axis in range(len(shape))
-    ]
-    numbers = [{position: number for number, position in enumerate(axis)} for axis in borders]
-    counts = np.zeros([max(0, len(axis) - 1) for axis in borders], dtype=np.int64)
+    counted = [_representatives(boxes, axis) for axis in range(len(shape))]
+    counts = np.zeros([len(positions) for positions in counted], dtype=np.int64)
     for box in boxes:
-        low = [number[position] for number, position in zip(numbers, box.start, strict=True)]
-        high = [number[position] for number, position in zip(numbers, box.stop, strict=True)]
-        counts[tuple(map(slice, low, high))] += 1
+        counts[_index_among(counted, box)] += 1
     return bool((counts == 1).all())
+
+
+def _representatives(boxes: Sequence[TensorSlice], axis: int) -> np.ndarray:
+    """Positions along an axis that stand for all: each of the others is in the same boxes as one of them.
+
+    Between two borders of boxes that is so for positions at a distance that all steps divide.
+    """
+    borders = sorted({position for box in boxes for position in (box.start[axis], box.stop[axis])})
+    period = math.lcm(*{box.distances[axis] for box in boxes})
+    runs = [np.arange(low, min(high, low + period)) for low, high in pairwise(borders)]
+    return np.concatenate([np.empty(0, np.int64), *runs])
+
+
+def _index_among(positions: Sequence[np.ndarray], box: TensorSlice) -> tuple[np.ndarray | slice, ...]:
+    """The numpy index of a box in an array of some positions along each axis."""
+    borders = zip(positions, box.start, box.stop, strict=True)
+    ranges = [slice(*np.searchsorted(each, (low, high)).tolist()) for each, low, high in borders]
+    if not box.steps:
+        return tuple(ranges)
+    axes = zip(positions, ranges, box.start, box.steps, strict=True)
+    return np.ix_(*(near.start + np.flatnonzero((each[near] - low) % step == 0) for each, near, low, step in axes))
 
 
 def transposed(pieces: Iterable[Piece], axes: Shape) -> Pieces:
     """Return the pieces of a parameter with its axes reordered: axis i was axis `axes[i]`."""
     return tuple(
-        replace(piece, axes=tuple(piece.axes[axis] for axis in axes), start=tuple(piece.start[axis] for axis in axes))
+        replace(
+            piece,
+            axes=tuple(piece.axes[axis] for axis in axes),
+            start=tuple(piece.start[axis] for axis in axes),
+            steps=tuple(piece.steps[axis] for axis in axes) if piece.steps else (),
+        )
         for piece in pieces
     )
 
 
 def split(pieces: Sequence[Piece], shape: Shape, axis: int, shares: Sequence[int], groups: int, number: int) -> Pieces:
     """Return the pieces of part `number` of a fused parameter of `shape`, whose axis divides by all shares."""
-    at = SortedPieces(pieces, axis)
     share = shape[axis] // (groups * sum(shares))
-    run, first, length = share * sum(shares), share * sum(shares[:number]), share * shares[number]
-    taken: list[Piece] = []
-    for group in range(groups):
-        start = group * run + first
-        taken.extend(_shifted(_between(at, axis, shape, start, length), axis, group * length - start))
-    return merged(taken)
+    first, length = share * sum(shares[:number]), share * shares[number]
+    taken = Progression(first, share * sum(shares), groups)
+    return merged(_in_runs(SortedPieces(pieces, axis), shape, axis, length, taken, Progression(0, length, groups)))
 
 
 def joined(parts: Sequence[tuple[Sequence[Piece], Shape]], axis: int, groups: int) -> Pieces:
@@ -269,79 +296,68 @@ def joined(parts: Sequence[tuple[Sequence[Piece], Shape]], axis: int, groups: in
     `parts` are the pieces and the shape of each; their source indexes do not clash.
     """
     taken: list[Piece] = []
-    position = 0
-    sorted_parts = [(SortedPieces(pieces, axis), shape) for pieces, shape in parts]
-    for group in range(groups):
-        for at, shape in sorted_parts:
-            length = shape[axis] // groups
-            start = group * length
-            taken.extend(_shifted(_between(at, axis, shape, start, length), axis, position - start))
-            position += length
+    run, position = sum(shape[axis] for _, shape in parts) // groups, 0
+    for pieces, shape in parts:
+        length = shape[axis] // groups
+        every, to = Progression(0, length, groups), Progression(position, run, groups)
+        taken.extend(_in_runs(SortedPieces(pieces, axis), shape, axis, length, every, to))
+        position += length
     return merged(taken)
 
 
 def stacked(parts: Sequence[Pieces]) -> Pieces:
     """Return the pieces of parameters of one shape along a new first axis; their source indexes do not clash."""
-    return tuple(
-        replace(piece, axes=(NEW_AXIS, *piece.axes), start=(index, *piece.start))
-        for index, pieces in enumerate(parts)
-        for piece in pieces
-    )
+    return tuple(_with_new_axis(piece, 0, index) for index, pieces in enumerate(parts) for piece in pieces)
 
 
 def unstacked(pieces: Sequence[Piece], shape: Shape, index: int) -> Pieces:
     """Return the pieces of one index of the first axis of a parameter of `shape`, without that axis."""
-    taken = _between(SortedPieces(pieces, 0), 0, shape, index, 1)
-    return merged(replace(piece, axes=piece.axes[1:], start=piece.start[1:]) for piece in taken)
+    one = Progression(index, 1, 1)
+    return merged(_without_axis(piece, 0) for piece in _picked(SortedPieces(pieces, 0), shape, 0, one, one))
 
 
 def merged_axes(pieces: Sequence[Piece], shape: Shape) -> Pieces:
     """Return the pieces of a parameter of `shape` whose first two axes become one."""
     rows = shape[1]
-    return merged(
-        replace(piece, axes=piece.axes[1:], start=(index * rows + piece.start[1], *piece.start[2:]))
-        for index, piece in _divided(pieces, 1)
-    )
+    taken: list[Piece] = []
+    for piece in pieces:
+        # a run of each index of the first axis, or the rows at equal distances of each of the second: the fewer
+        along = 0 if piece.shape[0] <= piece.shape[1] else 1
+        for position in range(piece.start[along], piece.target_box.stop[along], piece.target_box.distances[along]):
+            here = Progression(position, 1, 1)
+            one = piece.picked(along, here, here)
+            if one is not None:
+                distances = one.target_box.distances
+                start = one.start[0] * rows + one.start[1], *one.start[2:]
+                step = distances[1] if along == 0 else distances[0] * rows
+                taken.append(_with_steps(_without_axis(one, along), start, (step, *distances[2:])))
+    return merged(taken)
 
 
 def unmerged_axes(pieces: Sequence[Piece], shape: Shape, count: int) -> Pieces:
     """Return the pieces of a parameter of `shape` whose first axis becomes two, the first of them of `count`."""
     rows = shape[0] // count
-    return tuple(
-        replace(piece, axes=(NEW_AXIS, *piece.axes), start=(index, piece.start[0] - index * rows, *piece.start[1:]))
-        for index, piece in _divided(pieces, rows)
-    )
+    found = SortedPieces(pieces, 0)
+    taken: list[Piece] = []
+    for number in range(min(count, rows)):
+        if count <= rows:  # a run of rows for each index
+            every, to = Progression(number * rows, 1, rows), Progression(0, 1, rows)
+        else:  # a row of every index
+            every, to = Progression(number, rows, count), Progression(0, 1, count)
+        new_axis = 0 if count <= rows else 1
+        taken.extend(_with_new_axis(piece, new_axis, number) for piece in _picked(found, shape, 0, every, to))
+    return merged(taken)
 
 
 def clipped(pieces: Iterable[Piece], box: TensorSlice) -> Pieces:
     """Return the pieces of a box of a parameter, which becomes a parameter of its own."""
-    found = ((piece, piece.target_box.intersect(box)) for piece in pieces)
-    return tuple(
-        replace(piece, box=piece.source_box(common), start=common.relative_to(box).start)
-        for piece, common in found
-        if common is not None
-    )
-
-
-def in_steps(pieces: Iterable[Piece]) -> list[PieceSteps]:
-    """Put pieces at equal distances together; `pieces` are in the order of their places."""
-    found: list[PieceSteps] = []
-    latest: dict[object, tuple[int, Piece]] = {}
-    for piece in pieces:
-        kind = piece.source, piece.axes, piece.box.shape, piece.scale
-        number, last = latest.get(kind, (-1, piece))
-        longer = _extended(found[number], last, piece) if number >= 0 else None
-        if longer is None:
-            number = len(found)
-            found.append(PieceSteps(piece))
-        else:
-            found[number] = longer
-        latest[kind] = number, piece
-    return found
+    inside = (piece.in_target(box) for piece in pieces)
+    shift = tuple(map(neg, box.start))
+    return tuple(replace(piece, start=tuple(map(add, piece.start, shift))) for piece in inside if piece is not None)
 
 
 def merged(pieces: Iterable[Piece]) -> Pieces:
-    """Merge pieces that are neighbors both in their source and in the target."""
+    """Merge pieces that are neighbors, or rows in turn, both in their source and in the target."""
     left = list(pieces)
     count = len(left) + 1
     while len(left) < count:
@@ -352,82 +368,148 @@ def merged(pieces: Iterable[Piece]) -> Pieces:
 
 
 def _merged_along(pieces: list[Piece], axis: int) -> list[Piece]:
-    def others(piece: Piece) -> tuple[Shape, Shape]:
-        return piece.start[:axis], piece.start[axis + 1 :]
-
-    found: list[Piece] = []
-    for piece in sorted(pieces, key=lambda piece: (*others(piece), piece.start[axis])):
-        if found and (both := _one_piece(found[-1], piece, axis)) is not None:
-            found[-1] = both
-        else:
+    alike: dict[object, list[Piece]] = {}
+    found = []
+    for piece in pieces:
+        if piece.axes[axis] == NEW_AXIS:
             found.append(piece)
+        else:
+            alike.setdefault(_kind_beside(piece, axis), []).append(piece)
+    return found + [piece for those in alike.values() for piece in _in_turn(_chained(those, axis), axis)]
+
+
+def _kind_beside(piece: Piece, axis: int) -> object:
+    """Equal for pieces that differ along a target axis only, and along its axis of the source."""
+    source_axis, box, distances = piece.axes[axis], piece.box, piece.target_box.distances
+    return (
+        *(piece.source, piece.axes, piece.scale, _put(piece.start, axis, 0), _put(distances, axis, 0)),
+        *(_put(box.start, source_axis, 0), _put(box.shape, source_axis, 0), _put(box.distances, source_axis, 0)),
+    )
+
+
+def _chained(pieces: Sequence[Piece], axis: int) -> list[Piece]:
+    """Merge pieces that go on where others end, at the same distances."""
+    if len(pieces) == 1:
+        return list(pieces)
+    found: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: (piece.start[axis] % _distances(piece, axis)[1], piece.start[axis])):
+        both = _longer(found[-1], piece, axis) if found else None
+        if both is None:
+            found.append(piece)
+        else:
+            found[-1] = both
     return found
 
 
-def _one_piece(first: Piece, second: Piece, axis: int) -> Piece | None:
-    """Merge two neighbors along a target axis; None if they are not neighbors."""
-    source_axis = first.axes[axis]
-    kinds = [(piece.source, piece.axes, piece.scale) for piece in (first, second)]
-    if kinds[0] != kinds[1] or source_axis == NEW_AXIS:
+def _longer(first: Piece, second: Piece, axis: int) -> Piece | None:
+    """Merge two pieces along a target axis; None if the second does not follow the first."""
+    distances = _distances(first if first.shape[axis] > 1 else second, axis)
+    if second.shape[axis] > 1 and _distances(second, axis) != distances:
         return None
-    following = list(first.start)
-    following[axis] += first.shape[axis]
-    # extended along that axis, the first one's box must end where the second one's does; other axes must agree
-    stop = list(first.box.stop)
-    stop[source_axis] = second.box.stop[source_axis]
-    start = list(second.box.start)
-    start[source_axis] = first.box.start[source_axis]
-    is_next = (
-        tuple(following) == second.start
-        and first.box.stop[source_axis] == second.box.start[source_axis]
-        and tuple(stop) == second.box.stop
-        and tuple(start) == first.box.start
+    source_axis, count = first.axes[axis], first.shape[axis]
+    goes_on = (
+        second.box.start[source_axis] == first.box.start[source_axis] + count * distances[0]
+        and second.start[axis] == first.start[axis] + count * distances[1]
     )
-    return replace(first, box=TensorSlice(first.box.start, tuple(stop))) if is_next else None
+    return _with_progression(first, axis, count + second.shape[axis], distances) if goes_on else None
 
 
-def _between(pieces: SortedPieces, axis: int, shape: Shape, start: int, length: int) -> Iterator[Piece]:
-    """The pieces of a parameter of `shape`, clipped to `length` positions of an axis from `start` on."""
-    low = (*(0,) * axis, start, *(0,) * (len(shape) - axis - 1))
-    high = (*shape[:axis], start + length, *shape[axis + 1 :])
-    wanted = TensorSlice(low, high)
+def _in_turn(pieces: list[Piece], axis: int) -> list[Piece]:
+    """Merge pieces of which each has every n-th row, and all together have all."""
+    stepped: dict[tuple[int, tuple[int, int]], list[Piece]] = {}
+    found = []
+    for piece in pieces:
+        distances = _distances(piece, axis)
+        if distances[1] == 1:
+            found.append(piece)
+        else:
+            stepped.setdefault((piece.shape[axis], distances), []).append(piece)
+    for (count, distances), those in stepped.items():
+        those.sort(key=lambda piece: piece.start[axis])
+        while those:
+            first, together, between = those[0], 1, (0, 0)
+            if len(those) > 1:
+                between = _shift(first, those[1], axis)
+                together = distances[1] // between[1] if between[1] else 1
+            turn = those[:together]
+            fits = (
+                1 < together == len(turn)
+                and tuple(each * together for each in between) == distances
+                and all(_shift(one, other, axis) == between for one, other in pairwise(turn))
+            )
+            found.append(_with_progression(first, axis, count * together, between) if fits else first)
+            del those[: together if fits else 1]
+    return found
+
+
+def _distances(piece: Piece, axis: int) -> tuple[int, int]:
+    """Distances between neighbors along a target axis: in the source, and in the target."""
+    return piece.box.distances[piece.axes[axis]], piece.steps[axis] if piece.steps else 1
+
+
+def _shift(first: Piece, second: Piece, axis: int) -> tuple[int, int]:
+    """The way from one piece to another along a target axis: in the source, and in the target."""
+    source_axis = first.axes[axis]
+    return second.box.start[source_axis] - first.box.start[source_axis], second.start[axis] - first.start[axis]
+
+
+def _with_progression(piece: Piece, axis: int, count: int, distances: tuple[int, int]) -> Piece:
+    """A piece with another number of elements along a target axis, at other distances in source and target."""
+    source_axis, box, steps = piece.axes[axis], piece.box, piece.target_box.distances
+    shape = _put(box.shape, source_axis, count)
+    new_box = TensorSlice.stepped(box.start, shape, _put(box.distances, source_axis, distances[0]))
+    return _with_steps(replace(piece, box=new_box), piece.start, _put(steps, axis, distances[1]))
+
+
+def _in_runs(
+    pieces: SortedPieces, shape: Shape, axis: int, length: int, runs: Progression, to: Progression
+) -> Iterator[Piece]:
+    """The pieces of runs of `length` positions of an axis, moved to other runs; progressions are of their starts."""
+    # whichever makes fewer pieces, and the same for all parts of a fused parameter, so that they fit together again
+    if runs.count <= max(runs.distance, to.distance):
+        for number in range(runs.count):
+            run = Progression(runs.start + number * runs.distance, 1, length)
+            yield from _picked(pieces, shape, axis, run, Progression(to.start + number * to.distance, 1, length))
+        return
+    for place in range(length):
+        every = replace(runs, start=runs.start + place)
+        yield from _picked(pieces, shape, axis, every, replace(to, start=to.start + place))
+
+
+def _picked(pieces: SortedPieces, shape: Shape, axis: int, every: Progression, to: Progression) -> Iterator[Piece]:
+    """The pieces of a parameter of `shape` at some positions of an axis, moved to others."""
+    low, high = (
+        _put((0,) * len(shape), axis, every.start),
+        _put(shape, axis, every.start + every.distance * every.count),
+    )
     for piece in pieces.near(low, high):
-        shared = piece.target_box.intersect(wanted)
-        if shared is not None:
-            yield Piece(piece.source, piece.source_box(shared), piece.axes, shared.start, piece.scale)
+        picked = piece.picked(axis, every, to)
+        if picked is not None:
+            yield picked
 
 
-def _shifted(pieces: Iterable[Piece], axis: int, distance: int) -> Iterator[Piece]:
-    for piece in pieces:
-        start = (*piece.start[:axis], piece.start[axis] + distance, *piece.start[axis + 1 :])
-        yield Piece(piece.source, piece.box, piece.axes, start, piece.scale)
+def _with_new_axis(piece: Piece, axis: int, index: int) -> Piece:
+    """A piece at an index of an axis that its source lacks."""
+    steps = (*piece.steps[:axis], 1, *piece.steps[axis:]) if piece.steps else ()
+    start = (*piece.start[:axis], index, *piece.start[axis:])
+    return replace(piece, axes=(*piece.axes[:axis], NEW_AXIS, *piece.axes[axis:]), start=start, steps=steps)
 
 
-def _divided(pieces: Iterable[Piece], rows: int) -> Iterator[tuple[int, Piece]]:
-    """Pieces clipped to runs of `rows` along the first axis, each with the number of its run; none without elements."""
-    for piece in pieces:
-        box = piece.target_box
-        if not box.size:
-            continue
-        for index in range(box.start[0] // rows, -(-box.stop[0] // rows)):
-            start = (max(box.start[0], index * rows), *box.start[1:])
-            stop = (min(box.stop[0], (index + 1) * rows), *box.stop[1:])
-            yield index, replace(piece, box=piece.source_box(TensorSlice(start, stop)), start=start)
+def _without_axis(piece: Piece, axis: int) -> Piece:
+    """A piece without a target axis, along which it has one element."""
+    start, steps = _left_out(piece.start, axis), _left_out(piece.target_box.distances, axis)
+    return _with_steps(replace(piece, axes=_left_out(piece.axes, axis), start=start, steps=()), start, steps)
 
 
-def _extended(steps: PieceSteps, last: Piece, piece: Piece) -> PieceSteps | None:
-    """Pieces at equal distances, of which `last` is the last, and one more of the same kind; None if it is not next."""
-    moved = [axis for axis, low in enumerate(last.start) if piece.start[axis] != low]
-    if len(moved) != 1 or piece.scale is not None:
-        return None
-    [axis] = moved
-    along = piece.axes[axis]
-    if along == NEW_AXIS or piece.box.shape[along] != 1:
-        return None
-    shift = [high - low for low, high in zip(last.box.start, piece.box.start, strict=True)]
-    distance, place_distance = shift[along], piece.start[axis] - last.start[axis]
-    if distance < 1 or place_distance < 1 or any(shift[:along]) or any(shift[along + 1 :]):
-        return None
-    if steps.count > 1 and (steps.axis, steps.distance, steps.place_distance) != (axis, distance, place_distance):
-        return None
-    return PieceSteps(steps.piece, steps.count + 1, axis, distance, place_distance)
+def _with_steps(piece: Piece, start: Shape, distances: Shape) -> Piece:
+    """A piece at another place in the target, its elements at other distances there."""
+    box = TensorSlice.stepped(start, piece.shape, distances)
+    return replace(piece, start=start, steps=box.steps)
+
+
+def _put(values: Shape, place: int, value: int) -> Shape:
+    return (*values[:place], value, *values[place + 1 :])
+
+
+def _left_out(values: Shape, place: int) -> Shape:
+    return (*values[:place], *values[place + 1 :])

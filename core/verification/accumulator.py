@@ -6,7 +6,6 @@ The comparison of a conversion with its source and the comparison of two checkpo
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.source.gaps import STEP_PARAMETERS
 from reshard.core.source.replicas import differing_replicas_text
 from reshard.core.tensor.dtypes import DType
-from reshard.core.tensor.segments import Piece, PieceSteps, in_steps
+from reshard.core.tensor.segments import Piece
 from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints
 
 
@@ -36,11 +35,6 @@ class Addend:
     pieces: Sequence[Piece] | None = None
     dtype: DType | None = None
     factors: Callable[[], np.ndarray] | None = None
-
-    @cached_property
-    def steps(self) -> Sequence[PieceSteps] | None:
-        """Its pieces, those at equal distances together."""
-        return None if self.pieces is None else in_steps(self.pieces)
 
 
 class FingerprintAccumulator:
@@ -66,7 +60,7 @@ class FingerprintAccumulator:
                 continue
             # a parameter that no strategy knows has no axes in its addend: its shape may be each rank's own
             start = addend.shards.box(record.rank).start or (0,) * len(entry.shape)
-            pieces = (None,) if addend.steps is None else addend.steps
+            pieces = (None,) if addend.pieces is None else addend.pieces
             contributions = [Contribution(addend, start, piece, addend.dtype, addend.factors) for piece in pieces]
             if contributions:
                 found.setdefault(addend.name, []).extend(contributions)

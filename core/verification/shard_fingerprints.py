@@ -29,7 +29,7 @@ from reshard.core.tensor.dtypes import SCALED, DType
 from reshard.core.tensor.fingerprint import MODULUS, box_fingerprint, combined
 from reshard.core.tensor.layout import BoxGrid, ParameterLayout, ShardGrid, cell_box, whole_layout
 from reshard.core.tensor.scaling import scaled_values
-from reshard.core.tensor.segments import PieceSteps
+from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 
 BLOCK_BYTES = 4 * 2**20
@@ -47,15 +47,15 @@ class Contribution(Generic[Key]):
     Attributes:
         key: the sum that it is added to.
         start: where the entry's shard begins in its whole tensor.
-        piece: the boxes of that tensor that count, with their places and transpositions in the tensor that is summed;
-            None: all of it, as it is.
+        piece: the box of that tensor that counts, with its place and transposition in the tensor that is summed; None:
+            all of it, as it is.
         dtype: the floating-point type that values are cast to first; None: as they are.
         factors: reads the factors of the piece's values, if these are scaled before that.
     """
 
     key: Key
     start: Shape
-    piece: PieceSteps | None = None
+    piece: Piece | None = None
     dtype: DType | None = None
     factors: Callable[[], np.ndarray] | None = None
 
@@ -112,7 +112,7 @@ class _Near(Generic[Key]):
         """The rows of the entry's shard that count."""
         if each.piece is None or not each.start:
             return 0, _ALL_ROWS
-        return each.piece.source_start - each.start[0], each.piece.source_stop - each.start[0]
+        return each.piece.box.start[0] - each.start[0], each.piece.box.stop[0] - each.start[0]
 
 
 class FileFingerprints:
@@ -247,19 +247,21 @@ def _block_fingerprint(
 ) -> int:
     """The contribution of a block, which is `box` of the entry's shard."""
     start, dtype, piece = _sum_of(box.start, contribution.start), entry.dtype, contribution.piece
-    steps = None
+    steps: Shape = ()
     if piece is not None:
         block = TensorSlice(start, _sum_of(start, values.shape))
-        part = piece.within(block)
+        part = piece.in_source(block)
         if part is None:
             return 0
-        values, first, steps = values[part.index(block)], part.piece, part.steps
-        if first.scale is not None and contribution.factors is not None:
-            values, dtype = scaled_values(values, first.box.start, contribution.factors(), first.scale.block), SCALED
-        start, values = first.start, first.arranged(values)
+        if part.scale is not None and contribution.factors is not None:
+            values = values[part.box.bounds.relative_to(block).as_index()]
+            values, dtype = scaled_values(values, part.box.start, contribution.factors(), part.scale.block), SCALED
+            block = part.box.bounds
+        values = part.arranged(values[part.box.relative_to(block).as_index()])
+        start, steps = part.start, part.steps
     if contribution.dtype is not None and contribution.dtype is not dtype:
         values = cast_bits(values, dtype, contribution.dtype)
-    return box_fingerprint(values, start, steps)
+    return box_fingerprint(values, start, steps or None)
 
 
 def _sum_of(start: Shape, offsets: Shape) -> Shape:

@@ -10,7 +10,7 @@ finds the box of a rank.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
@@ -26,7 +26,7 @@ from reshard.core.runtime.wording import listed_lines, rank_names
 from reshard.core.source.replicas import differing_replicas_text
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import box_fingerprint, combined, fingerprint_text
-from reshard.core.tensor.segments import Piece, PieceSteps
+from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice
 from reshard.core.transfer.scales import ScaleReader
 from reshard.core.verification.accumulator import Addend, FingerprintAccumulator, stored_bytes
@@ -246,15 +246,13 @@ class ContentCheck:
         expected = dict.fromkeys(boxes, 0)
         for addend in self._addends[parameter.name]:
             pieces = parameter.pieces if addend.pieces is None else addend.pieces
-            inside = [(box, clipped) for piece in pieces for box in boxes if (clipped := _inside(piece, box))]
+            inside = [(box, clipped) for piece in pieces for box in boxes if (clipped := piece.in_target(box))]
             for _, contents in addend.shards.contents():
                 if not contents or not inside:
                     continue
                 rank = next(iter(contents.values()))[0]
                 start = addend.shards.box(rank).start
-                contributions = [
-                    Contribution(box, start, PieceSteps(piece), addend.dtype, addend.factors) for box, piece in inside
-                ]
+                contributions = [Contribution(box, start, piece, addend.dtype, addend.factors) for box, piece in inside]
                 sums = sum_contributions(self._plan.inputs.catalog.records[rank], {addend.name: contributions})
                 for box, fingerprint in sums.items():
                     expected[box] = combined([expected[box], fingerprint])
@@ -342,17 +340,8 @@ def _lost_boxes(source: SourceTensor) -> dict[int, list[TensorSlice]]:
 
 def _clipped(pieces: Sequence[Piece], boxes: Sequence[TensorSlice]) -> Iterator[Piece]:
     """Pieces clipped to boxes of their source."""
-    for piece in pieces:
-        for box in boxes:
-            common = piece.box.intersect(box)
-            if common is not None:
-                yield replace(piece, box=common, start=piece.placed_box(common).start)
-
-
-def _inside(piece: Piece, target_box: TensorSlice) -> Piece | None:
-    """A piece clipped to a box of the target; None if they do not meet."""
-    common = piece.target_box.intersect(target_box)
-    return None if common is None else replace(piece, box=piece.source_box(common), start=common.start)
+    inside = (piece.in_source(box) for piece in pieces for box in boxes)
+    return (piece for piece in inside if piece is not None)
 
 
 def _stage_of(plan: ConversionPlan, rank: int) -> TargetStage:

@@ -30,6 +30,7 @@ def random_changes(draw: st.DrawFn, wholes: Mapping[str, np.ndarray]) -> tuple[C
         rules["split"].append(SplitRule(parameters="(q)kv", into=(r"\1", "k", "v"), groups=groups))
     if draw(st.booleans()):
         axis = draw(st.integers(0, 1))
+        groups = draw(st.sampled_from([groups, made["gate"].shape[axis]]))  # rows in turn
         made["gate_up"] = join_arrays([made.pop("gate"), made.pop("up")], axis, groups)
         rules["join"].append(JoinRule(parameters=("gate", "up"), into="gate_up", axis=axis, groups=groups))
     for name in draw(st.sets(st.sampled_from(sorted({*made} - {"plain"})))):

@@ -47,7 +47,7 @@ class _View:
     def place(self, box: TensorSlice) -> tuple[float, float, float, float]:
         """Return left, top, width and height of a box."""
         (top, height), (left, width) = (
-            (0.0, pixels) if axis is None else (box.start[axis] * scale, box.shape[axis] * scale)
+            (0.0, pixels) if axis is None else (box.start[axis] * scale, (box.stop[axis] - box.start[axis]) * scale)
             for axis, scale, pixels in zip(self.axes, self.scales_pixels, self.size_pixels, strict=True)
         )
         return left, top, width, height
@@ -154,7 +154,9 @@ def _part(view: _View, box: TensorSlice, rank: int | None, said: str) -> str:
     x, y, width, height = view.place(box)
     color = "#fff" if rank is None else f"hsl({rank * _HUE_STEP % 360:.0f} 60% {70 + rank % 3 * 7}%)"
     place = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'
-    return f'<rect class="part" {place} fill="{color}"><title>{html_text(said)}</title></rect>'
+    # every other row: what is between shows through
+    sparse = ' fill-opacity=".5"' if box.steps else ""
+    return f'<rect class="part" {place} fill="{color}"{sparse}><title>{html_text(said)}</title></rect>'
 
 
 def _label(view: _View, box: TensorSlice, said: str) -> str:

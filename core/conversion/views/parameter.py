@@ -31,9 +31,9 @@ def find_overlaps(plan: ConversionPlan, name: str) -> ParameterOverlaps:
 def describe_reads(plan: ConversionPlan, rank: int, name: str) -> dict[str, Any]:
     """The reads that fill one parameter of one target rank, as JSON.
 
-    Boxes are in the coordinates of the shards; with `axes`, target axis i is source axis `axes[i]`. A read consists of
-    `runs` contiguous runs of equal length; its `file_offsets` are its first byte in the source file, and the byte after
-    its last.
+    Boxes are in the coordinates of the shards; `0:7:2` is every other index, as in Python. With `axes`, target axis i
+    is source axis `axes[i]`. A read consists of `runs` contiguous runs of equal length; its `file_offsets` are its
+    first byte in the source file, and the byte after its last.
 
     Raises:
         InputError: there is no such rank, or it has no such parameter.

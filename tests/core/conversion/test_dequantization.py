@@ -66,7 +66,7 @@ def dequantize(**more: Any) -> dict[str, Any]:
     return {"dequantize": {"parameters": "{x:*}", "scale": SCALE, "block": list(BLOCK), **more}}
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_weights_are_scaled_block_by_block(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("scaled")
@@ -82,6 +82,14 @@ def test_weights_are_scaled_block_by_block(tmp_path_factory: pytest.TempPathFact
     wanted = {"w": whole}
     if "stack" in steps[-1]:
         wanted["s"] = np.stack([whole] * 24)
+    if data.draw(st.booleans()):  # rows in turn
+        groups = len(whole) // 2
+        steps.append({"split": {"parameters": "w", "into": ["even", "odd"], "groups": groups}})
+        wanted |= {"even": wanted.pop("w")[::2], "odd": whole[1::2]}
+        if data.draw(st.booleans()):
+            steps.append({"join": {"parameters": ["odd", "even"], "into": "w", "groups": groups}})
+            both = [wanted.pop("odd"), wanted.pop("even")]
+            wanted["w"] = np.stack(both, 1).reshape(whole.shape)
     cuts = {name: data.draw(layouts(4, array.ndim)) for name, array in wanted.items()}
     cast = data.draw(st.sampled_from([None, "float32"]))
     more = {"cast": [{"parameters": "*", "dtype": cast}]} if cast else {}

@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 
 from reshard.core.conversion.planning import make_plan
+from reshard.core.conversion.views.overlap_picture import draw_overlaps
+from reshard.core.conversion.views.parameter import describe_reads
 from reshard.core.plan.overlaps import ParameterOverlaps, overlaps_of
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.request.changes import JoinRule, SplitRule
+from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import TensorSlice
+from tests.support.changed_plans import declared
 from tests.support.checkpoints import Case, case
+from tests.support.plans import entry, make_catalog, make_strategy, plan_of
 
 
 def overlaps_in(plan: ConversionPlan, name: str) -> ParameterOverlaps:
@@ -69,3 +75,29 @@ def test_cells_of_both_sides() -> None:
     [cells] = overlaps.target_cells.values()
     assert [(cell.ranks, len(cell.overlaps)) for cell in cells] == [((0,), 4), ((1,), 4)]
     assert {overlaps.size_bytes(overlap) for cell in cells for overlap in cell.overlaps} == {1536}
+
+
+def test_rows_in_turn_are_stepped_boxes_in_all_views() -> None:
+    rows = 64
+    halves = ParameterLayout((2,), ((0,), ()), nested=True)
+    changes = declared(split=[SplitRule(parameters="both", into=("gate", "up"), groups=rows)])
+    catalog = make_catalog({rank: [entry("both", (rows, 3))] for rank in range(2)})
+    target = make_strategy({"gate": halves, "up": halves})
+    plan = plan_of(catalog, make_strategy({"both": halves}), target, changes=changes)
+    overlaps = overlaps_in(plan, "up")
+    [[first], [second]] = [cell.overlaps for cell in overlaps.target_cells[0]]
+    assert (str(first.source_box), str(first.target_box)) == ("[1:64:2, 0:3]", "[0:32, 0:3]")
+    assert (str(second.source_box), str(second.target_box)) == ("[65:128:2, 0:3]", "[32:64, 0:3]")
+    assert overlaps.size_bytes(first) == 32 * 3 * 4
+    [read] = describe_reads(plan, 0, "up")["reads"]
+    assert (read["source_box"], read["runs"], read["size_bytes"]) == ("[1:64:2, 0:3]", 32, 32 * 3 * 4)
+    assert read["file_offsets"][1] - read["file_offsets"][0] == (2 * 31 + 1) * 3 * 4
+    joined = plan_of(
+        make_catalog({0: [entry(name, (rows, 3)) for name in ("gate", "up")]}),
+        None,
+        make_strategy({"both": halves}),
+        changes=declared(join=[JoinRule(parameters=("gate", "up"), into="both", groups=rows)]),
+    )
+    picture = draw_overlaps(overlaps_in(joined, "both"))
+    assert "[1:64:2, 0:3], 384 B, from source rank 0" in picture
+    assert picture.count('fill-opacity=".5"') == 4

@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 from reshard.core.tensor.segments import (
     Piece,
     Pieces,
+    Progression,
     are_whole,
     fill_once,
-    in_steps,
     joined,
     merged,
+    merged_axes,
     split,
+    stacked,
     transposed,
+    unmerged_axes,
+    unstacked,
     whole_piece,
 )
 from reshard.core.tensor.slices import TensorSlice
@@ -140,37 +144,136 @@ def test_boxes_are_found_in_both_directions() -> None:
     assert piece.placed_box(piece.source_box(inside)) == inside
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_pieces_at_equal_distances_are_the_same_pieces_in_any_box(data: st.DataObject) -> None:
+def test_the_parts_of_pieces_in_boxes_are_those_of_the_whole(data: st.DataObject) -> None:
     rows, columns = data.draw(st.sampled_from([4, 12, 24])), data.draw(st.sampled_from([1, 3]))
     axis = data.draw(st.integers(0, 1))
     one, other = (made_of(number, (rows, columns)).turned((1, 0) if axis else (0, 1)) for number in range(2))
     whole = together([one, other], axis, data.draw(st.sampled_from([1, 2, rows]))).turned((1, 0))
-    steps = in_steps(whole.pieces)
+    part = data.draw(st.sampled_from(whole.parts(1 - axis, [1, 1], data.draw(st.sampled_from([1, rows])))))
     sources = [made_of(number, (rows, columns)).array for number in range(2)]
-    start = (data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1)))
-    box = TensorSlice(
-        start, (data.draw(st.integers(start[0] + 1, rows)), data.draw(st.integers(start[1] + 1, columns)))
-    )
-    found, wanted = (np.full(whole.array.shape, -1) for _ in range(2))
-    for piece in whole.pieces:
-        common = piece.box.intersect(box)
-        if common is not None:
-            wanted[piece.placed_box(common).as_index()] = piece.arranged(sources[piece.source][common.as_index()])
-    for each in steps:
-        part = each.within(box)
-        if part is None:
-            continue
-        values = part.piece.arranged(sources[each.piece.source][box.as_index()][part.index(box)])
-        place = zip(part.piece.start, values.shape, part.steps, strict=True)
-        index = tuple(slice(low, low + length * step, step) for low, length, step in place)
-        assert (found[index] == -1).all()
-        found[index] = values
+    box = draw_box(data, (rows, columns))
+    found = np.full(part.array.shape, -1)
+    np.testing.assert_array_equal(assembled(part.pieces, part.array.shape, sources), part.array)
+    inside = [np.full(source.shape, -1) for source in sources]
+    for source, values in zip(inside, sources, strict=True):
+        source[box.as_index()] = values[box.as_index()]
+    wanted = assembled(part.pieces, part.array.shape, inside)
+    for piece in part.pieces:
+        within = piece.in_source(box)
+        if within is not None:
+            assert (found[within.target_box.as_index()] == -1).all()
+            found[within.target_box.as_index()] = within.arranged(sources[piece.source][within.box.as_index()])
     np.testing.assert_array_equal(found, wanted)
+    target_box = draw_box(data, part.array.shape)
+    clipped_pieces = [within for piece in part.pieces if (within := piece.in_target(target_box)) is not None]
+    np.testing.assert_array_equal(
+        assembled(clipped_pieces, part.array.shape, sources)[target_box.as_index()], part.array[target_box.as_index()]
+    )
+    assert sum(within.target_box.size for within in clipped_pieces) == target_box.size
 
 
-def test_every_other_row_is_one_progression() -> None:
+def draw_box(data: st.DataObject, shape: tuple[int, ...]) -> TensorSlice:
+    start = tuple(data.draw(st.integers(0, length - 1)) for length in shape)
+    return TensorSlice(
+        start, tuple(data.draw(st.integers(low + 1, high)) for low, high in zip(start, shape, strict=True))
+    )
+
+
+def test_rows_in_turn_are_one_piece_of_each_parameter() -> None:
     gate, up = made_of(0, (1000, 3)), made_of(1, (1000, 3))
-    steps = in_steps(together([gate, up], 0, 1000).pieces)
-    assert [(each.count, each.axis, each.distance, each.place_distance) for each in steps] == [(1000, 0, 1, 2)] * 2
+    fused = together([gate, up], 0, 1000)
+    assert [(str(piece.box), str(piece.target_box)) for piece in fused.pieces] == [
+        ("[0:1000, 0:3]", "[0:1999:2, 0:3]"),
+        ("[0:1000, 0:3]", "[1:2000:2, 0:3]"),
+    ]
+    back = fused.parts(0, [1, 1], 1000)
+    assert [part.pieces for part in back] == [gate.pieces, up.pieces]
+    apart = made_of(0, (2000, 3)).parts(0, [1, 1], 1000)
+    assert [str(piece.box) for part in apart for piece in part.pieces] == ["[0:1999:2, 0:3]", "[1:2000:2, 0:3]"]
+    assert are_whole(together(apart, 0, 1000).pieces, (2000, 3))
+
+
+def test_reshaping_rows_in_turn_makes_no_piece_for_each() -> None:
+    pairs = unmerged_axes((whole_piece((2000, 3)),), (2000, 3), 1000)
+    assert [(str(piece.box), str(piece.target_box)) for piece in pairs] == [
+        ("[0:1999:2, 0:3]", "[0:1000, 0:1, 0:3]"),
+        ("[1:2000:2, 0:3]", "[0:1000, 1:2, 0:3]"),
+    ]
+    assert fill_once(pairs, (1000, 2, 3))
+    assert are_whole(merged_axes(pairs, (1000, 2, 3)), (2000, 3))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_axes_merged_and_divided_anywhere_are_what_numpy_makes(data: st.DataObject) -> None:
+    first, second, columns = (data.draw(st.sampled_from([1, 2, 3, 8, 12])) for _ in range(3))
+    made = [made_of(number, (first * second, columns)) for number in range(2)]
+    sources = [each.array for each in made]
+    fused = together(made, 0, data.draw(st.sampled_from([1, first, first * second])))
+    count = data.draw(st.sampled_from([1, 2, first, 2 * first, first * second, 2 * first * second]))
+    count = count if fused.array.shape[0] % count == 0 else 1
+    shape = (count, fused.array.shape[0] // count, columns)
+    divided = unmerged_axes(fused.pieces, fused.array.shape, count)
+    assert fill_once(divided, shape)
+    np.testing.assert_array_equal(assembled(divided, shape, sources), fused.array.reshape(shape))
+    turned = Made(fused.array.reshape(shape), divided).turned(data.draw(st.sampled_from([(0, 1, 2), (1, 0, 2)])))
+    flat = (shape[0] * shape[1], columns)
+    again = merged_axes(turned.pieces, turned.array.shape)
+    assert fill_once(again, flat)
+    np.testing.assert_array_equal(assembled(again, flat, sources), turned.array.reshape(flat))
+    index = data.draw(st.integers(0, turned.array.shape[0] - 1))
+    one = unstacked(turned.pieces, turned.array.shape, index)
+    np.testing.assert_array_equal(assembled(one, turned.array.shape[1:], sources), turned.array[index])
+    both = stacked(
+        [turned.pieces, tuple(Piece(1 - p.source, p.box, p.axes, p.start, steps=p.steps) for p in turned.pieces)]
+    )
+    assert fill_once(both, (2, *turned.array.shape))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_positions_in_two_progressions_are_found_and_moved(data: st.DataObject) -> None:
+    start, step, count = data.draw(st.integers(0, 20)), data.draw(st.integers(1, 12)), data.draw(st.integers(1, 20))
+    low, distance, length = data.draw(st.integers(0, 40)), data.draw(st.integers(1, 12)), data.draw(st.integers(1, 20))
+    to = data.draw(st.integers(0, 9)), data.draw(st.integers(1, 5))
+    own = data.draw(st.integers(1, 4))
+    box = TensorSlice.stepped((7,), (count,), (own,))
+    steps = TensorSlice.stepped((start,), (count,), (step,)).steps
+    picked = Piece(0, box, (0,), (start,), steps=steps).picked(
+        0, Progression(low, distance, length), Progression(to[0], to[1], length)
+    )
+    found = {}
+    if picked is not None:
+        places = range(*picked.target_box.as_index()[0].indices(10**6))
+        found = dict(zip(places, range(*picked.box.as_index()[0].indices(10**6)), strict=True))
+    wanted = {}
+    for number in range(count):
+        position = start + number * step
+        if (position - low) % distance == 0 and 0 <= (position - low) // distance < length:
+            wanted[to[0] + (position - low) // distance * to[1]] = 7 + number * own
+    assert found == wanted
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_stepped_pieces_that_miss_or_double_an_element_are_noticed(data: st.DataObject) -> None:
+    shape = data.draw(st.sampled_from([(12,), (24, 2), (6, 8)]))
+    counts = np.zeros(shape, int)
+    pieces = []
+    for _ in range(data.draw(st.integers(1, 6))):
+        axis_steps = tuple(data.draw(st.integers(1, min(4, length))) for length in shape)
+        start = tuple(data.draw(st.integers(0, step - 1)) for step in axis_steps)
+        lengths = tuple(-(-(length - low) // step) for length, low, step in zip(shape, start, axis_steps, strict=True))
+        lengths = tuple(data.draw(st.sampled_from([length, length, max(1, length // 2)])) for length in lengths)
+        box = TensorSlice.stepped(start, lengths, axis_steps)
+        pieces.append(Piece(0, TensorSlice.whole(lengths), tuple(range(len(shape))), start, steps=box.steps))
+        counts[box.as_index()] += 1
+    rest = [
+        Piece(0, TensorSlice((0,) * len(shape), (1,) * len(shape)), tuple(range(len(shape))), index)
+        for index, count in np.ndenumerate(counts)
+        if count == 0
+    ]
+    assert fill_once([*pieces, *rest], shape) == bool((counts <= 1).all())
+    assert not fill_once([*pieces, *rest[1:]], shape) or not rest

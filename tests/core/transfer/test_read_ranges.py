@@ -37,14 +37,19 @@ def filled(chunk: Chunk, read: ReadItem, ranges: tuple[ReadRange, ...]) -> np.nd
     return buffer[chunk.position :].view(np.int32).reshape(chunk.box.shape)
 
 
-def draw_box(draw: st.DrawFn, shape: tuple[int, ...]) -> TensorSlice:
+def draw_box(draw: st.DrawFn, shape: tuple[int, ...], *, stepped: bool = False) -> TensorSlice:
     edges = [sorted(draw(st.sets(st.integers(0, size), min_size=2, max_size=2))) for size in shape]
-    return TensorSlice(tuple(low for low, _ in edges), tuple(high for _, high in edges))
+    box = TensorSlice(tuple(low for low, _ in edges), tuple(high for _, high in edges))
+    if not stepped:
+        return box
+    steps = tuple(draw(st.sampled_from([1, 1, 2, 3])) for _ in shape)
+    counts = tuple(-(-length // step) for length, step in zip(box.shape, steps, strict=True))
+    return TensorSlice.stepped(box.start, counts, steps)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Chunk, ReadItem, ReadLimits]:
-    source_box = draw_box(draw, SOURCE.shape)
+    source_box = draw_box(draw, SOURCE.shape, stepped=True)
     axes = draw(st.none() | st.permutations(range(3)).map(tuple))
     shape = source_box.shape if axes is None else tuple(source_box.shape[axis] for axis in axes)
     target_box = TensorSlice((0, 0, 0), shape)
@@ -64,6 +69,36 @@ def test_a_chunk_is_filled_as_numpy_fills_it(case: tuple[Chunk, ReadItem, ReadLi
     assert all(read_range.length <= max(limits.range_bytes, INT.itemsize) for read_range in ranges)
     if limits.gap_bytes == 0 and read.axes is None:
         assert sum(read_range.length for read_range in ranges) == chunk.size_bytes, "no gap is read through"
+
+
+@given(st.data(), cases())
+def test_several_stepped_reads_fill_a_chunk_as_numpy_does(
+    data: st.DataObject, case: tuple[Chunk, ReadItem, ReadLimits]
+) -> None:
+    _, read, limits = case
+    along = data.draw(st.integers(0, 2))
+    shape = read.target_box.shape
+    fused = tuple(2 * length if axis == along else length for axis, length in enumerate(shape))
+    steps = tuple(2 if axis == along else 1 for axis in range(3))
+    starts = [tuple(number if axis == along else 0 for axis in range(3)) for number in range(2)]
+    reads = [ReadItem(0, read.source_box, TensorSlice.stepped(start, shape, steps), axes=read.axes) for start in starts]
+    box = data.draw(st.composite(draw_box)(fused))
+    chunk = Chunk("w", box, 8, box.size * INT.itemsize)
+    values = SOURCE[read.source_box.as_index()]
+    values = values if read.axes is None else values.transpose(read.axes)
+    want = np.repeat(values, 2, along)[box.as_index()]
+    ranges = chunk_read_ranges(chunk, reads, lambda _: SHARD, INT, limits)
+    assert (filled(chunk, read, ranges) == want).all()
+
+
+def test_every_other_row_is_one_read() -> None:
+    rows = TensorSlice.stepped((1, 0, 0), (3, 5, 4), (2, 1, 1))
+    chunk = Chunk("w", TensorSlice.whole(rows.shape), 0, rows.size * INT.itemsize)
+    read = ReadItem(0, rows, TensorSlice.whole(rows.shape))
+    [one] = ranges_of(chunk, read, ReadLimits(10**6, gap_bytes=80))
+    assert (one.offset, one.length) == (80, 5 * 80)
+    assert len(ranges_of(chunk, read, ReadLimits(10**6, gap_bytes=79))) == 3
+    assert len(ranges_of(chunk, read, ReadLimits(3 * 80, gap_bytes=80))) == 3
 
 
 def test_reads_that_leave_elements_out_are_a_bug() -> None:

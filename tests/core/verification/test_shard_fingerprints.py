@@ -12,7 +12,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.fingerprint import box_fingerprint
 from reshard.core.tensor.layout import ParameterLayout
-from reshard.core.tensor.segments import Piece, PieceSteps
+from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import TensorSlice
 from reshard.core.verification import shard_fingerprints
 from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints, sum_contributions
@@ -48,12 +48,12 @@ def test_a_shard_adds_what_it_has_of_the_whole(
     assert (part_of(record, Contribution("w", (3, 0))) + rest) % 2**64 == fingerprint(WHOLE)
     # columns 1 and 2, turned, begin at [5, 0] of another tensor
     piece = Piece(0, TensorSlice((0, 1), (6, 3)), (1, 0), (5, 0))
-    assert part_of(record, Contribution("w", (3, 0), PieceSteps(piece))) == fingerprint(WHOLE[3:, 1:3].T, 5, 3)
+    assert part_of(record, Contribution("w", (3, 0), piece)) == fingerprint(WHOLE[3:, 1:3].T, 5, 3)
     # of rows 0 to 3 the file has one
     piece = Piece(0, TensorSlice((0, 0), (4, 4)), (0, 1), (0, 0))
-    assert part_of(record, Contribution("w", (3, 0), PieceSteps(piece))) == fingerprint(WHOLE[3:4], 3, 0)
+    assert part_of(record, Contribution("w", (3, 0), piece)) == fingerprint(WHOLE[3:4], 3, 0)
     nothing = Piece(0, TensorSlice((0, 0), (3, 4)), (0, 1), (0, 0))
-    assert part_of(record, Contribution("w", (3, 0), PieceSteps(nothing))) == 0
+    assert part_of(record, Contribution("w", (3, 0), nothing)) == 0
     cast = Contribution("w", (3, 0), dtype=dtype_from_name("BFloat16"))
     assert part_of(record, cast) == fingerprint(WHOLE[3:].astype(ml_dtypes.bfloat16), 3, 0)
 
