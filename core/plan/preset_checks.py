@@ -31,7 +31,8 @@ def check_names(
             theirs.
     """
     check = _Names(compiled, names)
-    problems = [*check.unknown(excluded), *check.surplus(excluded), *check.missing(allowed)]
+    # layers of two numberings may be the same
+    problems = list(dict.fromkeys([*check.unknown(excluded), *check.surplus(excluded), *check.missing(allowed)]))
     raise_problems(PlanError, f"the source is not what preset {compiled.preset.preset} describes", problems)
 
 
@@ -83,7 +84,7 @@ def _expected_shapes(compiled: CompiledPreset) -> Iterator[tuple[Template, Shape
 
 def _kept_dtypes(compiled: CompiledPreset) -> Iterator[tuple[Template, str]]:
     for _, row in compiled.rows:
-        for text in (row.mf, *row.hf) if row.dtype else ():
+        for text in (*row.mf, *row.hf) if row.dtype else ():
             if template := parsed(text, compiled.variables):
                 yield template, row.dtype_name
 
@@ -124,58 +125,86 @@ class _Names:
         if count is None:
             return
         templates = [template for _, row in self._compiled.rows for template in self._templates(row)]
-        # a layer for multi-token prediction has a number of its own after them
-        others = {name for each in templates if _LAYER not in each.names for name in self._index.fitting(each)}
+        further = self._further_layers(count)
         for template in templates:
             for name in self._index.fitting(template) if _LAYER in template.names else ():
                 number = int((template.fitting(name) or {})[_LAYER])
-                if number >= count and name not in others and name not in excluded:
+                if number >= count and number not in further and name not in excluded:
                     yield (
                         f"parameter {name!r} is of layer {number}, and config.json counts {count} layers from 0 on "
                         "(num_hidden_layers): it is another model's, or --exclude the layer"
                     )
 
+    def _further_layers(self, count: int) -> frozenset[int]:
+        """Layers beyond those counted that have a numbering of their own: those for multi-token prediction."""
+        found: set[int] = set()
+        for _, row in self._compiled.rows:
+            for template in self._templates(row) if _LAYER not in self._indexes(row) else ():
+                for index in template.names - {"e"}:
+                    found.update(int((template.fitting(name) or {})[index]) for name in self._index.fitting(template))
+        return frozenset(count + number for number in found)
+
     def missing(self, allowed: Sequence[str]) -> Iterator[str]:
         """What layers, or the model, lack."""
-        by_place: dict[str, list[Row]] = defaultdict(list)
+        by_place: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for prefix, row in self._compiled.rows:
-            by_place[prefix].append(row)
-        for prefix, rows in by_place.items():
-            places = self._places(prefix, rows)
-            for place, there in places:
+            index = next(iter(self._indexes(row)), "")
+            by_place[prefix, index].append(row)
+        for (_, index), rows in by_place.items():
+            for place, there in self._places(index, rows):
+                problems: dict[str, None] = {}
                 for row, names in there:
-                    lacking = [name for name in names if name not in self._weights and not fits_any(name, allowed)]
-                    partly = len(lacking) < len(names)
-                    if lacking and (partly or not (row.optional or row.part)):
-                        yield f"parameter {lacking[0]!r} is missing"
+                    lacking = self._lacking(names, allowed)
+                    if lacking and (len(lacking) < len(names) or not (row.optional or row.part)):
+                        problems[f"parameter {lacking[0]!r} is missing"] = None
                 for part in dict.fromkeys(row.part for row in rows if row.part):
-                    of_part = [names for row, names in there if row.part == part]
-                    if not any(self._weights.issuperset(names) for names in of_part):
-                        wanted = " or ".join(repr(names[0]) for names in of_part)
-                        yield f"{place} has none of {wanted}"
+                    problems |= dict.fromkeys(self._lacking_of_part(place, part, there, allowed))
+                yield from problems
 
-    def _places(self, prefix: str, rows: list[Row]) -> list[tuple[str, list[tuple[Row, list[str]]]]]:
-        """For each layer below a prefix the names that the rows want there."""
-        if not prefix:
+    def _lacking(self, names: Sequence[str], allowed: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in self._weights and not fits_any(name, allowed)]
+
+    def _lacking_of_part(
+        self, place: str, part: str, there: list[tuple[Row, list[str]]], allowed: Sequence[str]
+    ) -> list[str]:
+        """What the variant lacks of which there is most; empty if one is whole."""
+        variants: dict[object, list[str]] = defaultdict(list)
+        for number, (row, names) in enumerate(there):
+            if row.part == part and not row.optional:
+                variants[row.variant or number] += names
+        lacking = {variant: self._lacking(names, allowed) for variant, names in variants.items()}
+        if not all(lacking.values()):
+            return []
+        most = max(variants, key=lambda variant: len(variants[variant]) - len(lacking[variant]))
+        if len(lacking[most]) < len(variants[most]):
+            return [f"parameter {name!r} is missing" for name in lacking[most]]
+        return [f"{place} has none of {' or '.join(repr(names[0]) for names in variants.values())}"]
+
+    def _places(self, index: str, rows: list[Row]) -> list[tuple[str, list[tuple[Row, list[str]]]]]:
+        """For each value of an index the names that the rows want there; without an index those of the model."""
+        if not index:
             found = [(row, texts) for row in rows if (texts := self._expanded(row, {}))]
             return [("the model", found)]
-        layers = self._layers(rows)
+        layers = self._layers(index)
         return [
             (f"layer {number}", [(row, texts) for row in rows if (texts := self._expanded(row, values))])
             for number, values in layers.items()
         ]
 
-    def _layers(self, rows: list[Row]) -> dict[int, dict[str, int | str]]:
-        """The layers that there are, and those that there should be."""
+    def _indexes(self, row: Row) -> frozenset[str]:
+        """The indexes of a row, an expert's number aside."""
+        return frozenset(name for template in self._templates(row) for name in template.names) - {"e"}
+
+    def _layers(self, index: str) -> dict[int, dict[str, int | str]]:
+        """The layers that there are, by any row with this index, and those that there should be."""
         layers: dict[int, dict[str, int | str]] = {}
-        index = ""
         count = self._compiled.variables.get("N")
-        for row in rows:
-            for template in self._templates(row):
-                [index] = template.names - {"e"}
+        further = self._further_layers(count) if count is not None else ()
+        for _, row in self._compiled.rows:
+            for template in self._templates(row) if self._indexes(row) == {index} else ():
                 for name in self._index.fitting(template):
                     number = int((template.fitting(name) or {})[index])
-                    if index != _LAYER or count is None or number < count or self._to_hf:
+                    if index != _LAYER or count is None or number < count or number in further or self._to_hf:
                         layers[number] = {index: number}
         whole = count if index == _LAYER and count is not None else max(layers, default=-1) + 1
         return (
@@ -197,5 +226,5 @@ class _Names:
         return names
 
     def _templates(self, row: Row) -> list[Template]:
-        texts = [row.mf] if self._to_hf else list(row.hf)
+        texts = row.mf if self._to_hf else row.hf
         return [template for text in texts if (template := parsed(text, self._compiled.variables))]

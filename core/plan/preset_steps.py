@@ -23,6 +23,8 @@ _MAX_LISTED = 4
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _ALL_OF = ".{e}"
 """Added to MindFormers' name while a stack is apart, and each of it several parameters."""
+_EVEN_ROWS, _ODD_ROWS = ".even rows", ".odd rows"
+"""Added to a name while its heads' rows are apart."""
 
 
 class Direction(StrEnum):
@@ -121,6 +123,9 @@ class _Compiler:
         self._targets = {without_state(name): axes for name, axes in known.target.items()}
         self._source, self._target = NameIndex(self._weights), NameIndex(self._targets)
         self._variables = dict(self._of_config())
+        world = settings.given.get("names")
+        if world is not None and world not in preset.worlds:
+            raise InputError(f"--switch names={world}: must be one of {', '.join(preset.worlds)}")
         unknown = settings.given.keys() - preset.switches.keys() - {"names"}
         if unknown:
             raise InputError(
@@ -131,7 +136,7 @@ class _Compiler:
     def compiled(self) -> CompiledPreset:
         direction, world = self._direction()
         names = self._preset.names[world]
-        self._count(direction)
+        self._count()
         rows = tuple(self._rows(names, direction))
         steps: list[dict[str, Any]] = []
         for _, row in rows:
@@ -146,6 +151,11 @@ class _Compiler:
             )
         decided = "".join(f", {name} {value}" for name, value in self._decided.items())
         self._notes.insert(0, f"preset {self._preset.preset}: {direction} ({world} names{decided})")
+        if not self._preset.is_run(world):
+            self._notes.append(
+                f"preset {self._preset.preset}: the rules of its {world} names were read in MindFormers' code, and "
+                "never compared with what that code makes"
+            )
         kept = tuple(self._kept(rows, direction))
         return CompiledPreset(self._preset, direction, changes, rows, names, self._variables, kept, tuple(self._notes))
 
@@ -163,8 +173,8 @@ class _Compiler:
 
     def _direction(self) -> tuple[Direction, str]:
         """The direction, and the world of MindFormers' names, by the source's."""
-        hf = self._fitting({text for names in self._preset.names.values() for text in _hf_texts(names)})
-        mf = {world: self._fitting({row.mf for _, row in names.rows}) for world, names in self._preset.names.items()}
+        hf = self._fitting(frozenset[str]().union(*map(_hf_texts, self._preset.names.values())))
+        mf = {world: self._fitting(_mf_texts(names)) for world, names in self._preset.names.items()}
         all_mf = frozenset[str]().union(*mf.values())
         only_hf, only_mf = hf - all_mf, all_mf - hf
         if only_hf and only_mf:
@@ -183,24 +193,19 @@ class _Compiler:
         return Direction.FROM_HF, self._target_world()
 
     def _target_world(self) -> str:
-        """The world of names to make: the only one, the target strategy's, or as asked for."""
+        """The world of names to make: as asked for, the target strategy's, or the first."""
         worlds = self._preset.worlds
+        asked = self._settings.given.get("names")
+        if asked:
+            return asked
         if len(worlds) == 1:
             return worlds[0]
-        asked = self._settings.given.get("names")
-        if asked in worlds:
-            return asked
-        fitting = {
-            world: self._fitting({row.mf for _, row in names.rows}, self._target)
-            for world, names in self._preset.names.items()
-        }
+        fitting = {world: self._fitting(_mf_texts(names), self._target) for world, names in self._preset.names.items()}
         best = max(worlds, key=lambda world: len(fitting[world]))
-        if fitting[best]:
-            return best
-        raise InputError(
-            f"preset {self._preset.preset}: MindFormers' names for it are {' or '.join(worlds)}: say which, "
-            f"--switch names={worlds[0]} or --switch names={worlds[1]}"
-        )
+        if not fitting[best]:
+            others = " or ".join(f"--switch names={world}" for world in worlds[1:])
+            self._notes.append(f"preset {self._preset.preset}: {best} names, unless asked for others, {others}")
+        return best
 
     def _fitting(self, texts: Collection[str], names: NameIndex | None = None) -> frozenset[str]:
         templates = [template for text in texts if (template := parsed(text, self._variables))]
@@ -210,16 +215,15 @@ class _Compiler:
     def _has(self, text: str, names: NameIndex | None = None) -> bool:
         return bool(self._fitting([text], names))
 
-    def _count(self, direction: Direction) -> None:
+    def _count(self) -> None:
         """Set the variables that count indexes of names."""
-        for name, (mf, hf) in self._preset.counted.items():
-            template = parsed(mf if direction is Direction.TO_HF else hf, self._variables)
-            self._variables[name] = len(self._source.fitting(template)) if template else 0
+        for name, texts in self._preset.counted.items():
+            self._variables[name] = len(self._fitting(texts))
 
     def _rows(self, names: Names, direction: Direction) -> Iterator[tuple[str, Row]]:
         """The rows that count: their switches have the values, and what they need of config.json is there."""
         for prefix, row in names.rows:
-            here = [row.mf] if direction is Direction.TO_HF else list(row.hf)
+            here = row.mf if direction is Direction.TO_HF else row.hf
             present = all(self._has(text) for text in here)
             if not all(self._is_so(switch, value, needed=present) for switch, value in row.when.items()):
                 continue
@@ -231,15 +235,15 @@ class _Compiler:
 
     def _missing_variables(self, row: Row) -> str:
         """A variable that the row's steps need and that is not known; empty if there is none."""
-        expressions = [row.groups, row.stacked]
-        if len(row.hf) > 1:
-            expressions += [shape[0] for shape in row.hf.values() if shape]
+        expressions = [row.groups, row.stacked, *row.rope.values()]
+        if len(row.parts) > 1 or row.rope:
+            expressions += [shape[0] for shape in row.parts.values() if shape]
         for expression in filter(None, expressions):
             try:
                 whole_number(expression, self._variables)
             except ValueError:
                 return expression
-        return "" if all(self._is_known(text) for text in (row.mf, *row.hf)) else "N"
+        return "" if all(self._is_known(text) for text in (*row.mf, *row.hf)) else "N"
 
     def _is_known(self, text: str) -> bool:
         return parsed(text, self._variables) is not None
@@ -254,10 +258,10 @@ class _Compiler:
         where = self._settings.origin
         if self._settings.config is None:
             return InputError(
-                f"preset {self._preset.preset}: {row.mf!r} needs numbers of config.json, {wanted}: {where} has none: "
+                f"preset {self._preset.preset}: {row.name!r} needs numbers of config.json, {wanted}: {where} has none: "
                 "put the model's there, or name its Hugging Face directory with --like"
             )
-        return InputError(f"{where}: has no {wanted}, which preset {self._preset.preset} needs for {row.mf!r}")
+        return InputError(f"{where}: has no {wanted}, which preset {self._preset.preset} needs for {row.name!r}")
 
     def _is_so(self, name: str, value: str, *, needed: bool) -> bool:
         """True if a switch has a value; it is decided for the first row whose parameters are there, `needed`."""
@@ -312,7 +316,7 @@ class _Compiler:
 
     def _kept(self, rows: tuple[tuple[str, Row], ...], direction: Direction) -> Iterator[CastRule]:
         for _, row in rows:
-            here, there = [row.mf], list(row.hf)
+            here, there = row.mf, row.hf
             if direction is Direction.FROM_HF:
                 here, there = there, here
             if row.dtype and all(map(self._has, here)):
@@ -323,36 +327,67 @@ class _Compiler:
         """The steps of a row from MindFormers to Hugging Face; they may fit nothing."""
         steps: list[dict[str, Any]] = []
         targets = list(row.hf)
-        current = row.mf
+        apart = bool(row.stacked) and "{e}" in targets[0]
 
-        def add(kind: str, **fields: Any) -> None:
-            steps.append({kind: {"parameters": current, **fields, "optional": True}})
+        def add(kind: str, parameters: str | list[str], **fields: Any) -> None:
+            steps.append({kind: {"parameters": parameters, **fields, "optional": True}})
 
-        apart = row.stacked and "{e}" in targets[0]
-        if row.merged:
-            add("divide", count=row.stacked)
-        if apart:
-            into = targets[0] if len(targets) == 1 else f"{row.mf}{_ALL_OF}"
-            add("unstack", into=into, count=row.stacked)
-            current = into
-        if row.transposed:
-            add("transpose", axes=[0, 2, 1] if row.stacked and not apart else [1, 0])
+        def add_rope(name: str) -> None:
+            rows, heads = self._halves(row, name)
+            halves = [f"{name}{_EVEN_ROWS}", f"{name}{_ODD_ROWS}"]
+            add("split", name, into=halves, axis=0, groups=heads)
+            add("join", halves, into=name, axis=0, groups=rows)
+
+        def add_single(mf: str) -> str:
+            """What a parameter becomes before it is split, joined or renamed; its name then."""
+            current = mf
+            if row.boxed:
+                add("merge", current, count=1)
+            if row.merged:
+                add("divide", current, count=row.stacked)
+            if apart:
+                is_last = len(targets) == len(row.mf) == 1
+                current = targets[0] if is_last else f"{mf}{_ALL_OF}"
+                add("unstack", mf, into=current, count=row.stacked)
+            if row.boxed:
+                add("merge", current, count=1)
+            if row.transposed:
+                add("transpose", current, axes=[0, 2, 1] if row.stacked and not apart else [1, 0])
+            return current
+
+        current = [add_single(mf) for mf in row.mf]
+        axis = 1 if row.stacked and not apart else 0
+        if len(current) > 1:
+            for name in row.rope:
+                add_rope(name)
+            add("join", current, into=targets[0], axis=axis, parts=self._parts(row, axis), groups=row.groups or 1)
+            return steps
         if len(targets) > 1:
-            add("split", into=targets, axis=0, parts=self._parts(row), groups=row.groups or 1)
-        elif current != targets[0]:
-            add("rename", to=targets[0])
+            add("split", current[0], into=targets, axis=axis, parts=self._parts(row, axis), groups=row.groups or 1)
+        elif current != targets:
+            add("rename", current[0], to=targets[0])
+        for name in row.rope:
+            add_rope(name)
         return steps
 
-    def _parts(self, row: Row) -> list[int]:
-        """The rows of each part in a group."""
+    def _parts(self, row: Row, axis: int) -> list[int]:
+        """The rows of each part in a group; `axis` is that of rows."""
         groups = whole_number(row.groups, self._variables) if row.groups else 1
-        rows = [whole_number(shape[0], self._variables) if shape else groups for shape in row.hf.values()]
+        rows = [whole_number(shape[axis], self._variables) if shape else groups for shape in row.parts.values()]
         if any(count < 1 or count % max(1, groups) for count in rows):
-            raise InputError(
-                f"{self._settings.origin or 'config.json'}: its numbers do not go together: {row.mf!r} would have "
-                f"{' and '.join(map(str, rows))} rows in {groups} groups"
-            )
+            raise self._contradiction(f"{row.name!r} would have {' and '.join(map(str, rows))} rows in {groups} groups")
         return [count // groups for count in rows]
+
+    def _halves(self, row: Row, name: str) -> tuple[int, int]:
+        """Half the rows of a part, and its heads."""
+        rows = whole_number(row.parts[name][0], self._variables)
+        of_head = whole_number(row.rope[name], self._variables)
+        if of_head < 2 or of_head % 2 or rows % of_head:
+            raise self._contradiction(f"{name!r} would have {rows} rows, {of_head} for each head")
+        return rows // 2, rows // of_head
+
+    def _contradiction(self, text: str) -> InputError:
+        return InputError(f"{self._settings.origin or 'config.json'}: its numbers do not go together: {text}")
 
     def _copies(self, names: Names) -> Iterator[dict[str, Any]]:
         for hf, copy in names.copies.items():
@@ -367,7 +402,9 @@ class _Compiler:
         return [{"dequantize": {"parameters": "{x:*}.weight", "scale": f"{{x:*}}.weight{ending}"}}]
 
 
-def _hf_texts(names: Names) -> Iterator[str]:
-    for _, row in names.rows:
-        yield from row.hf
-    yield from names.copies
+def _hf_texts(names: Names) -> frozenset[str]:
+    return frozenset(text for _, row in names.rows for text in row.hf).union(names.copies)
+
+
+def _mf_texts(names: Names) -> frozenset[str]:
+    return frozenset(text for _, row in names.rows for text in row.mf)

@@ -28,50 +28,95 @@ def _several(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
+def _with_shapes(value: Any) -> Any:
+    return {value: ()} if isinstance(value, str) else value
+
+
 TemplateText = Name
 Expressions = Annotated[tuple[str, ...], BeforeValidator(_several)]
+Shapes = Annotated[dict[TemplateText, tuple[str, ...]], Field(min_length=1)]
 
 
 class Row(Rule):
-    """A parameter of MindFormers, and the one or several that it is for Hugging Face.
+    """A parameter of MindFormers, and the one or several that it is for Hugging Face, or several of one.
 
     Attributes:
-        mf: its name.
-        hf: Hugging Face's name -> shape there. Several lie side by side along axis 0.
-        groups: the rows are in so many groups, each of which has an equal share of every part.
+        mf: its name; several with their shapes, if they are one for Hugging Face.
+        hf: Hugging Face's name -> shape there.
+        groups: of several side by side along axis 0, the rows are in so many groups, each of which has an equal share
+            of every part.
+        rope: a name of `mf` or `hf` -> rows of a head. In each head MindFormers has Hugging Face's even rows, then its
+            odd ones.
         stacked: MindFormers has so many in one tensor, along a new first axis: those of the index that `hf` has
             besides, or all of a tensor that has them so already.
         transposed: each is transposed in MindFormers.
         merged: the first two axes of the stack are one.
+        boxed: MindFormers' stack has axes of one element before the first axis and after it.
         dtype: of this dtype, whatever the others are cast to.
         optional: it may be absent.
-        part: each layer has one of the rows of this part.
+        part: each layer has one of the rows of this part, or all of one variant.
+        variant: rows of a part that belong together.
         when: switch -> the value for which the row counts.
     """
 
-    mf: TemplateText
-    hf: Annotated[dict[TemplateText, tuple[str, ...]], Field(min_length=1)]
+    mf: Annotated[Shapes, BeforeValidator(_with_shapes)]
+    hf: Shapes
     groups: str = ""
+    rope: dict[TemplateText, str] = Field(default={})
     stacked: str = ""
     transposed: bool = False
     merged: bool = False
+    boxed: bool = False
     dtype: Literal["", "float16", "bfloat16", "float32", "float64"] = ""
     optional: bool = False
     part: str = ""
+    variant: str = ""
     when: dict[str, str] = Field(default={})
 
     @model_validator(mode="after")
     def _check(self) -> "Row":
-        if self.merged and not self.stacked:
-            raise ValueError("only a stack has axes to be 'merged'")
+        if (self.merged or self.boxed) and not self.stacked:
+            raise ValueError(f"only a stack has axes to be '{'merged' if self.merged else 'boxed'}'")
+        if len(self.mf) > 1 and len(self.hf) > 1:
+            raise ValueError("'mf' and 'hf' have several names: one of them has one")
         if len({len(shape) for shape in self.hf.values()}) > 1:
             raise ValueError("the shapes of 'hf' have different numbers of axes")
+        if len(self.mf) > 1 and not all(self.mf.values()):
+            raise ValueError("several of 'mf' need their shapes: {name: [rows, columns], …}")
+        if self.variant and not self.part:
+            raise ValueError("'variant' is one of a 'part'")
+        unknown = self.rope.keys() - self.parts.keys()
+        if unknown:
+            raise ValueError(f"'rope' has {quoted(min(unknown))}, which is none of the parts that the others become")
+        if self.rope and (self.stacked or self.transposed):
+            raise ValueError("'rope' is for matrices and vectors of one layer, as they are")
         return self
+
+    @property
+    def name(self) -> str:
+        """MindFormers' name, for messages; of several the first."""
+        return next(iter(self.mf))
+
+    @property
+    def parts(self) -> dict[str, tuple[str, ...]]:
+        """The side with several names; Hugging Face's if each has one."""
+        return self.mf if len(self.mf) > 1 else self.hf
 
     @property
     def dtype_name(self) -> str:
         """Name of its dtype in records; empty without one."""
         return FLOAT_NAMES[self.dtype] if self.dtype else ""
+
+    def below(self, mf: str, hf: str) -> "Row":
+        """Return the row with whole names: below prefixes of a layer."""
+
+        def whole(names: dict[str, Any], prefix: str) -> dict[str, Any]:
+            return {f"{prefix}.{name}": value for name, value in names.items()}
+
+        prefix = mf if len(self.mf) > 1 else hf
+        return self.model_copy(
+            update={"mf": whole(self.mf, mf), "hf": whole(self.hf, hf), "rope": whole(self.rope, prefix)}
+        )
 
 
 class CopyRow(Rule):
@@ -89,21 +134,21 @@ class Names(Rule):
         layers: where layers are: MindFormers' prefix -> Hugging Face's.
         layer: rows below each of these prefixes.
         copies: Hugging Face's name -> what it is a copy of.
+        proof: as the preset's, where it is another.
     """
 
     model: tuple[Row, ...]
     layers: dict[TemplateText, TemplateText]
     layer: tuple[Row, ...]
     copies: dict[TemplateText, CopyRow] = Field(default={})
+    proof: Literal["", "run", "read"] = ""
 
     @property
     def rows(self) -> Iterator[tuple[str, Row]]:
         """All rows with whole names, each with MindFormers' prefix of its layer."""
         yield from (("", row) for row in self.model)
         for mf, hf in self.layers.items():
-            for row in self.layer:
-                whole = {f"{hf}.{name}": shape for name, shape in row.hf.items()}
-                yield mf, row.model_copy(update={"mf": f"{mf}.{row.mf}", "hf": whole})
+            yield from ((mf, row.below(mf, hf)) for row in self.layer)
 
 
 class Switch(Rule):
@@ -141,10 +186,10 @@ class Preset(Rule):
         proof: whether its rules were `run` against MindFormers' own code, or `read` from it.
         models: values of `model_type` in config.json.
         variables: variable -> field of config.json, or expression of fields; of several the first that is there.
-        counted: variable -> templates of names, MindFormers' and Hugging Face's: the number of indexes that they have.
+        counted: variable -> templates of names, of both sides: the number of indexes that they have.
         quantized: ending of the names of block-fp8 scales; empty: there are none.
         switches: what decides between rows.
-        names: world of MindFormers' names -> rows.
+        names: world of MindFormers' names -> rows. On the way to MindFormers the first, unless another is asked for.
     """
 
     preset: str
@@ -152,7 +197,7 @@ class Preset(Rule):
     proof: Literal["run", "read"]
     models: tuple[str, ...] = ()
     variables: dict[VariableName, Expressions] = Field(default={})
-    counted: dict[VariableName, tuple[TemplateText, TemplateText]] = Field(default={})
+    counted: dict[VariableName, tuple[TemplateText, ...]] = Field(default={})
     quantized: str = ""
     switches: dict[str, Switch] = Field(default={})
     names: Annotated[dict[str, Names], Field(min_length=1)]
@@ -164,12 +209,12 @@ class Preset(Rule):
             for hf in names.copies:
                 parse_template(hf, numbers)
             for _, row in names.rows:
-                for text in (row.mf, *row.hf):
+                for text in (*row.mf, *row.hf):
                     parse_template(text, numbers)
                 for switch, value in row.when.items():
                     if switch not in self.switches or value not in self.switches[switch].values:
                         raise ValueError(
-                            f"the row of {quoted(row.mf)} counts for {switch}: {value}, which is no switch"
+                            f"the row of {quoted(row.name)} counts for {switch}: {value}, which is no switch"
                         )
         return self
 
@@ -177,6 +222,10 @@ class Preset(Rule):
     def worlds(self) -> tuple[str, ...]:
         """The worlds of MindFormers' names."""
         return tuple(self.names)
+
+    def is_run(self, world: str) -> bool:
+        """True if the rules of a world were run against MindFormers' own code."""
+        return (self.names[world].proof or self.proof) == "run"
 
 
 def preset_names() -> tuple[str, ...]:

@@ -6,12 +6,15 @@ few, into a model that gives the same logits, bit by bit. That the ranks hold wh
 and not only what leads back, is shown by tests/fixtures/model_families.
 """
 
+import math
 import random
 import traceback
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from reshard import make_strategy
 from reshard.core.conversion.convert import convert
@@ -21,6 +24,7 @@ from reshard.core.request.conversion import build_request
 from reshard.core.verification.compare import compare_checkpoints
 from tests.conformance.mindspore_process import RefusalError, TransformersJudge
 from tests.support.families import directory_contents
+from tests.support.mindformers_rules import RULES
 
 CASES_OF_EACH = 1
 _MOE = {"num_experts_per_tok": 2}
@@ -35,11 +39,13 @@ _FAMILIES: dict[str, tuple[str, bool, dict[str, Any]]] = {
 }
 """Preset -> transformers' type, whether heads are grouped, fields of its configuration."""
 _CUTS = {
-    "legacy": ("*embedding_weight=0", "*.w[qkv].weight=0", "*.w_qkv.weight=0", "*.wo.weight=1", "*.w[123].weight=0"),
+    "legacy": ("*embedding_weight=0", "*.w[qkv].weight=0", "*.w_qkv.weight=0", "*.wo.weight=1", "*.w[123].weight=0",
+               "*.l2q_*.weight=0", "*.lkv2kv_*.weight=0", "*.ffn.w[123]=0"),
     "mcore": ("*word_embeddings.weight=0", "*linear_qkv.weight=0", "*linear_proj.weight=1", "*linear_fc1.weight=0",
               "*linear_fc2.weight=1", "*experts.weight1=0", "*experts.weight2=0"),
 }  # fmt: skip
 _LEGACY = ("llama", "qwen2", "mixtral")
+"""Presets of older names only."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,11 @@ class Case:
     model: int
     stages: int
     optimizer: bool
+
+    @property
+    def is_legacy(self) -> bool:
+        """True if MindFormers' names are older ones."""
+        return self.preset in _LEGACY or "names=legacy" in self.switches
 
 
 def build_case(seed: int, preset: str) -> Case:
@@ -106,12 +117,18 @@ def build_case(seed: int, preset: str) -> Case:
             "v_head_dim": draw.choice((8, 16)),
             "first_k_dense_replace": draw.choice((0, 1)),
         }
+    switches = _switches(draw, preset)
+    if config.get("q_lora_rank") is None:
+        # MindFormers' converters know them with one only
+        switches = [each.replace("mla_qkv_concat=true", "mla_qkv_concat=false") for each in switches]
+    if "names=legacy" in switches and preset == "deepseek3":
+        config["q_lora_rank"] = 24
     return Case(
         seed,
         preset,
         config,
         draw.choice(("float32", "bfloat16", "float16") if preset != "deepseek3" else ("float32", "bfloat16")),
-        tuple(_switches(draw, preset)),
+        tuple(switches),
         data=draw.choice((1, 2)),
         model=draw.choice((2, 4)),
         stages=draw.choice((1, 2)),
@@ -122,6 +139,8 @@ def build_case(seed: int, preset: str) -> Case:
 def _switches(draw: random.Random, preset: str) -> list[str]:
     """Every way in which MindFormers has the family."""
     names: dict[str, tuple[str, ...]] = {}
+    if preset == "deepseek3" and draw.random() < 0.4:
+        return ["names=legacy", f"use_gmm={draw.choice(('true', 'false'))}"]
     if preset in ("qwen3", "qwen3_moe", "deepseek3"):
         names["use_interleaved_weight_layout_mlp"] = ("true", "false")
     if preset in ("qwen3", "qwen3_moe"):
@@ -163,6 +182,7 @@ def _check(case: Case, judge: TransformersJudge, directory: Path) -> list[str]:
     judge.ask("make_model", directory=str(model), config=case.config, dtype=case.dtype, seed=case.seed)
     preset = {"preset": case.preset, "switch": list(case.switches)}
     convert(build_request(source=str(model), target=str(whole), layout="unified", **preset))
+    problems = _against_rules(case, model, whole)
     strategy = directory / "strategy.ckpt"
     make_strategy(
         str(strategy),
@@ -177,13 +197,35 @@ def _check(case: Case, judge: TransformersJudge, directory: Path) -> list[str]:
     convert(build_request(source=str(model), target=str(ranks), target_strategy=str(strategy), **preset))
     known = {"source_strategy": str(strategy), "layout": "unified", "like": str(model), "max_shard_size": "50KB"}
     convert(build_request(source=str(ranks), target=str(back), verify="content", **known, **preset))
-    problems: list[str] = judge.ask("compare_models", directory=str(model), other=str(back), seed=case.seed)
+    problems += judge.ask("compare_models", directory=str(model), other=str(back), seed=case.seed)
     same = compare_checkpoints(build_comparison(a=str(ranks), b=str(model), strategy_a=str(strategy), **preset))
     return problems if same.same else [*problems, f"reshard diff: {same.verdict}"]
+
+
+def _against_rules(case: Case, model: Path, whole: Path) -> list[str]:
+    """What MindFormers' side has other than by its rules in numpy."""
+    switches = {name: value == "true" for name, value in (each.split("=") for each in case.switches)}
+    rules = RULES.get((case.preset, case.is_legacy))
+    if rules is None:
+        return []
+    hf = {name: _array(entry) for name, entry in directory_contents(model).items()}
+    expected = {name: array.tobytes() for name, array in rules(hf, case.config, switches).items()}
+    found = {name: entry[2] for name, entry in directory_contents(whole).items()}
+    return [
+        f"{name}: not as MindFormers' rules have it"
+        for name in sorted(expected.keys() | found.keys())
+        if expected.get(name) != found.get(name)
+    ]
+
+
+def _array(entry: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
+    """The bits of a tensor: numpy has no bfloat16 of its own."""
+    _, shape, content = entry
+    return np.frombuffer(content, f"u{len(content) // math.prod(shape)}").reshape(shape)
 
 
 def _cuts(case: Case, whole: Path) -> list[str]:
     """The cuts whose patterns fit a parameter."""
     names = directory_contents(whole)
-    cuts = _CUTS["legacy" if case.preset in _LEGACY else "mcore"]
+    cuts = _CUTS["legacy" if case.is_legacy else "mcore"]
     return [cut for cut in cuts if any(fnmatchcase(name, cut.rpartition("=")[0]) for name in names)]

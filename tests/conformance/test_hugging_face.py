@@ -26,7 +26,9 @@ def test_cases_have_every_value_of_every_switch() -> None:
     for name in preset_names():
         drawn = {switch for case in CASES if case.preset == name for switch in case.switches}
         switches = {key: each for key, each in read_preset(name).switches.items() if key != "experts"}
-        assert drawn == {f"{key}={value}" for key, each in switches.items() for value in each.values}
+        worlds = read_preset(name).worlds[1:]
+        values = {f"{key}={value}" for key, each in switches.items() for value in each.values}
+        assert drawn == values | {f"names={world}" for world in worlds}
 
 
 def test_cases_cover_shardings_and_ties() -> None:

@@ -371,7 +371,7 @@ def test_names_that_a_layer_lacks(tmp_path: Path) -> None:
     assert f"parameter {norm!r} is missing" in refusal(export(QWEN3, tmp_path / "out", source=source), PlanError)
     weight = "decoder.layers.1.mlp.experts.weight1"
     text = refusal(export(MOE, tmp_path / "out", source=without(MOE, tmp_path / "moe", weight)), PlanError)
-    assert f"layer 1 has none of 'decoder.layers.1.mlp.linear_fc1.weight' or {weight!r}" in text or "layer 1" in text
+    assert f"parameter {weight!r} is missing" in text
 
 
 def test_a_layer_that_is_missing(tmp_path: Path) -> None:

@@ -48,6 +48,16 @@ def test_texts_stay_texts() -> None:
         ("when: {odd: true}", "when: {even: true}", "counts for even: true, which is no switch"),
         ("when: {odd: true}", "when: {odd: maybe}", "counts for odd: maybe, which is no switch"),
         ("when: {odd: true}", "merged: true", "only a stack has axes to be 'merged'"),
+        ("when: {odd: true}", "boxed: true", "only a stack has axes to be 'boxed'"),
+        ("when: {odd: true}", "variant: dense", "'variant' is one of a 'part'"),
+        ("when: {odd: true}", "rope: {a.weight: 4}", "'rope' has 'a.weight', which is none of the parts"),
+        ("when: {odd: true}", "rope: {b.weight: 4}, stacked: E", "'rope' is for matrices and vectors of one layer"),
+        ("mf: a.weight", "mf: {a.weight: [], c.weight: []}", "several of 'mf' need their shapes"),
+        (
+            "{mf: a.weight, hf: {b.weight: [H, H]}",
+            "{mf: {a: [H, H], c: [H, H]}, hf: {b: [H, H], d: [H, H]}",
+            "'mf' and 'hf' have several names: one of them has one",
+        ),
         (
             "{b.weight: [H, H]}",
             "{b.weight: [H, H], c.weight: [H]}",

@@ -1,0 +1,133 @@
+"""MindFormers' layouts of Hugging Face's weights, in numpy alone: by its converters, and apart from the presets."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+Config = Mapping[str, Any]
+
+
+def rope_rows(weight: np.ndarray, of_head: int) -> np.ndarray:
+    """In each head the even rows, then the odd ones."""
+    heads = weight.reshape(-1, of_head, *weight.shape[1:])
+    return np.concatenate([heads[:, 0::2], heads[:, 1::2]], axis=1).reshape(weight.shape)
+
+
+def grouped(parts: list[np.ndarray], groups: int) -> np.ndarray:
+    """For each group its rows of every part."""
+    shaped = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
+    return np.concatenate(shaped, axis=1).reshape(-1, *parts[0].shape[1:])
+
+
+def alternating(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """A row of gate, a row of up, and so on."""
+    both = np.empty((2 * len(gate), *gate.shape[1:]), gate.dtype)
+    both[0::2], both[1::2] = gate, up
+    return both
+
+
+def of_heads(weight: np.ndarray, heads: int, lengths: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The first rows of every head, and the others."""
+    by_head = weight.reshape(heads, sum(lengths), *weight.shape[1:])
+    first, second = by_head[:, : lengths[0]], by_head[:, lengths[0] :]
+    return first.reshape(-1, *weight.shape[1:]), second.reshape(-1, *weight.shape[1:])
+
+
+def _experts(hf: Arrays, prefix: str, name: str) -> np.ndarray:
+    """Matrices of all experts, [E, out, in], as numbers order them."""
+    found = {
+        int(match[1]): array
+        for key, array in hf.items()
+        if (match := re.fullmatch(rf"{re.escape(prefix)}\.(\d+)\.{re.escape(name)}", key))
+    }
+    return np.stack([found[number] for number in range(len(found))])
+
+
+def _layers(hf: Arrays, prefix: str) -> list[int]:
+    return sorted({int(match[1]) for key in hf if (match := re.match(rf"{re.escape(prefix)}\.(\d+)\.", key))})
+
+
+def _renamed(hf: Arrays, old: str, new: str, names: Mapping[str, str]) -> Arrays:
+    """Those below a prefix that are there, under other names below another one."""
+    return {f"{new}.{mf}": hf[f"{old}.{name}"] for name, mf in names.items() if f"{old}.{name}" in hf}
+
+
+_LEGACY_MODEL = {
+    "model.embed_tokens.weight": "model.tok_embeddings.embedding_weight",
+    "model.norm.weight": "model.norm_out.weight",
+    "lm_head.weight": "lm_head.weight",
+}
+_LEGACY_NORMS = {
+    "input_layernorm.weight": "attention_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+}
+_LEGACY_MLP = {
+    "mlp.gate_proj.weight": "feed_forward.w1.weight",
+    "mlp.up_proj.weight": "feed_forward.w3.weight",
+    "mlp.down_proj.weight": "feed_forward.w2.weight",
+}
+
+
+def deepseek3_legacy(hf: Arrays, config: Config, *, use_gmm: bool) -> Arrays:
+    """DeepSeek-V3 under older names."""
+    heads, nope = config["num_attention_heads"], config["qk_nope_head_dim"]
+    rope, value = config["qk_rope_head_dim"], config["v_head_dim"]
+    mf = {name: hf[key] for key, name in _LEGACY_MODEL.items() if key in hf}
+    for number in _layers(hf, "model.layers"):
+        old = new = f"model.layers.{number}"
+        shared = {
+            f"mlp.shared_experts.{key}_proj.weight": f"feed_forward.shared_experts.{name}.weight"
+            for key, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+        }
+        mf |= _renamed(hf, old, new, _LEGACY_NORMS | _LEGACY_MLP | shared)
+        attention = {"q_a_proj": "q2l_proj", "q_a_layernorm": "lq_norm", "kv_a_layernorm": "lkv_norm", "o_proj": "wo"}
+        mf |= _renamed(
+            hf, old, new, {f"self_attn.{key}.weight": f"attention.{name}.weight" for key, name in attention.items()}
+        )
+        q_nope, q_rope = of_heads(hf[f"{old}.self_attn.q_b_proj.weight"], heads, (nope, rope))
+        mf[f"{new}.attention.l2q_nope_proj.weight"] = q_nope
+        mf[f"{new}.attention.l2q_pe_proj.weight"] = rope_rows(q_rope, rope)
+        both = hf[f"{old}.self_attn.kv_a_proj_with_mqa.weight"]
+        mf[f"{new}.attention.kv2l_latent_kv.weight"] = both[: len(both) - rope]
+        mf[f"{new}.attention.kv2l_k_pe.weight"] = rope_rows(both[len(both) - rope :], rope)
+        keys, values = of_heads(hf[f"{old}.self_attn.kv_b_proj.weight"], heads, (nope, value))
+        mf[f"{new}.attention.lkv2kv_k_nope.weight"], mf[f"{new}.attention.lkv2kv_v.weight"] = keys, values
+        if f"{old}.mlp.gate.weight" in hf:
+            mf |= _deepseek3_experts(hf, old, f"{new}.feed_forward.routed_experts", use_gmm=use_gmm)
+        if f"{old}.eh_proj.weight" in hf:
+            index = number - config["num_hidden_layers"]
+            fuser = f"model.mtp_hidden_fusers.{index}"
+            mf |= _renamed(
+                hf, old, fuser, {"enorm.weight": "norm_emb.weight", "hnorm.weight": "norm.weight",
+                                 "eh_proj.weight": "dense.weight"}
+            )  # fmt: skip
+            mf[f"model.mtp_norms.{index}.weight"] = hf[f"{old}.shared_head.norm.weight"]
+    return mf
+
+
+def _deepseek3_experts(hf: Arrays, old: str, new: str, *, use_gmm: bool) -> Arrays:
+    gate, up, down = (_experts(hf, f"{old}.mlp.experts", f"{name}_proj.weight") for name in ("gate", "up", "down"))
+    router, bias = hf[f"{old}.mlp.gate.weight"], hf[f"{old}.mlp.gate.e_score_correction_bias"]
+    if use_gmm:
+        return {
+            f"{new}.router_dense.weight": router,
+            f"{new}.topk_bias": bias,
+            f"{new}.ffn.w1": np.concatenate([gate.swapaxes(1, 2), up.swapaxes(1, 2)], axis=2),
+            f"{new}.ffn.w2": down.swapaxes(1, 2),
+        }
+    return {
+        f"{new}.router.dense.weight": router,
+        f"{new}.router.router.topk_bias": bias,
+        f"{new}.ffn.w1.weight": gate,
+        f"{new}.ffn.w3.weight": up,
+        f"{new}.ffn.w2.weight": down,
+    }
+
+
+RULES: dict[tuple[str, bool], Callable[[Arrays, Config, Mapping[str, bool]], Arrays]] = {
+    ("deepseek3", True): lambda hf, config, switches: deepseek3_legacy(hf, config, use_gmm=switches["use_gmm"]),
+}
+"""Preset, whether names are older ones -> rules, given switches."""
