@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import xxhash
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
+from reshard.core.checkpoint.model import OutputEntry
 from reshard.core.checkpoint.self_digest import add_digest, split_digest
 from reshard.core.errors import InputError, TargetError
 from reshard.core.request.changes import NO_CHANGES, Changes
@@ -33,6 +34,7 @@ from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.target_names import is_document_name, is_target_name
 from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import Location
+from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.fingerprint import TEXT_PATTERN
 
 PLAN_NAME = "plan.json.gz"
@@ -119,6 +121,15 @@ class RankSummary(_Record):
     file: str
     size_bytes: int
     record_digest: str
+
+
+def record_entries(record: ShardRecord) -> list[OutputEntry]:
+    """Return the tensors of a record's file, in its order.
+
+    Raises:
+        CheckpointError: a dtype is unknown.
+    """
+    return [OutputEntry(each.name, dtype_from_name(each.dtype), each.shape) for each in record.parameters]
 
 
 class IndexSummary(_Record):

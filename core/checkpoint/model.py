@@ -21,10 +21,15 @@ MINDSPORE, PYTORCH = "ms", "pt"
 
 
 class CheckpointFormat(StrEnum):
-    """The two formats of checkpoint files; the value is the file name's extension."""
+    """Formats of checkpoint files; the value is the file name's extension."""
 
     CKPT = "ckpt"
     SAFETENSORS = "safetensors"
+    DISTCP = "distcp"
+
+
+SELF_CONTAINED = (CheckpointFormat.CKPT, CheckpointFormat.SAFETENSORS)
+"""Formats of files that name their parameters; a `.distcp` file only holds their bytes."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +143,23 @@ class Content:
 
 
 @dataclass(frozen=True)
+class SumPlace:
+    """The place in a file, behind a parameter's contents, of their CRC-32: 4 bytes, little-endian."""
+
+    offset: int
+    name: str
+
+
+@dataclass(frozen=True)
 class FilePlan:
     """A file to be written: consecutive literal bytes and contents, without gaps.
 
     Every parameter's contents appear whole and in order. `size_bytes` is the file's size. `crc_offset` is the place of
-    a CRC, which is known last; None without CRC.
+    a CRC, which is known last; None without CRC. `sum_places` are those of single parameters' CRCs, in order: literals
+    have zeros there.
     """
 
     segments: tuple[bytes | Content, ...]
     size_bytes: int
     crc_offset: int | None = None
+    sum_places: tuple[SumPlace, ...] = ()

@@ -51,6 +51,7 @@ _ABOUT_WRITING = (
     "like",
     "iteration",
     "common",
+    "shards",
     "max_shard_size",
     "unified_naming",
     "prefix",

@@ -15,10 +15,16 @@ from reshard.core.conversion.session import (
 )
 from reshard.core.errors import CatalogError, PlanError, TargetError
 from reshard.core.plan.matching import check_convertible
-from reshard.core.plan.model import PlanInputs, UnifiedLayout
+from reshard.core.plan.model import DcpLayout, PlanInputs, UnifiedLayout
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.request.changes_file import declared_changes
-from reshard.core.request.conversion import ConversionRequest, OutputFormat, TargetLayout, UnmatchedPolicy
+from reshard.core.request.conversion import (
+    DEFAULT_SHARDS,
+    ConversionRequest,
+    OutputFormat,
+    TargetLayout,
+    UnmatchedPolicy,
+)
 from reshard.core.request.fields import parse_size
 from reshard.core.request.planning import ASSUMED_RATE_BYTES
 from reshard.core.request.resources import resources_of
@@ -113,6 +119,7 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
         changes=target.changes,
         unified=_unified_layout(request),
         iteration=iteration_layout(request, catalog),
+        dcp=_dcp_layout(request),
     )
     with timed(f"{request.source}: reads and writes planned"):
         plan = build_plan(inputs, source.shards)
@@ -188,6 +195,8 @@ def _with_unsharded(target: Strategy, source: Source) -> Strategy:
 
 
 def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:
+    if request.layout is TargetLayout.DCP:
+        return CheckpointFormat.DISTCP
     if request.layout.counts_files:
         return CheckpointFormat.SAFETENSORS
     return catalog.format if request.format is OutputFormat.SAME else CheckpointFormat(request.format.value)
@@ -197,6 +206,12 @@ def _unified_layout(request: ConversionRequest) -> UnifiedLayout | None:
     if request.layout is not TargetLayout.UNIFIED:
         return None
     return UnifiedLayout(parse_size(request.max_shard_size), str(request.unified_naming))
+
+
+def _dcp_layout(request: ConversionRequest) -> DcpLayout | None:
+    if request.layout is not TargetLayout.DCP:
+        return None
+    return DcpLayout(0 if request.target_strategy else request.shards or DEFAULT_SHARDS)
 
 
 def _target_encryption(request: ConversionRequest, catalog: CheckpointCatalog) -> str:

@@ -273,6 +273,8 @@ def layout_of(plan: ConversionPlan) -> TargetLayout:
     """Return the layout of a plan's target."""
     if plan.inputs.iteration:
         return TargetLayout.CHECKPOINT2
+    if plan.inputs.dcp:
+        return TargetLayout.DCP
     return TargetLayout.UNIFIED if plan.inputs.unified else TargetLayout.RANKS
 
 

@@ -48,3 +48,16 @@ def choose_keepers(parameters: Sequence[SharedSlices], device_count: int, replic
         kept[number, keepers] = True
         loads_bytes[keepers] += parameters[number].sizes_bytes[:, np.newaxis]
     return kept
+
+
+def without_empty(kept: np.ndarray, parameters: Sequence[SharedSlices]) -> np.ndarray:
+    """Return `kept`, as `choose_keepers` does, but for empty slices; of a tensor without elements one is kept."""
+    result = kept.copy()
+    for number, slices in enumerate(parameters):
+        empty = slices.sizes_bytes == 0
+        if empty.all():
+            result[number, :] = False
+            result[number, np.argmax(kept[number])] = True
+        else:
+            result[number, slices.owners[empty].ravel()] = False
+    return result

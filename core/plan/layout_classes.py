@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from reshard.core.errors import PlanError
-from reshard.core.plan.deduplication import SharedSlices, choose_keepers
+from reshard.core.plan.deduplication import SharedSlices, choose_keepers, without_empty
 from reshard.core.plan.geometry import ClassGeometry
 from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale, ReshardedParameter
 from reshard.core.plan.ownership import NO_RANK
@@ -128,11 +128,18 @@ class TargetStage:
     """Position of each parameter in the target's files."""
 
 
-def build_stage(number: int, ranks: range, here: Sequence[ReshardedParameter], replicas: int) -> TargetStage:
-    """Build a stage of the target from its parameters; `replicas` are the copies of each slice to keep, 0: all."""
+def build_stage(
+    number: int, ranks: range, here: Sequence[ReshardedParameter], replicas: int, *, drops_empty: bool = False
+) -> TargetStage:
+    """Build a stage of the target from its parameters; `replicas` are the copies of each slice to keep, 0: all.
+
+    With `drops_empty` slices without elements are kept only if their tensor has none, and then one of them.
+    """
     order = {parameter.name: position for position, parameter in enumerate(here)}
     classes = tuple(_classes(here, number))
-    return TargetStage(number, ranks, _deduplicated(classes, order, replicas) if replicas else classes, order)
+    if replicas:
+        classes = _deduplicated(classes, order, replicas, drops_empty=drops_empty)
+    return TargetStage(number, ranks, classes, order)
 
 
 def _classes(parameters: Sequence[ReshardedParameter], stage: int) -> Iterator[LayoutClass]:
@@ -165,7 +172,9 @@ def _class_key(parameter: ReshardedParameter, stage: int) -> object:
     return parameter.copies, layout, axis_count, parameter.shape[0] if is_uneven else None
 
 
-def _deduplicated(classes: Sequence[LayoutClass], order: Mapping[str, int], replicas: int) -> tuple[LayoutClass, ...]:
+def _deduplicated(
+    classes: Sequence[LayoutClass], order: Mapping[str, int], replicas: int, *, drops_empty: bool
+) -> tuple[LayoutClass, ...]:
     """The classes of a stage, each slice kept by `replicas` of the ranks that share it."""
     if not classes:
         return ()
@@ -174,7 +183,10 @@ def _deduplicated(classes: Sequence[LayoutClass], order: Mapping[str, int], repl
         for layout_class in classes
         for parameter, shared in zip(layout_class.parameters, layout_class.slices(), strict=True)
     }
-    kept = choose_keepers([slices[name] for name in order], classes[0].geometry.target.device_count, replicas)
+    in_order = [slices[name] for name in order]
+    kept = choose_keepers(in_order, classes[0].geometry.target.device_count, replicas)
+    if drops_empty:
+        kept = without_empty(kept, in_order)
     return tuple(
         replace(layout_class, kept=kept[[order[parameter.name] for parameter in layout_class.parameters]])
         for layout_class in classes

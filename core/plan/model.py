@@ -48,12 +48,23 @@ class IterationLayout:
 
 
 @dataclass(frozen=True)
+class DcpLayout:
+    """A target in the form of PyTorch's Distributed Checkpoint.
+
+    Attributes:
+        shards: number of files to divide every tensor's rows among; 0: a strategy shards the target.
+    """
+
+    shards: int = 0
+
+
+@dataclass(frozen=True)
 class FileStage:
     """The files of one kind, model or optimizer, of a target stage; the plan treats them as a stage of their own.
 
     Attributes:
         number: its number in the plan.
-        kind: `model` or `opt`.
+        kind: `model` or `opt`; empty if the files hold all kinds.
         stage: the pipeline stage.
         ranks: global ranks of the stage's devices.
         files: numbers of the files in the plan, one for each of `ranks`.
@@ -89,6 +100,7 @@ class PlanInputs:
         unified: write whole tensors in a few files instead of a file for each rank.
         companions: files to copy beside them, with which they are a complete Hugging Face directory.
         iteration: write an iteration of Checkpoint 2.0 instead.
+        dcp: write a Distributed Checkpoint of PyTorch instead.
     """
 
     catalog: CheckpointCatalog
@@ -108,11 +120,17 @@ class PlanInputs:
     unified: UnifiedLayout | None = None
     companions: Companions | None = None
     iteration: IterationLayout | None = None
+    dcp: DcpLayout | None = None
 
     @property
     def counts_files(self) -> bool:
         """True if the target's ranks are its files, not devices."""
-        return self.unified is not None or self.iteration is not None
+        return self.unified is not None or self.iteration is not None or self.dcp is not None
+
+    @property
+    def kept_replicas(self) -> int:
+        """Copies of each slice that the target has; 0: one on every rank that owns the slice."""
+        return 1 if self.dcp is not None else self.replicas
 
 
 @dataclass(frozen=True)
@@ -214,7 +232,7 @@ class ParameterMatch:
         appended: entries for every target file, in place of the source's.
         outside: of a target whose ranks are files, the resharded parameters that no strategy knows.
         files: of a target whose ranks are files, their names; a unified target's last one gets the appended entries.
-        file_stages: of an iteration of Checkpoint 2.0, its files by kind and stage.
+        file_stages: of an iteration of Checkpoint 2.0, its files by kind and stage; of a DCP directory, by stage.
         in_common: of an iteration, the source's parameters that are in its common.json instead of its files.
         excluded: source names that were left out as declared -> the declaration.
         left_out: their names in the target.
@@ -251,7 +269,7 @@ class ParameterMatch:
         """Format the name of one of the plan's stages."""
         if self.file_stages:
             stage = self.file_stages[number]
-            return f"stage {stage.stage}, {stage.kind}"
+            return ", ".join(filter(None, (f"stage {stage.stage}", stage.kind)))
         return self.files[number] if self.files else f"stage {number}"
 
     def pipeline_stage(self, number: int) -> int:

@@ -21,6 +21,7 @@ from reshard.core.checkpoint.companions import Companions
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import PlanError
 from reshard.core.plan.appended import AppendedParameter, redundancy_mark
+from reshard.core.plan.dcp_target import dcp_match
 from reshard.core.plan.iteration_target import iteration_match
 from reshard.core.plan.layout_classes import TargetStage, build_stage
 from reshard.core.plan.matching import check_nothing_lost, match_parameters
@@ -52,7 +53,13 @@ class ConversionPlan:
             for number in parameter.target_layouts:
                 held.setdefault(number, []).append(parameter)
         self.stages = tuple(
-            build_stage(number, ranks, held.get(number, ()), inputs.replicas)
+            build_stage(
+                number,
+                ranks,
+                held.get(number, ()),
+                inputs.kept_replicas,
+                drops_empty=inputs.dcp is not None,
+            )
             for number, ranks in _stage_ranks(inputs.target_strategy, match)
         )
 
@@ -256,6 +263,8 @@ def build_plan(inputs: PlanInputs, source_shards: SourceShards | None = None) ->
         match = unified_match(inputs.catalog, match, inputs.unified, has_strategy=has_strategy)
     if inputs.iteration is not None:
         match = iteration_match(inputs, match)
+    if inputs.dcp is not None:
+        match = dcp_match(inputs, match, inputs.dcp)
     plan = ConversionPlan(inputs, match)
     plan.check_coverage()
     if inputs.replicas and (inputs.target_strategy is None or len(inputs.target_strategy.ranks) == 1):

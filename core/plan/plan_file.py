@@ -21,11 +21,11 @@ from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.companions import CompanionFile, Companions
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import InputError, LimitError, TargetError
-from reshard.core.plan.model import IterationLayout, PlanInputs, UnifiedLayout
+from reshard.core.plan.model import DcpLayout, IterationLayout, PlanInputs, UnifiedLayout
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.request.changes import Changes
 from reshard.core.request.conversion import IntegratedSave
-from reshard.core.request.fields import check_prefix
+from reshard.core.request.fields import MAX_SHARDS, check_prefix
 from reshard.core.runtime.keys import needed_target_key, target_key
 from reshard.core.runtime.metadata import json_bytes, metadata_limit_bytes, parsing
 from reshard.core.runtime.sealing import is_sealed, keyed_digest, seal, unseal
@@ -185,6 +185,7 @@ def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
         "changes": inputs.changes.model_dump(mode="json", exclude_defaults=True),
         "unified": asdict(inputs.unified) if inputs.unified else None,
         "iteration": asdict(inputs.iteration) if inputs.iteration else None,
+        **({"dcp": asdict(inputs.dcp)} if inputs.dcp else {}),
         **({"companions": asdict(inputs.companions)} if inputs.companions else {}),
     }
 
@@ -210,6 +211,7 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         unified=UnifiedLayout(**data["unified"]) if data["unified"] else None,
         companions=_companions_from_json(data.get("companions")),
         iteration=_iteration_from_json(data.get("iteration")),
+        dcp=_dcp_from_json(data.get("dcp")),
     )
 
 
@@ -229,6 +231,14 @@ def _iteration_from_json(data: dict[str, Any] | None) -> IterationLayout | None:
         return None
     common = tuple((str(key), value) for key, value in data["common"])
     return IterationLayout(int(data["number"]), common, bool(data["tracked"]))
+
+
+def _dcp_from_json(data: dict[str, Any] | None) -> DcpLayout | None:
+    if data is None:
+        return None
+    if type(data["shards"]) is not int or not 0 <= data["shards"] <= MAX_SHARDS:
+        raise ValueError(f"{data['shards']!r} is no number of shards")
+    return DcpLayout(data["shards"])
 
 
 def _integrated_save(data: dict[str, Any]) -> IntegratedSave:

@@ -10,6 +10,7 @@ from reshard.core.errors import InputError
 from reshard.core.request.changes import OverflowPolicy, Selection
 from reshard.core.request.common_texts import Number, parse_common_texts
 from reshard.core.request.fields import (
+    MAX_SHARDS,
     SOURCE_KEY_DESCRIPTION,
     TARGET_KEY_DESCRIPTION,
     Casts,
@@ -55,6 +56,16 @@ _NOT_OF_CHECKPOINT2 = {
 }
 
 
+_NOT_OF_DCP = {
+    "prefix": "the files of a DCP checkpoint have names of their own: leave it out",
+    "encrypt_key": "PyTorch knows no encrypted files: name no key",
+    "write_crc": "the files of a DCP checkpoint have a CRC of each tensor anyway: leave it out",
+    "append_info": "a DCP checkpoint has tensors only: leave it out",
+    "remove_redundancy": "a DCP checkpoint has every slice once: leave it out",
+}
+DEFAULT_SHARDS = 8
+
+
 class OutputFormat(StrEnum):
     """Kind of the target's files."""
 
@@ -88,6 +99,7 @@ class TargetLayout(StrEnum):
     RANKS = "ranks"
     UNIFIED = "unified"
     CHECKPOINT2 = "checkpoint2"
+    DCP = "dcp"
 
     @property
     def counts_files(self) -> bool:
@@ -225,7 +237,15 @@ class ConversionOptions(SourceOptions):
         default=TargetLayout.RANKS,
         description="ranks: a file for each target rank. unified: whole tensors, each in one of a few .safetensors "
         "files with an index, as Hugging Face's loaders want them. checkpoint2: MindFormers' Checkpoint 2.0, "
-        "TARGET/iteration_00000040 with metadata, and a tracker that names it; or TARGET itself, if that is its name.",
+        "TARGET/iteration_00000040 with metadata, and a tracker that names it; or TARGET itself, if that is its name. "
+        "dcp: PyTorch's Distributed Checkpoint, .distcp files and .metadata, which any number of processes can load.",
+    )
+    shards: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_SHARDS,
+        description="Of a DCP checkpoint without a target strategy: the number of files that the rows of every tensor "
+        f"are divided among, as FSDP divides them. 0: {DEFAULT_SHARDS}.",
     )
     common: CommonTexts = Field(
         default=[],
@@ -360,8 +380,20 @@ class ConversionOptions(SourceOptions):
     def _check_layout(cls, value: TargetLayout, info: ValidationInfo) -> TargetLayout:
         if value is TargetLayout.UNIFIED and info.data.get("target_strategy"):
             raise ValueError("whole tensors are cut by no strategy: name no --target-strategy")
-        if value is not TargetLayout.RANKS and info.data.get("format") is OutputFormat.CKPT:
+        given = info.data.get("format")
+        if value is TargetLayout.DCP and given not in (OutputFormat.SAME, None):
+            raise ValueError("writes .distcp files: leave out --format")
+        if value is not TargetLayout.RANKS and given is OutputFormat.CKPT:
             raise ValueError("writes .safetensors files: leave out --format")
+        return value
+
+    @field_validator("shards")
+    @classmethod
+    def _check_shards(cls, value: int, info: ValidationInfo) -> int:
+        if value and info.data.get("layout") not in (TargetLayout.DCP, None):
+            raise ValueError("is of a DCP checkpoint only: ask for one with --layout dcp")
+        if value and info.data.get("target_strategy"):
+            raise ValueError("the target strategy says how many files there are: leave out one of the two")
         return value
 
     @field_validator("common")
@@ -486,7 +518,11 @@ class ConversionRequest(FileChoice, ConversionOptions):
         return chosen
 
 
-_REFUSED = {TargetLayout.UNIFIED: _NOT_OF_UNIFIED, TargetLayout.CHECKPOINT2: _NOT_OF_CHECKPOINT2}
+_REFUSED = {
+    TargetLayout.UNIFIED: _NOT_OF_UNIFIED,
+    TargetLayout.CHECKPOINT2: _NOT_OF_CHECKPOINT2,
+    TargetLayout.DCP: _NOT_OF_DCP,
+}
 """Layout -> options that do not go with it, and why."""
 
 

@@ -29,6 +29,7 @@ _DASK_SCHEDULER = re.compile(r"^(local|(tcp|tls|ucx)://[^/@\s]+:\d+)?$")
 SHARED_PARAMETERS = re.compile(r"^(first|fail|[0-9]{1,9})$")
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 2**20
 _HIGHEST_RANK = 1_000_000
+MAX_SHARDS = 1 << 16
 
 _NO_PASSWORD = r"(?!.*://[^/@]*(:(?!\d+[/?#])|%3[Aa])[^@]*@)(?!.*(https?|HTTPS?|s3a?|obs|gs)://[^/?#]+@)"
 _SECRET_FIELDS = (

@@ -10,7 +10,7 @@ GROUPS = {
         *("preset", "switch", "training_config"),
     ),
     "Output": (
-        *("layout", "iteration", "common", "like", "max_shard_size", "unified_naming", "format", "prefix"),
+        *("layout", "shards", "iteration", "common", "like", "max_shard_size", "unified_naming", "format", "prefix"),
         *("append_info", "write_crc", "encrypt_key", "encrypt_mode", "remove_redundancy", "replicas"),
     ),
     "Encrypted and damaged sources": ("decrypt_key", "decrypt_mode", "recover", "fault_ranks"),

@@ -16,7 +16,7 @@ from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.formats.scalars import json_value, read_scalars
 from reshard.core.checkpoint.manifest import Manifest, read_manifest, unseal_manifest
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.errors import InputError
 from reshard.core.runtime.keys import Key, source_key
 from reshard.core.storage.checkpoint2_names import METADATA_NAME
@@ -85,7 +85,7 @@ def _check_may_be_strategy(location: Location) -> None:
         start = read_bytes(file, 0, min(file.size_bytes, START_BYTES))
     # reading it as a strategy finds all other faults
     if start and not start.lstrip().startswith((_STRATEGY_START, b"{")) and guess_other_kind(start) is None:
-        extensions = " or ".join(f".{each}" for each in CheckpointFormat)
+        extensions = " or ".join(f".{each}" for each in SELF_CONTAINED)
         raise InputError(f"{location}: is neither a strategy nor a checkpoint file, whose name ends in {extensions}")
 
 

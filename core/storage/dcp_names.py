@@ -14,8 +14,19 @@ DCP_METADATA_NAME = ".metadata"
 _SHARD = re.compile(r"shard-\d{5,}-.+-\d{5,}-of-\d{5,}\.safetensors", re.ASCII | re.DOTALL)
 _OWN_METADATA = re.compile(r"__\d+\.metadata|\.rank\d+_metadata", re.ASCII)
 _DATA_SUFFIX = ".distcp"
+_DATA = re.compile(r"__\d{1,18}_\d{1,18}\.distcp", re.ASCII)
 _NUMBERS = re.compile(r"\d+", re.ASCII)
 _MAX_PATH_CHARACTERS = 1024
+
+
+def data_name(number: int) -> str:
+    """Return the name of a file of tensors, as torch's ranks name them."""
+    return f"__{number}_0{_DATA_SUFFIX}"
+
+
+def is_data_name(name: str) -> bool:
+    """True for the name that torch gives a file of tensors, or `data_name` does."""
+    return _DATA.fullmatch(name) is not None
 
 
 def is_dcp(names: Sequence[str]) -> bool:

@@ -25,7 +25,7 @@ from reshard.core.tensor.slices import TOO_LARGE, Shape, TensorSlice, is_countab
 
 MAX_METADATA_BYTES = 2 << 30
 _MAX_AXES = 32
-_TORCH = "torch.distributed.checkpoint"
+TORCH_PACKAGE = "torch.distributed.checkpoint"
 _HYPER = ("hyper_parallel.core.distributed_checkpoint", "hyper_parallel.core.checkpoint")
 _MODELS = (
     "Metadata",
@@ -37,8 +37,8 @@ _MODELS = (
 )
 _ALLOWED = frozenset(
     [
-        *((f"{_TORCH}.metadata", name) for name in (*_MODELS, "StorageMeta", "_MEM_FORMAT_ENCODING")),
-        (f"{_TORCH}.filesystem", "_StorageInfo"),
+        *((f"{TORCH_PACKAGE}.metadata", name) for name in (*_MODELS, "StorageMeta", "_MEM_FORMAT_ENCODING")),
+        (f"{TORCH_PACKAGE}.filesystem", "_StorageInfo"),
         ("torch", "Size"),
         *(("torch", name) for name in TORCH_DTYPES),
         ("torch.serialization", "_get_layout"),

@@ -10,27 +10,39 @@ import xxhash
 
 from reshard.core.checkpoint.common_document import Common, build_common
 from reshard.core.checkpoint.companions import MAX_COMPANION_BYTES
+from reshard.core.checkpoint.formats.distcp import archive_extents
 from reshard.core.checkpoint.formats.weight_maps import (
     MAX_INDEX_BYTES,
     dump_sorted_weight_map,
     dump_weight_map,
     read_weight_map,
 )
-from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
+from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord, record_entries
 from reshard.core.errors import CatalogError, CheckpointError, StorageError, StrategyError, is_transient
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import printable
 from reshard.core.storage.checkpoint2_names import COMMON_NAME, MAX_METADATA_BYTES, METADATA_NAME, UNLISTED_PARAMETERS
+from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.unified_names import COMPANION_NAMES, INDEX_NAME, OTHERS_NAME, index_name
 from reshard.core.storage.urls import Location
+from reshard.core.strategy.dcp_metadata import MAX_METADATA_BYTES as MAX_DCP_METADATA_BYTES
 from reshard.core.tensor.dtypes import TEXT
 
-_KINDS = {METADATA_NAME: "metadata", COMMON_NAME: "state of the training", **dict.fromkeys(COMPANION_NAMES, "file")}
+_KINDS = {
+    METADATA_NAME: "metadata",
+    DCP_METADATA_NAME: "metadata",
+    COMMON_NAME: "state of the training",
+    **dict.fromkeys(COMPANION_NAMES, "file"),
+}
 """Names of documents and companions -> what they are; others are indexes."""
-_MAX_BYTES = {METADATA_NAME: MAX_METADATA_BYTES, **dict.fromkeys(COMPANION_NAMES, MAX_COMPANION_BYTES)}
+_MAX_BYTES = {
+    METADATA_NAME: MAX_METADATA_BYTES,
+    DCP_METADATA_NAME: MAX_DCP_METADATA_BYTES,
+    **dict.fromkeys(COMPANION_NAMES, MAX_COMPANION_BYTES),
+}
 """Limits of their sizes; others have that of indexes."""
 
 
@@ -74,6 +86,10 @@ def document_names(plan: ConversionPlan) -> tuple[str, ...]:
 def documents_of(plan: ConversionPlan) -> Documents:
     """Return the documents of a plan's target."""
     name = _index_name(plan)
+    if plan.inputs.dcp is not None:
+        from reshard.core.target.dcp_metadata import build_dcp_metadata
+
+        return Documents(IndexFile(name, build_dcp_metadata(plan)))
     iteration = plan.inputs.iteration
     if iteration is None:
         return Documents(IndexFile(name, _weight_map(plan)) if name else None)
@@ -87,6 +103,8 @@ def documents_of(plan: ConversionPlan) -> Documents:
 def _index_name(plan: ConversionPlan) -> str:
     """The index's name; empty if the target has none."""
     inputs = plan.inputs
+    if inputs.dcp is not None:
+        return DCP_METADATA_NAME
     if inputs.iteration is not None:
         is_single_card = inputs.target_strategy is None or len(inputs.target_strategy.ranks) == 1
         return "" if is_single_card else METADATA_NAME
@@ -140,6 +158,8 @@ def places_problem(directory: Location, index: IndexSummary, records: Iterable[S
     try:
         if index.file == METADATA_NAME:
             return _listing_problem(location, index, records)
+        if index.file == DCP_METADATA_NAME:
+            return _dcp_problem(location, index, records)
         weights = read_weight_map(location)
     except (CatalogError, StrategyError) as error:
         return str(error)
@@ -166,3 +186,28 @@ def _listing_problem(location: Location, index: IndexSummary, records: Iterable[
             there = "is in" if wrong[0] in names else "is not in"
             return f"{location}: is wrong about parameter {wrong[0]!r}, which {there} {printable(record.file)}"
     return f"{location}: lists {printable(next(iter(files)))}, which is no file of the checkpoint" if files else None
+
+
+def _dcp_problem(location: Location, index: IndexSummary, records: Iterable[ShardRecord]) -> str | None:
+    """The first difference between `.metadata` and the records of all files; None if there is none."""
+    from reshard.core.strategy.dcp_metadata import parse_dcp_metadata
+
+    metadata = parse_dcp_metadata(read_small_file(location, max(index.size_bytes, 1)), str(location))
+    chunks = {
+        (chunk.place.path, chunk.place.offset): (name, tensor.dtype, chunk.box.shape, chunk.place.length)
+        for name, tensor in metadata.tensors.items()
+        for chunk in tensor.chunks
+    }
+    for record in records:
+        entries = record_entries(record)
+        for entry, place in zip(entries, archive_extents(entries), strict=True):
+            listed = chunks.pop((record.file, place.offset), None)
+            if listed != (entry.name, entry.dtype, entry.shape, place.length):
+                return (
+                    f"{location}: is wrong about parameter {entry.name!r}, of which {printable(record.file)} has "
+                    f"{entry.dtype} {list(entry.shape)} at byte {place.offset}"
+                )
+    if chunks:
+        (file, _), (name, *_) = next(iter(chunks.items()))
+        return f"{location}: lists parameter {name!r} in {printable(file)}, where it is not"
+    return None

@@ -98,6 +98,11 @@ def dtype_from_torch(name: str) -> DType:
     return _BY_SAFETENSORS_TAG.get(tag) or foreign_dtype(tag, 1, _TORCH_BYTES.get(tag, 1))
 
 
+def torch_name(dtype: DType) -> str | None:
+    """Return torch's name of a dtype, without `torch.`; None for one that torch lacks, or that is foreign."""
+    return dtype.name.lower() if dtype in _TENSOR_DTYPES else None
+
+
 def dtype_from_name(name: str) -> DType:
     """Return the dtype of a `.ckpt` `tensor_type` (also the name used in records).
 

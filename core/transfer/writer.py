@@ -20,7 +20,6 @@ from reshard.core.checkpoint.model import FilePlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import Budget, GroupBuffers, UploadBuffers
 from reshard.core.runtime.keys import needed_target_key
-from reshard.core.storage.uploads import Buffer
 from reshard.core.storage.urls import Location
 from reshard.core.transfer.fetches import RankBlock
 from reshard.core.transfer.file_blocks import Block, expected_entries, file_blocks, planned_file, transposed_parameters
@@ -208,26 +207,12 @@ class _RankWriter:
         )
 
 
-class _Heads:
-    """The bytes around a file's contents, completed as the file is."""
-
-    def __init__(self, file_plan: FilePlan) -> None:
-        self.data = bytearray().join(chunk for chunk in file_plan.segments if isinstance(chunk, bytes))
-
-    def write(self, buffer: Buffer) -> None:
-        self.data += buffer
-
-    def rewrite(self, offset: int, buffer: Buffer) -> None:
-        # only bytes before all contents are rewritten, so offsets are the file's
-        self.data[offset : offset + len(buffer)] = buffer
-
-
 def heads_digest(file_plan: FilePlan, crc: RunningCrc | None) -> str:
     """Digest the bytes around a written file's contents."""
-    heads = _Heads(file_plan)
+    heads = bytearray().join(segment for segment in file_plan.segments if isinstance(segment, bytes))
     if crc:
-        crc.put_into(heads)
-    return xxhash.xxh3_128_hexdigest(heads.data)
+        crc.put_into_heads(heads)
+    return xxhash.xxh3_128_hexdigest(heads)
 
 
 def _content_ranges(block: RankBlock) -> list[ContentRange]:

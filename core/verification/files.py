@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
+from reshard.core.checkpoint.formats import distcp
 from reshard.core.checkpoint.formats.any_format import read_index, stored_crc
-from reshard.core.checkpoint.manifest import ShardRecord
-from reshard.core.checkpoint.model import FileIndex, OutputEntry
+from reshard.core.checkpoint.manifest import ShardRecord, record_entries
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry
 from reshard.core.errors import CheckpointError, StorageError
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import target_key
@@ -70,7 +71,7 @@ def verify_rank(
     location = directory.child(*record.file.split("/"))
     try:
         with closing(open_checkpoint(location, target_key())) as file:
-            index = read_index(file)
+            index = _read_index(file, record)
             problems = _structure_problems(file, index, record, expected)
             if problems or level.is_below(VerifyLevel.CHECKSUM):
                 found = replace(unread, problems=tuple(problems))
@@ -84,6 +85,13 @@ def verify_rank(
         found = replace(unread, problems=(str(error),))
     prefixed = (problem if f"{location}" in problem else f"{location}: {problem}" for problem in found.problems)
     return replace(found, problems=tuple(prefixed))
+
+
+def _read_index(file: SourceFile, record: ShardRecord) -> FileIndex:
+    """Index a file; one of DCP does not name its tensors: that they are those of the record is for their headers."""
+    if not file.location.name.endswith(f".{CheckpointFormat.DISTCP}"):
+        return read_index(file)
+    return distcp.read_index(file, record_entries(record))
 
 
 def _structure_problems(

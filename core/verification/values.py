@@ -274,10 +274,9 @@ class ContentCheck:
         match, strategy = self._plan.match, self._plan.inputs.target_strategy
         known_missing = {*match.missing, *match.elsewhere}
         targets = {(match.pipeline_stage(number), name) for number, name in self._targets}
-        # a Checkpoint 2.0 without redundancy has what several stages share in one of them
-        anywhere = (
-            {name for _, name in targets} if self._plan.inputs.iteration and self._plan.inputs.replicas else set()
-        )
+        # files without redundancy have what several stages share in those of one of them
+        is_once = self._plan.match.file_stages and self._plan.inputs.kept_replicas
+        anywhere = {name for _, name in targets} if is_once else set()
         for stage in strategy.stages if strategy else ():
             for name in stage.layouts:
                 if (stage.stage, name) not in targets and name not in anywhere and name not in known_missing:

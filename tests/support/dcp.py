@@ -1,6 +1,7 @@
 """Directories that PyTorch's Distributed Checkpoint (DCP) wrote, changed copies of them, and pickles made by hand."""
 
 import io
+import math
 import pickle
 import shutil
 import sys
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import numpy as np
 
 from reshard.core.request.conversion import ConversionRequest, build_request
 from tests.support.checkpoints import Contents, read_safetensors
@@ -90,6 +93,15 @@ MODELS = (
     "TensorProperties",
     "MetadataIndex",
 )
+TORCH_DTYPES = {
+    "float32": "Float32",
+    "float16": "Float16",
+    "bfloat16": "BFloat16",
+    "float64": "Float64",
+    "bool": "Bool",
+    **{f"{kind}int{bits}": f"{kind.upper()}Int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)},
+}
+"""torch's dtypes, and their names in contents."""
 _TORCH = {
     "torch.distributed.checkpoint.metadata": (*MODELS, "StorageMeta", "_MEM_FORMAT_ENCODING"),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
@@ -117,7 +129,7 @@ def torch_names() -> Iterator[dict[str, Any]]:
     for module, names in _TORCH.items():
         for name in names:
             setattr(modules[module], name, type(name, (_Plain,), {"__module__": module}))
-    for name in ("float32", "float16", "bfloat16", "float64", "bool", "int64", "int32", "int8", "uint8"):
+    for name in TORCH_DTYPES:
         constant = _NamedConstant(name)
         constant.__module__ = "torch"
         setattr(modules["torch"], name, constant)
@@ -170,6 +182,67 @@ def saved_tensor(
     """What torch.save makes of a view of a storage."""
     pickled = tensor_pickle(storage, len(data) // itemsize, shape, strides, start)
     return archive({"data.pkl": pickled, "byteorder": b"little", "data/0": data, "version": b"3\n"})
+
+
+@dataclass(frozen=True)
+class WrittenChunk:
+    """A chunk of a directory: its file, where it begins in the tensor, and the bytes of its elements."""
+
+    file: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    data: bytes
+
+
+def read_written(directory: Path) -> dict[str, tuple[str, tuple[int, ...], list[WrittenChunk]]]:
+    """Read a directory by Python's own unpickler and zip reader: name -> dtype, shape, chunks.
+
+    The CRC of every record is checked. Only tensors in C order are known.
+    """
+    files = {path.name: path.read_bytes() for path in directory.glob("*.distcp")}
+    with torch_names():
+        metadata: Any = pickle.loads((directory / ".metadata").read_bytes())
+        places = {
+            (index.fqn, _size(index.offset)): (info.relative_path, info.offset, info.length)
+            for index, info in metadata.storage_data.items()
+        }
+        assert len(places) == len(metadata.storage_data)
+        found = {}
+        for name, tensor in metadata.state_dict_metadata.items():
+            dtype = TORCH_DTYPES[tensor.properties.state[0].name]
+            chunks = []
+            for chunk in tensor.chunks:
+                offsets, sizes = _size(chunk.offsets), _size(chunk.sizes)
+                file, offset, length = places.pop((name, offsets))
+                with zipfile.ZipFile(io.BytesIO(files[file][offset : offset + length])) as stored:
+                    assert stored.testzip() is None
+                    chunks.append(WrittenChunk(file, offsets, sizes, stored.read("archive/data/0")))
+            found[name] = dtype, _size(tensor.size), chunks
+    assert not places
+    return found
+
+
+def read_dcp(directory: Path) -> Contents:
+    """Read the whole tensors of a directory as `read_written` does; no element may be in two chunks."""
+    whole: Contents = {}
+    for name, (dtype, shape, chunks) in read_written(directory).items():
+        itemsize = (
+            next(len(each.data) // math.prod(each.sizes) for each in chunks if each.data) if chunks[0].data else 1
+        )
+        tensor = np.zeros((*shape, itemsize), np.uint8)
+        filled = np.zeros(shape, np.int64)
+        for chunk in chunks:
+            box = tuple(slice(low, low + size) for low, size in zip(chunk.offsets, chunk.sizes, strict=True))
+            tensor[box] = np.frombuffer(chunk.data, np.uint8).reshape(*chunk.sizes, itemsize)
+            filled[box] += 1
+        assert (filled == 1).all(), name
+        whole[name] = dtype, shape, tensor.tobytes()
+    return whole
+
+
+def _size(value: Any) -> tuple[int, ...]:
+    [sizes] = value.arguments
+    return tuple(sizes)
 
 
 def _number(value: int) -> bytes:

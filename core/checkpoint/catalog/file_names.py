@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.storage.patterns import NUMBER, RANK_FIELD
 
 _STEP = re.compile(rf"(?P<epoch>{NUMBER})_(?P<step>{NUMBER})(?P<breakpoint>_breakpoint)?")
@@ -61,7 +61,7 @@ def parse_name(name: str) -> CheckpointName | None:
     Neither is one with a literal `{rank}` in it: it would read as a template.
     """
     stem, _, extension = name.rpartition(".")
-    if not stem or name.startswith(".") or RANK_FIELD in name or extension not in list(CheckpointFormat):
+    if not stem or name.startswith(".") or RANK_FIELD in name or extension not in SELF_CONTAINED:
         return None
     file_format = CheckpointFormat(extension)
     match = _STEM.fullmatch(stem)

@@ -20,7 +20,7 @@ from reshard.core.checkpoint.catalog.output_directory import find_output_checkpo
 from reshard.core.checkpoint.catalog.unified_index import WeightIndex, file_order
 from reshard.core.checkpoint.formats.stage_files import group_stage_files
 from reshard.core.checkpoint.formats.weight_maps import check_file_names, read_weight_map
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.errors import CatalogError, StorageError
 from reshard.core.storage.checkpoint2_names import COMMON_NAME, METADATA_NAME
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
@@ -41,7 +41,7 @@ from reshard.core.storage.urls import Location, parse_url
 ITERATION_NAMES = frozenset({METADATA_NAME, COMMON_NAME, STATE_DIRECTORY})
 """Names in an iteration's directory beside its files of tensors."""
 _RANK_FOLDER = f"rank_{RANK_FIELD}"
-_EXTENSIONS = " or ".join(f".{file_format}" for file_format in CheckpointFormat)
+_EXTENSIONS = " or ".join(f".{file_format}" for file_format in SELF_CONTAINED)
 
 
 class CheckpointShape(StrEnum):

@@ -12,9 +12,16 @@ from typing import Protocol
 from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS, KeyMistakeError
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
-from reshard.core.checkpoint.formats import ckpt, ckpt_writing, safetensors
+from reshard.core.checkpoint.formats import ckpt, ckpt_writing, distcp, safetensors
 from reshard.core.checkpoint.formats.stage_files import merge_indexes
-from reshard.core.checkpoint.model import MINDSPORE, CheckpointFormat, FileIndex, FilePlan, OutputEntry
+from reshard.core.checkpoint.model import (
+    MINDSPORE,
+    SELF_CONTAINED,
+    CheckpointFormat,
+    FileIndex,
+    FilePlan,
+    OutputEntry,
+)
 from reshard.core.checkpoint.remote_index.templates import Template, template_of
 from reshard.core.checkpoint.remote_reads import PrefetchedEnds
 from reshard.core.errors import CheckpointError
@@ -80,7 +87,7 @@ def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
 def format_of(location: Location) -> CheckpointFormat:
     """Return the format by a file's name."""
     extension = PurePosixPath(location.name).suffix.removeprefix(".")
-    if extension not in [*CheckpointFormat]:
+    if extension not in SELF_CONTAINED:
         raise CheckpointError(f"{location}: not a checkpoint file's name, which ends in .ckpt or .safetensors")
     return CheckpointFormat(extension)
 
@@ -140,6 +147,8 @@ def plan_file(
         raise CheckpointError(f"parameter {twice[0]!r} is given twice for one file")
     if format is CheckpointFormat.CKPT:
         return ckpt_writing.plan_file(entries, with_crc=with_crc)
+    if format is CheckpointFormat.DISTCP:
+        return distcp.plan_file(entries)
     return safetensors.plan_file(entries, redundancy_removed=redundancy_removed, with_crc=with_crc, framework=framework)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from reshard.core.checkpoint.block_writing import FileKind, write_checkpoint
 from reshard.core.checkpoint.formats.any_format import check_crc, read_index
-from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry
+from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat, Content, OutputEntry
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.urls import parse_url
@@ -26,7 +26,7 @@ def blocks_of_two_bytes(contents: Sequence[Content]) -> Iterator[memoryview]:
 
 
 @pytest.mark.parametrize("with_crc", [False, True])
-@pytest.mark.parametrize("format", CheckpointFormat)
+@pytest.mark.parametrize("format", SELF_CONTAINED)
 def test_contents_arrive_in_blocks(format: CheckpointFormat, with_crc: bool, tmp_path: Path) -> None:
     location = parse_url(str(tmp_path / f"net.{format}"))
     write_checkpoint(location, FileKind(format, with_crc), ENTRIES, blocks_of_two_bytes)
