@@ -46,6 +46,7 @@ _METAVARS = {
     "switch": "NAME=VALUE",
     "training_config": "URL",
     "max_shard_size": "SIZE",
+    "shards": "N",
     "include": "PATTERN",
     "exclude": "PATTERN",
     "rename": "OLD=NEW",

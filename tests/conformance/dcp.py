@@ -2,7 +2,8 @@
 
 A case is made from its seed: tensors of any shape on a mesh of up to 4 ranks, sharded evenly or not along any axes,
 stored in any strides, and saved by one of torch's writers. Whole, they have to be what torch was given, byte by byte;
-under a strategy of MindSpore, what the slow reference cuts from that.
+under a strategy of MindSpore, what the slow reference cuts from that. From another Distributed Checkpoint that
+becomes of it torch has to load the same, into other meshes and into one file.
 """
 
 import math
@@ -21,7 +22,7 @@ from reshard.core.errors import ReshardError
 from reshard.core.request.conversion import build_request
 from tests.conformance.cases import DTYPES, Entry, ShardGrid
 from tests.conformance.differences import differences
-from tests.conformance.mindspore_process import JudgeProcess
+from tests.conformance.mindspore_process import JudgeProcess, RefusalError
 from tests.support.checkpoints import Contents, read_safetensors, read_tree, write_safetensors
 from tests.support.places import PROJECT
 from tests.support.reference import RandomLayout, device_matrices, shard_of
@@ -136,6 +137,7 @@ class _Check:
         try:
             yield from self._check_whole()
             yield from self._check_ranks()
+            yield from self._check_loaded()
         except Exception as error:
             yield f"{type(error).__name__}: {error}" if isinstance(error, ReshardError) else traceback.format_exc()
 
@@ -171,6 +173,26 @@ class _Check:
         self._convert("ranks", target_strategy=str(strategy), format=case.format)
         want = {rank: {name: self._shard(name, rank) for name in case.model} for rank in range(case.devices)}
         yield from differences("ranks", read_tree(self.directory / "ranks"), want)
+
+    def _check_loaded(self) -> Iterator[str]:
+        case = self.case
+        rng = random.Random(f"loaded {case.seed}")
+        strategy = str(self.directory / "target.ckpt")
+        choices: tuple[dict[str, object], ...] = (
+            {"shards": rng.randrange(1, 9)},
+            {"target_strategy": strategy},
+            {"source": str(self.directory / "ranks"), "source_strategy": strategy},
+        )
+        options = rng.choice(choices)
+        self._convert("dcp", layout="dcp", verify="content", **options)
+        made, whole = str(self.directory / "dcp"), str(self.directory / "whole.safetensors")
+        mesh = rng.choice(_MESHES)
+        places = {name: _placements(rng, shape, mesh) for name, (_, shape, _) in case.model.items()}
+        try:
+            self.judge.ask("load", mesh=mesh, source=made, whole=whole, tensors=places)
+            self.judge.ask("join", source=made, whole=whole, target=str(self.directory / "one.pt"))
+        except RefusalError as refusal:
+            yield f"as DCP, {options}: torch: {refusal}"
 
     def _convert(self, name: str, **options: object) -> None:
         given: dict[str, Any] = {"source": str(self.source), "target": str(self.directory / name), "workers": 1}

@@ -20,6 +20,7 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -70,7 +71,23 @@ def save(**arguments: Any) -> None:
     _each("save", **arguments)
 
 
-OPERATIONS: Mapping[str, Callable[..., Any]] = {"save": save}
+def load(**arguments: Any) -> None:
+    """Have the ranks of a mesh load, and compare what they get; see `_load`."""
+    _each("load", **arguments)
+
+
+def join(source: str, whole: str, target: str) -> None:
+    """Make one file of a checkpoint by torch's own tool, and compare it with the whole tensors of a file."""
+    dcp_to_torch_save(source, target)
+    found = torch.load(target, weights_only=True)
+    expected = load_file(whole)
+    if found.keys() != expected.keys():
+        raise ValueError(f"{sorted(found.keys() ^ expected.keys())} are in one of both")
+    for name, tensor in expected.items():
+        _check_equal(name, found[name], tensor)
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {"save": save, "load": load, "join": join}
 
 
 def _work(rank: int, store: str, requests: Connection) -> None:
@@ -120,6 +137,45 @@ def _save(
     dcp.save(given, storage_writer=_writer(writer, target), process_group=group)
 
 
+def _load(
+    rank: int,
+    mesh: dist.DeviceMesh,
+    group: Any,
+    source: str,
+    whole: str,
+    tensors: Mapping[str, Sequence[str] | None],
+) -> None:
+    """Load tensors with these placements, and compare them with the whole ones of a file."""
+    expected = load_file(whole)
+    state = {name: _placed(_other(expected[name]), mesh, places, "") for name, places in tensors.items()}
+    dcp.load(state, checkpoint_id=source, process_group=group)
+    for name, places in tensors.items():
+        wanted = _placed(expected[name], mesh, places, "")
+        if isinstance(wanted, DTensor):
+            _check_equal(name, state[name].to_local(), wanted.to_local())
+        else:
+            _check_equal(name, state[name], wanted)
+
+
+def _other(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same kind, in which every element has another value."""
+    return (
+        ~tensor if tensor.dtype == torch.bool else (_bytes_of(tensor) ^ 0x5A).view(tensor.dtype).reshape(tensor.shape)
+    )
+
+
+def _check_equal(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        raise ValueError(f"{name} is {found.dtype} {found.shape}, not {expected.dtype} {expected.shape}")
+    # by bytes: a value that is no number equals none
+    if not torch.equal(_bytes_of(found), _bytes_of(expected)):
+        raise ValueError(f"{name} has other values")
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
 def _writer(kind: str, target: str) -> Any:
     if kind == "hf":
         return dcp.HuggingFaceStorageWriter(target, save_distributed=True)
@@ -154,4 +210,4 @@ def _placed(tensor: torch.Tensor, mesh: dist.DeviceMesh, placements: Sequence[st
     )
 
 
-_TASKS: Mapping[str, Callable[..., None]] = {"save": _save}
+_TASKS: Mapping[str, Callable[..., None]] = {"save": _save, "load": _load}

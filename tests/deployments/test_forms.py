@@ -123,7 +123,7 @@ def test_fields_of_a_comparison_are_in_order() -> None:
 
 def test_choices_are_choices() -> None:
     schema, fields = form_schema(forms.convert), fields_of(forms.convert)
-    for name, count in {"format": 3, "verify": 4, "layout": 3, "select": 2, "unmatched": 2}.items():
+    for name, count in {"format": 3, "verify": 4, "layout": 4, "select": 2, "unmatched": 2}.items():
         definition = fields[name]["$ref"].rpartition("/")[2]
         assert len(schema["definitions"][definition]["enum"]) == count
 

@@ -45,6 +45,7 @@ def test_two_fields_are_enough() -> None:
         "write_crc": False,
         "append_info": [],
         "layout": TargetLayout.RANKS,
+        "shards": 0,
         "common": [],
         "iteration": "",
         "max_shard_size": "5GB",
