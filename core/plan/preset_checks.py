@@ -19,6 +19,8 @@ from reshard.core.request.templates import Template
 from reshard.core.tensor.slices import Shape
 
 _LAYER = "L"
+_MAX_WANTED = 2**20
+"""Parameters that a config.json may count: ten times those of the largest models."""
 
 
 def check_names(
@@ -99,6 +101,7 @@ class _Names:
         self._state = frozenset(name for name in names if is_training_state(name, self._known))
         self._weights = {without_state(name) for name in names if name not in self._state}
         self._index = NameIndex(self._weights)
+        self._wanted = 0
         self._to_hf = compiled.direction is Direction.TO_HF
 
     def unknown(self, excluded: Mapping[str, str]) -> Iterator[str]:
@@ -206,6 +209,7 @@ class _Names:
                     number = int((template.fitting(name) or {})[index])
                     if index != _LAYER or count is None or number < count or number in further or self._to_hf:
                         layers[number] = {index: number}
+        self._check_countable(count or 0)
         whole = count if index == _LAYER and count is not None else max(layers, default=-1) + 1
         return (
             {number: {index: number} for number in sorted({*layers, *range(whole)})}
@@ -214,7 +218,11 @@ class _Names:
         )
 
     def _expanded(self, row: Row, values: Mapping[str, int | str]) -> list[str]:
-        """The names of a row at a place; of numbered experts each."""
+        """The names of a row at a place; of numbered experts each.
+
+        Raises:
+            PlanError: config.json counts too many, in all.
+        """
         names: list[str] = []
         for template in self._templates(row):
             further = template.names - values.keys()
@@ -222,8 +230,18 @@ class _Names:
                 names.append(template.expanded(values))
             elif further == {"e"}:
                 experts = range(whole_number(row.stacked, self._compiled.variables))
+                self._check_countable(len(experts))
                 names += [template.expanded({**values, "e": number}) for number in experts]
+        self._check_countable(len(names))
+        self._wanted += len(names)
         return names
+
+    def _check_countable(self, further: int) -> None:
+        if self._wanted + further > _MAX_WANTED:
+            raise PlanError(
+                f"preset {self._compiled.preset.preset}: by config.json the model has more than {_MAX_WANTED:,} "
+                "parameters, the limit"
+            )
 
     def _templates(self, row: Row) -> list[Template]:
         texts = row.mf if self._to_hf else row.hf

@@ -13,6 +13,7 @@ from typing import Any
 from reshard.core.errors import InputError
 from reshard.core.plan.name_index import NameIndex
 from reshard.core.request.changes import STATE_PREFIXES, CastRule, Changes
+from reshard.core.request.changes_file import validated_changes
 from reshard.core.request.expressions import whole_number
 from reshard.core.request.inverse import inverted
 from reshard.core.request.preset import Names, Preset, Row, Switch
@@ -20,6 +21,8 @@ from reshard.core.request.templates import Template, parse_template
 from reshard.core.runtime.wording import listed, quoted
 
 _MAX_LISTED = 4
+_MAX_NUMBER = 2**20
+"""Layers, experts, rows: what a config.json says is counted through."""
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _ALL_OF = ".{e}"
 """Added to MindFormers' name while a stack is apart, and each of it several parameters."""
@@ -142,13 +145,10 @@ class _Compiler:
         for _, row in rows:
             steps += self._steps(row)
         steps += self._copies(names)
-        changes = Changes.model_validate({"variables": self._variables, "steps": steps})
+        changes = self._changes(steps)
         if direction is Direction.FROM_HF:
-            changes = inverted(changes)
-            changes = Changes.model_validate(
-                changes.model_dump(exclude_defaults=True)
-                | {"steps": [*self._dequantization(), *changes.model_dump(exclude_defaults=True).get("steps", [])]}
-            )
+            steps = inverted(changes).model_dump(exclude_defaults=True).get("steps", [])
+            changes = self._changes([*self._dequantization(), *steps])
         decided = "".join(f", {name} {value}" for name, value in self._decided.items())
         self._notes.insert(0, f"preset {self._preset.preset}: {direction} ({world} names{decided})")
         if not self._preset.is_run(world):
@@ -159,16 +159,30 @@ class _Compiler:
         kept = tuple(self._kept(rows, direction))
         return CompiledPreset(self._preset, direction, changes, rows, names, self._variables, kept, tuple(self._notes))
 
+    def _changes(self, steps: list[dict[str, Any]]) -> Changes:
+        origin = f"preset {self._preset.preset}, with the numbers of {self._settings.origin or 'config.json'}"
+        return validated_changes({"variables": self._variables, "steps": steps}, origin)
+
     def _of_config(self) -> Iterator[tuple[str, int]]:
-        """Variables by config.json; those that it lacks are missed where they are needed."""
+        """Variables by config.json; those that it lacks are missed where they are needed.
+
+        Raises:
+            InputError: a number is too large for any model.
+        """
         config = self._settings.config or {}
         numbers = {name: value for name, value in config.items() if type(value) is int and value >= 0}
         for name, alternatives in self._preset.variables.items():
             for expression in alternatives:
                 try:
-                    yield name, whole_number(expression, numbers)
+                    number = whole_number(expression, numbers)
                 except ValueError:
                     continue
+                if number > _MAX_NUMBER:
+                    raise InputError(
+                        f"{self._settings.origin or 'config.json'}: {expression} is {number}, more than "
+                        f"{_MAX_NUMBER:,}, the limit"
+                    )
+                yield name, number
                 break
 
     def _direction(self) -> tuple[Direction, str]:

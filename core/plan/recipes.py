@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from reshard.core.errors import LayoutError
 from reshard.core.plan.making import Making, MakingNames
-from reshard.core.plan.operations import Composed, Joined, SplitOff, Transposed
+from reshard.core.plan.operations import Composed, Joined, Operation, SplitOff, Transposed
 from reshard.core.plan.presets import is_training_state
 from reshard.core.plan.steps import DroppedCopy, StepNames
 from reshard.core.request.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
@@ -22,6 +22,8 @@ from reshard.core.runtime.wording import quoted
 from reshard.core.tensor.segments import Pieces, fill_once, whole_piece
 from reshard.core.tensor.slices import Shape
 
+_MAX_PIECES_IN_ALL = 2**23
+"""Of a plan: they take three gigabytes, and minutes."""
 _Groups = tuple[str | None, ...]
 """Groups of a regular expression, as one name has them; parts with the same groups are joined."""
 _PatternRule = TypeVar("_PatternRule", TransposeRule, CastRule)
@@ -100,17 +102,26 @@ def build_recipes(names: Sequence[str], changes: Changes, problems: list[str]) -
     return Recipes(made, excluded | _excluded_copies(steps.dropped_copies), left_out, steps.dropped_copies)
 
 
+_Node = tuple[Composed, int]
+"""A parameter under way, and the number of what is made alike: of equal operations and shapes, whatever the names."""
+
+
 class Composer:
     """Composes target parameters; those with equal operations and source shapes share their pieces."""
 
     def __init__(self) -> None:
+        self._piece_count = 0
         self._known: dict[object, tuple[Pieces, Shape, int]] = {}
         self._checked: set[int] = set()
 
     def compose(self, recipe: Recipe, shapes: Mapping[str, Shape]) -> tuple[Pieces, Shape]:
-        """Return the pieces of a target parameter and its shape; `shapes` are its sources'."""
+        """Return the pieces of a target parameter and its shape; `shapes` are its sources'.
+
+        Raises:
+            LayoutError: its shapes do not fit the operations, or there are too many pieces, in it or in all.
+        """
         numbers = {name: number for number, name in enumerate(recipe.sources)}
-        composed, number = self._composed(recipe.making, numbers, shapes)
+        composed, number = self._composed(recipe.making, numbers, shapes, {})
         if number not in self._checked:
             if not fill_once(composed.pieces, composed.shape):
                 raise LayoutError(f"its {len(composed.pieces)} pieces do not fill its shape. This is a bug in reshard")
@@ -118,9 +129,12 @@ class Composer:
         return composed.pieces, composed.shape
 
     def _composed(
-        self, making: Making, numbers: Mapping[str, int], shapes: Mapping[str, Shape]
-    ) -> tuple[Composed, int]:
-        """The parameter, and the number of what is made alike: of equal operations and shapes, whatever the names."""
+        self, making: Making, numbers: Mapping[str, int], shapes: Mapping[str, Shape], visited: dict[int, _Node]
+    ) -> _Node:
+        """Compose a node of a recipe; `visited` are those composed for it: what was repeated may be joined again."""
+        there = visited.get(id(making))
+        if there is not None:
+            return there
         operation = making.operation
         if operation is None:
             source, shape = numbers[making.source], shapes[making.source]
@@ -129,12 +143,23 @@ class Composer:
                 leaf = (replace(whole_piece(shape), source=source),)
                 known = self._known[source, shape] = leaf, shape, len(self._known)
         else:
-            inputs, those = zip(*(self._composed(each, numbers, shapes) for each in making.of), strict=True)
+            inputs, those = zip(*(self._composed(each, numbers, shapes, visited) for each in making.of), strict=True)
             known = self._known.get((operation, those))
             if known is None:
-                known = self._known[operation, those] = *operation.apply(inputs), len(self._known)
+                known = self._known[operation, those] = *self._applied(operation, inputs), len(self._known)
         pieces, shape, number = known
-        return Composed(making.name, pieces, shape), number
+        node = visited[id(making)] = Composed(making.name, pieces, shape), number
+        return node
+
+    def _applied(self, operation: Operation, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:
+        pieces, shape = operation.apply(inputs)
+        self._piece_count += len(pieces)
+        if self._piece_count > _MAX_PIECES_IN_ALL:
+            raise LayoutError(
+                f"{operation.rule}: with it, parameters that are not made alike have more than "
+                f"{_MAX_PIECES_IN_ALL:,} pieces, the limit"
+            )
+        return pieces, shape
 
 
 class _Steps:
@@ -174,11 +199,11 @@ class _Steps:
 
     def _split(self, current: Mapping[str, Making], rule: SplitRule) -> dict[str, Making]:
         pattern = re.compile(rule.parameters)
-        after = MakingNames(self._problems)
+        after = MakingNames(rule, self._problems)
         for name, making in current.items():
             match = pattern.fullmatch(name)
             if match is None:
-                after.put(making)
+                after.keep(making)
                 continue
             self._fitting.add(("split", rule))
             for number, new in enumerate(rule.into):
@@ -188,10 +213,10 @@ class _Steps:
 
     def _joined(self, current: Mapping[str, Making], rule: JoinRule) -> dict[str, Making]:
         keys, parts = self._parts_to_join(current, rule)
-        after = MakingNames(self._problems)
+        after = MakingNames(rule, self._problems)
         for name, making in current.items():
             if name not in keys:
-                after.put(making)
+                after.keep(making)
                 continue
             found = parts.pop(keys[name], None)
             if found is None:  # the join has its place already

@@ -7,6 +7,7 @@ states, which have other shapes than their parameters, can be renamed only.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatchmethod
+from itertools import islice
 
 from reshard.core.plan.making import Making, MakingNames
 from reshard.core.plan.operations import (
@@ -40,11 +41,11 @@ from reshard.core.request.steps import (
     index_of,
 )
 from reshard.core.request.templates import Template, Values
-from reshard.core.runtime.wording import listed
+from reshard.core.runtime.wording import listed, quoted
 
 _FACTORED = ("exp_avg_sq_row_", "exp_avg_sq_col_", "exp_avg_insta_row_", "exp_avg_insta_col_")
 """Prefixes of the states of Adafactor and CAME that keep sums along axes of their parameter."""
-_MAX_NAMES = 6
+_MAX_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,26 @@ class _Fitting:
     prefix: str
     values: Values
     making: Making
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """What becomes one parameter: the templates of its parts, by their numbers, or one of all with an index.
+
+    Attributes:
+        count: how many parts it has.
+        index: the placeholder that numbers the parts; empty if each has a template.
+    """
+
+    templates: Sequence[Template]
+    count: int
+    index: str = ""
+
+    def name_of(self, number: int, values: Values) -> str:
+        """Return the name of a part; `values` are those of another."""
+        if self.index:
+            return self.templates[0].expanded({**values, self.index: number})
+        return self.templates[number].expanded(values)
 
 
 class StepNames:
@@ -110,14 +131,14 @@ class StepNames:
     @_apply.register
     def _(self, rule: JoinStep) -> bool:
         *parts, into = rule.templates
-        return self._gather(rule, parts, into, Joined(str(rule), rule.axis, rule.groups, rule.shares))
+        gathered = _Gathered(parts, len(parts))
+        return self._gather(rule, gathered, into, Joined(str(rule), rule.axis, rule.groups, rule.shares))
 
     @_apply.register
     def _(self, rule: StackStep) -> bool:
         family, one = rule.templates
-        index = index_of(family, one)
-        members = [_at(family, index, number) for number in range(rule.count)]
-        return self._gather(rule, members, one, Stacked(str(rule)), family=family)
+        gathered = _Gathered([family], rule.count, index_of(family, one))
+        return self._gather(rule, gathered, one, Stacked(str(rule)))
 
     @_apply.register
     def _(self, rule: UnstackStep) -> bool:
@@ -164,12 +185,12 @@ class StepNames:
     def _(self, rule: DropStep) -> bool:
         family, one = rule.templates
         index = index_of(family, one)
-        found: dict[tuple[str, str], set[object]] = {}
+        found: dict[tuple[str, str], set[int]] = {}
 
         def drop(each: _Fitting) -> Iterator[Making]:
             name = each.prefix + one.expanded(each.values)
             original = self.current.get(name)
-            found.setdefault((each.prefix, name), set()).add(each.values.get(index, 0))
+            found.setdefault((each.prefix, name), set()).add(int(each.values.get(index, 0)))
             if original is None:
                 self._problems.append(f"{rule}: there is no {name!r}, of which {each.making.name!r} is to be a copy")
             elif original.operation is not None or each.making.operation is not None:
@@ -183,10 +204,11 @@ class StepNames:
 
         fits = self._replace(rule, family, drop)
         for (_, name), indexes in found.items():
-            if index and indexes != set(range(rule.count)):
+            # numbers from 0 on, each once
+            if index and not len(indexes) == max(indexes) + 1 == rule.count:
                 self._problems.append(
                     f"{rule}: of the {rule.count} copies of {name!r}, numbered from 0 on, there are "
-                    f"{listed(sorted(map(str, indexes)), _MAX_NAMES)}: correct 'count'"
+                    f"{listed(list(map(str, sorted(indexes))), _MAX_LISTED)}: correct 'count'"
                 )
         return fits
 
@@ -195,7 +217,7 @@ class StepNames:
         weight, scale = rule.templates
         scales: set[str] = set()
         operation = Dequantized(str(rule), rule.block)
-        fitting = list(self._fitting(weight))
+        fitting = list(self._fitting(rule, weight))
         for each in fitting:
             name = each.prefix + scale.expanded(each.values)
             factors = self.current.get(name)
@@ -224,26 +246,38 @@ class StepNames:
             self.current.pop(name, None)
         return bool(scales)
 
-    def _fitting(self, template: Template) -> Iterator[_Fitting]:
+    def _fitting(self, rule: StepRule, template: Template, *, needs_values: bool = True) -> Iterator[_Fitting]:
         """The parameters that fit a template, prefixes apart."""
         for name, making in self.current.items():
             prefix = self._prefix(name)
-            values = template.fitting(name[len(prefix) :])
-            if values is not None:
-                yield _Fitting(prefix, values, making)
+            ways = template.ways(name[len(prefix) :])
+            if not ways:
+                continue
+            if len(ways) > 1 and needs_values:
+                one, other = ways
+                at = next(placeholder for placeholder in one if one[placeholder] != other[placeholder])
+                self._problems.append(
+                    f"{rule}: {name!r} fits {quoted(str(template))} in several ways: {at} is {one[at]!r}, or "
+                    f"{other[at]!r}. Say more of the name between its placeholders"
+                )
+            yield _Fitting(prefix, ways[0], making)
 
     def _prefix(self, name: str) -> str:
         """The prefix of a state; empty for a parameter."""
         known = self._known_prefixes.get(name)
         if known is None:
-            known = next((prefix for prefix in self._prefixes if name.startswith(prefix)), "")
+            # few names are a state's: this asks once for most
+            some = self._prefixes if name.startswith(self._prefixes) else ()
+            known = next((prefix for prefix in some if name.startswith(prefix)), "")
             self._known_prefixes[name] = known
         return known
 
     def _change(self, rule: StepRule, operation: Operation) -> bool:
         """Apply an operation to each parameter that fits the only template of a step."""
         [template] = rule.templates
-        return self._replace(rule, template, lambda each: [each.making.made(each.making.name, operation)])
+        return self._replace(
+            rule, template, lambda each: [each.making.made(each.making.name, operation)], needs_values=False
+        )
 
     def _replace(
         self,
@@ -252,16 +286,17 @@ class StepNames:
         results: "Callable[[_Fitting], Iterator[Making] | Sequence[Making]]",
         *,
         keeps_shape: bool = False,
+        needs_values: bool = True,
     ) -> bool:
         """Put the results of each parameter that fits a template in its place; False if none does."""
-        fitting = {each.making.name: each for each in self._fitting(template)}
+        fitting = {each.making.name: each for each in self._fitting(rule, template, needs_values=needs_values)}
         if not fitting:
             return False
-        after = MakingNames(self._problems)
+        after = MakingNames(rule, self._problems)
         for name, making in self.current.items():
             each = fitting.get(name)
             if each is None:
-                after.put(making)
+                after.keep(making)
                 continue
             if not keeps_shape:
                 self._check_not_factored(rule, each)
@@ -273,18 +308,16 @@ class StepNames:
     def _gather(
         self,
         rule: StepRule,
-        members: Sequence[Template],
+        gathered: _Gathered,
         into: Template,
         operation: Operation,
-        family: Template | None = None,
     ) -> bool:
         """Make one parameter of those that fit templates with the same placeholders; False if none fits."""
         found: dict[str, dict[int, _Fitting]] = {}
         member_of: dict[str, str] = {}
-        index = index_of(family, into) if family else ""
-        for number, template in enumerate([family] if family else members):
-            for each in self._fitting(template):
-                place = int(each.values[index]) if family else number
+        for number, template in enumerate(gathered.templates):
+            for each in self._fitting(rule, template):
+                place = int(each.values[gathered.index]) if gathered.index else number
                 name = each.prefix + into.expanded(each.values)
                 if each.making.name in member_of:
                     self._problems.append(f"{rule}: {each.making.name!r} fits several of its parts")
@@ -295,41 +328,44 @@ class StepNames:
                         f"{rule}: {known.making.name!r} and {each.making.name!r} would be the same part of {name!r}"
                     )
                 self._check_not_factored(rule, each)
-        after = MakingNames(self._problems)
+        after = MakingNames(rule, self._problems)
         for old, making in self.current.items():
             name = member_of.get(old, "")
             if not name:
-                after.put(making)
+                after.keep(making)
                 continue
             parts = found.pop(name, None)
             if parts is None:  # the result has its place already
                 continue
-            if self._is_complete(rule, name, parts, members):
-                of = tuple(parts[number].making for number in range(len(members)))
+            if self._is_complete(rule, name, parts, gathered):
+                of = tuple(parts[number].making for number in range(gathered.count))
                 after.put(Making(name, operation=operation, of=of, renamed=any(each.renamed for each in of)))
         self.current = after.by_name
         return bool(member_of)
 
-    def _is_complete(
-        self, rule: StepRule, name: str, parts: Mapping[int, _Fitting], members: Sequence[Template]
-    ) -> bool:
+    def _is_complete(self, rule: StepRule, name: str, parts: Mapping[int, _Fitting], gathered: _Gathered) -> bool:
         first = next(iter(parts.values()))
-        missing = [
-            first.prefix + template.expanded(first.values)
-            for number, template in enumerate(members)
+        count = sum(number < gathered.count for number in parts)
+        missing = (
+            repr(first.prefix + gathered.name_of(number, first.values))
+            for number in range(gathered.count)
             if number not in parts
-        ]
-        if missing:
+        )
+        if count < gathered.count:
+            few = [*islice(missing, _MAX_LISTED)]
+            further = gathered.count - count - len(few)
             self._problems.append(
-                f"{rule}: for {name!r} there is no {listed([repr(each) for each in missing], _MAX_NAMES)}"
+                f"{rule}: for {name!r} there is no {', '.join(few)}{f' and {further:,} more' if further else ''}, but "
+                f"there is {first.making.name!r}: correct the step's names{' or count' if gathered.index else ''}, or "
+                f"leave that out as well: --exclude {first.making.name}"
             )
-        further = [repr(parts[number].making.name) for number in sorted(parts) if number >= len(members)]
-        if further:
+        further_parts = [repr(parts[number].making.name) for number in sorted(parts) if number >= gathered.count]
+        if further_parts:
             self._problems.append(
-                f"{rule}: for {name!r} there are more than {len(members)}: {listed(further, _MAX_NAMES)}; correct "
-                "'count'"
+                f"{rule}: for {name!r} there are more than {gathered.count}: {listed(further_parts, _MAX_LISTED)}; "
+                "correct 'count'"
             )
-        return not missing and not further
+        return count == gathered.count and not further_parts
 
     def _check_not_factored(self, rule: StepRule, each: _Fitting) -> None:
         if each.prefix in _FACTORED:
@@ -337,12 +373,3 @@ class StepNames:
                 f"{rule}: {each.making.name!r} is a factored state, whose shape is not its parameter's: it can only be "
                 "renamed. Leave it out: --select weights-only, or --exclude"
             )
-
-
-def _at(family: Template, index: str, number: int) -> Template:
-    """A family's template with its index filled in."""
-    return Template(
-        tuple(
-            part if isinstance(part, str) or part.name != index else str(number + part.offset) for part in family.parts
-        )
-    )

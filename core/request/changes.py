@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from reshard.core.request.expressions import VariableName
-from reshard.core.request.rules import Axis, Count, Name, Regular, Rule, Several, regular_expression
+from reshard.core.request.rules import Axis, Count, Length, Name, Regular, Rule, Several, regular_expression
 from reshard.core.request.steps import Step, with_variables
 from reshard.core.runtime.wording import quoted
 
@@ -39,6 +39,8 @@ STATE_PREFIXES = (
     *("exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.", "momentum_buf.", "accum_update.", "exp_inf."),
 )
 """Prefixes of states with their parameter's shape and layout: those of optimizers, see `reshard.core.plan.presets`."""
+MAX_STEPS = 4096
+"""Each looks at all names."""
 Variable = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
@@ -86,7 +88,7 @@ class SplitRule(Rule):
     parameters: Regular
     into: Annotated[Several[Name], Field(min_length=2)]
     axis: Axis = 0
-    parts: Several[Count] = ()
+    parts: Several[Length] = ()
     groups: Count = 1
 
     @model_validator(mode="after")
@@ -201,7 +203,7 @@ class Changes(Rule):
     exclude: Several[Name] = ()
     variables: Mapping[VariableName, Variable] = Field(default_factory=dict)
     state_prefixes: Several[Name] = STATE_PREFIXES
-    steps: Several[Step] = ()
+    steps: Annotated[Several[Step], Field(max_length=MAX_STEPS)] = ()
     split: Several[SplitRule] = ()
     join: Several[JoinRule] = ()
     transpose: Several[TransposeRule] = ()

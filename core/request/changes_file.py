@@ -4,6 +4,7 @@ Options take precedence over the document: a selection or overflow policy other 
 to include and exclude are added to its, and rules of options come before its.
 """
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -16,8 +17,9 @@ from reshard.core.runtime.wording import listed_lines
 _MESSAGES = {
     "extra_forbidden": "there is no such field",
     "missing": "is missing",
-    "model_type": "must be a mapping of a rule's fields, such as {parameters: …}",
+    "model_type": "must be a mapping of a rule's fields, such as {{parameters: …}}",
     "string_type": "must be a text",
+    "too_long": "has too many items: at most {max_length}",
     "tuple_type": "must be a list, between [ and ]",
 }
 """pydantic's kind of error -> message in the words of documents."""
@@ -54,8 +56,15 @@ def parse_changes(data: bytes, origin: str) -> Changes:
     from reshard.core.request.documents import parse_mapping
 
     document = parse_mapping(data, origin, "document of changes", "exclude: [adam_*]")
-    if document is None:
-        return NO_CHANGES
+    return NO_CHANGES if document is None else validated_changes(document, origin)
+
+
+def validated_changes(document: Mapping[str, Any], origin: str) -> Changes:
+    """Return the changes that a mapping declares; `origin` is its name in messages.
+
+    Raises:
+        InputError: it is malformed.
+    """
     try:
         return Changes.model_validate(document)
     except ValidationError as error:
@@ -72,5 +81,6 @@ def _field_problem(detail: Any) -> str:
     place = ""
     for part in detail["loc"]:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    problem = _MESSAGES.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")
+    message = _MESSAGES.get(detail["type"])
+    problem = message.format(**detail.get("ctx", {})) if message else detail["msg"].removeprefix("Value error, ")
     return f"{place}: {problem.replace('Input should be', 'must be')}"

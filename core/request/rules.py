@@ -24,7 +24,11 @@ Name = Annotated[str, Field(min_length=1)]
 Regular = Annotated[Name, AfterValidator(regular_expression)]
 Axis = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 """Strict: neither `true` nor a text is a number."""
-Count = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
+MAX_COUNT = 2**20
+Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
+"""A number of parameters or of groups, each of which costs time and memory."""
+Length = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
+"""Elements along an axis, or a share of them."""
 
 
 class Rule(BaseModel):

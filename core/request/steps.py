@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from reshard.core.request.expressions import whole_number
-from reshard.core.request.rules import Axis, Count, Name, Rule, Several
+from reshard.core.request.rules import Axis, Count, Length, Name, Rule, Several
 from reshard.core.request.templates import Template, parse_template, parse_templates
 from reshard.core.runtime.wording import quoted
 
@@ -73,7 +73,7 @@ class SplitStep(_OfOne):
 
     into: Annotated[Several[Name], Field(min_length=2)]
     axis: Axis = 0
-    parts: Several[Count] = ()
+    parts: Several[Length] = ()
     groups: Count = 1
 
     def _texts(self) -> Iterator[str]:
@@ -99,7 +99,7 @@ class JoinStep(StepRule):
     parameters: Annotated[Several[Name], Field(min_length=2)]
     into: Name
     axis: Axis = 0
-    parts: Several[Count] = ()
+    parts: Several[Length] = ()
     groups: Count = 1
 
     def _texts(self) -> Iterator[str]:
@@ -187,8 +187,8 @@ class SliceStep(_OfOne):
     """Elements `start` to `stop` of an axis are kept; the others are lost, so there is no inverse."""
 
     axis: Axis = 0
-    start: Axis = 0
-    stop: Count
+    start: Annotated[int, Field(strict=True, ge=0, lt=2**63)] = 0
+    stop: Length
 
     @model_validator(mode="after")
     def _check_order(self) -> "SliceStep":
@@ -245,7 +245,7 @@ class DequantizeStep(_OfOne):
     """
 
     scale: Name
-    block: Annotated[Several[Count], Field(min_length=2, max_length=2)] = (128, 128)
+    block: Annotated[Several[Length], Field(min_length=2, max_length=2)] = (128, 128)
     dtype: Literal["bfloat16"] = "bfloat16"
 
     def _texts(self) -> Iterator[str]:

@@ -6,23 +6,36 @@
     mlp.{x:gate|up}.weight    one of these texts
     {{                        a brace
 
-A placeholder's kind is given once for all templates of a step.
+A placeholder's kind is given once for all templates of a step. One that is there twice has the same value at both
+places.
+
+Some templates fit a name in several ways: `{x:*}.{y:*}` fits `a.b.c`, and x is `a` or `a.b`. Which one is meant nothing
+says, so whoever needs the values asks for two of the ways. Documents may be hostile: a search for ways remembers what
+failed, and ends after a number of tries.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice, pairwise
 
+from reshard.core.errors import InputError
 from reshard.core.request.expressions import linear
-from reshard.core.runtime.wording import quoted
+from reshard.core.runtime.wording import quoted, shortened
 
 Values = Mapping[str, int | str]
 """Placeholder -> its number or text."""
 
+MAX_TEMPLATE_LENGTH = 4096
+MAX_PLACEHOLDERS = 16
+"""Of one template; models have two or three."""
+_MAX_TRIES = 20_000
+"""For one name: a tenth of a second. Templates that people write need a few hundred where names are long."""
+
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _TEXT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):(.+)", re.DOTALL)
-_NUMBER = "(0|[1-9][0-9]{0,8})"
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _ANY = "*"
 
 
@@ -43,8 +56,13 @@ class Placeholder:
     def pattern(self) -> str:
         """A regular expression with one group."""
         if not self.texts:
-            return _NUMBER
-        return "(.+)" if self.texts == (_ANY,) else f"({'|'.join(map(re.escape, self.texts))})"
+            return f"({_NUMBER.pattern})"
+        return "(.+)" if self.is_any else f"({'|'.join(map(re.escape, self.texts))})"
+
+    @property
+    def is_any(self) -> bool:
+        """True if it may be any text."""
+        return self.texts == (_ANY,)
 
     def value(self, text: str) -> int | str | None:
         """Return what it is in a name; None for a number below the offset."""
@@ -65,7 +83,7 @@ class Template:
 
     parts: tuple[str | Placeholder, ...]
 
-    @property
+    @cached_property
     def placeholders(self) -> tuple[Placeholder, ...]:
         """Its placeholders, in order."""
         return tuple(part for part in self.parts if isinstance(part, Placeholder))
@@ -76,10 +94,29 @@ class Template:
         return frozenset(each.name for each in self.placeholders)
 
     def fitting(self, name: str) -> Values | None:
-        """Return what the placeholders are in a name; None if it does not fit."""
+        """Return what the placeholders are in a name, in one of the ways to fit it; None if it does not fit.
+
+        Raises:
+            InputError: too many ways were tried.
+        """
+        ways = self.ways(name, 1)
+        return ways[0] if ways else None
+
+    def ways(self, name: str, most: int = 2) -> list[Values]:
+        """Return what the placeholders may be in a name, for `most` of the ways to fit it.
+
+        Raises:
+            InputError: too many ways were tried.
+        """
         # most names fail here, and a search in names is many times the cost
         if not name.startswith(self._head) or not name.endswith(self._tail):
-            return None
+            return []
+        if self._is_plain:
+            values = self._only_way(name)
+            return [] if values is None else [values]
+        return list(islice(_Search(self, name).ways(), most)) if self._has_literals(name) else []
+
+    def _only_way(self, name: str) -> Values | None:
         match = self._expression.fullmatch(name)
         if match is None:
             return None
@@ -93,6 +130,41 @@ class Template:
     def expanded(self, values: Values) -> str:
         """Return the name with placeholders filled in."""
         return "".join(part if isinstance(part, str) else _filled(part, values[part.name]) for part in self.parts)
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """True if a name fits in one way at most, which a regular expression finds without trying many."""
+        any_texts = [number for number, part in enumerate(self.parts) if not isinstance(part, str) and part.is_any]
+        if len(any_texts) > 1:
+            return False
+        middle = any_texts[0] if any_texts else len(self.parts)
+        # read from the left up to any text, and after it from the right: all else has to end where its neighbor begins
+        left = (*self.parts[: middle + 1], *(() if any_texts else ("",)))
+        right = self.parts[middle:]
+        return all(_ends_alone(one, other) for one, other in pairwise(left)) and all(
+            _ends_alone(one, other, backwards=True) for other, one in pairwise(right)
+        )
+
+    @cached_property
+    def _literals(self) -> tuple[str, ...]:
+        return tuple(part for part in self.parts if isinstance(part, str))
+
+    @cached_property
+    def needed_after(self) -> tuple[tuple[str, ...], ...]:
+        """For each part the placeholders of it and of those behind, whose values decide whether they fit."""
+        return tuple(
+            tuple(sorted({each.name for each in self.parts[number:] if isinstance(each, Placeholder)}))
+            for number in range(len(self.parts))
+        )
+
+    def _has_literals(self, name: str) -> bool:
+        """True if a name has the texts between placeholders, in order."""
+        position = 0
+        for text in self._literals:
+            position = name.find(text, position) + len(text)
+            if position < len(text):
+                return False
+        return True
 
     @cached_property
     def _expression(self) -> re.Pattern[str]:
@@ -113,12 +185,73 @@ class Template:
         )
 
 
+class _Search:
+    """The ways in which a template fits a name, one after another; those of a number and alternatives as a text."""
+
+    def __init__(self, template: Template, name: str) -> None:
+        self._template = template
+        self._parts = template.parts
+        self._name = name
+        self._tries = 0
+        self._failed: set[object] = set()
+
+    def ways(self, number: int = 0, position: int = 0, values: Values | None = None) -> Iterator[Values]:
+        """The values of all placeholders, if the parts from `number` on fit the name from `position` on."""
+        values = values or {}
+        if number == len(self._parts):
+            if position == len(self._name):
+                yield values
+            return
+        place = number, position, tuple(map(values.get, self._template.needed_after[number]))
+        if place in self._failed:
+            return
+        fits = False
+        for end, here in self._ends(self._parts[number], position, values):
+            for way in self.ways(number + 1, end, here):
+                fits = True
+                yield way
+        if not fits:
+            self._failed.add(place)
+
+    def _ends(self, part: str | Placeholder, position: int, values: Values) -> Iterator[tuple[int, Values]]:
+        """Where a part may end that begins at a position, and the values with its."""
+        for text in self._texts(part, position, values):
+            self._tries += 1
+            if self._tries > _MAX_TRIES:
+                raise InputError(
+                    f"whether {quoted(shortened(self._name))} fits {quoted(str(self._template))} takes more than "
+                    f"{_MAX_TRIES} tries: put texts between its placeholders"
+                )
+            if isinstance(part, str) or part.name in values:
+                yield position + len(text), values
+            elif (value := part.value(text)) is not None:
+                yield position + len(text), {**values, part.name: value}
+
+    def _texts(self, part: str | Placeholder, position: int, values: Values) -> Iterable[str]:
+        """The texts from a position on that a part may be; the longest first."""
+        name = self._name
+        if isinstance(part, str) or part.name in values:
+            only = part if isinstance(part, str) else _filled(part, values[part.name])
+            return [only] if name.startswith(only, position) else []
+        if part.is_any:
+            return (name[position:end] for end in range(len(name), position, -1))
+        if part.texts:
+            return [text for text in dict.fromkeys(part.texts) if name.startswith(text, position)]
+        number = _NUMBER.match(name, position)
+        longest = number[0] if number else ""
+        return (longest[:length] for length in range(len(longest), 0, -1))
+
+
 def parse_template(text: str, variables: Mapping[str, int] | None = None) -> Template:
     """Parse a template; names of variables in braces are replaced by their values.
 
     Raises:
-        ValueError: it is malformed.
+        ValueError: it is malformed, or too long.
     """
+    if len(text) > MAX_TEMPLATE_LENGTH:
+        raise ValueError(
+            f"{quoted(shortened(text))} has {len(text)} characters; a template has at most {MAX_TEMPLATE_LENGTH}"
+        )
     parts: list[str | Placeholder] = []
     position = 0
     for token in _TOKEN.finditer(text):
@@ -131,7 +264,13 @@ def parse_template(text: str, variables: Mapping[str, int] | None = None) -> Tem
         else:
             parts.append(_part(token[1], variables or {}, text))
     parts.append(text[position:])
-    return Template(tuple(_joined(parts)))
+    template = Template(tuple(_joined(parts)))
+    count = len(template.placeholders)
+    if count > MAX_PLACEHOLDERS:
+        raise ValueError(
+            f"{quoted(shortened(text))} has {count} placeholders; a template has at most {MAX_PLACEHOLDERS}"
+        )
+    return template
 
 
 def parse_templates(texts: Sequence[str]) -> tuple[Template, ...]:
@@ -187,6 +326,18 @@ def _with_kinds(template: Template, kinds: Mapping[str, tuple[str, ...]]) -> Tem
             part if isinstance(part, str) else replace(part, texts=kinds.get(part.name, ())) for part in template.parts
         )
     )
+
+
+def _ends_alone(part: str | Placeholder, neighbor: str | Placeholder, *, backwards: bool = False) -> bool:
+    """True if a part can end at one place only, before a neighbor: read from the right, behind one."""
+    if isinstance(part, str):
+        return True
+    if not part.texts:
+        # at the end of the name, or of what any text leaves, nothing but a text of other characters ends a number
+        border = (neighbor[-1:] if backwards else neighbor[:1]) if isinstance(neighbor, str) else "0"
+        return not border.isdigit()
+    ends = [text[::-1] for text in part.texts] if backwards else list(part.texts)
+    return not any(one.startswith(other) for one in ends for other in ends if one != other)
 
 
 def _filled(placeholder: Placeholder, value: int | str) -> str:

@@ -84,6 +84,11 @@ class NameText(str):
         return format(printable(str(self)), format_spec)
 
 
+def shortened(text: str, limit: int = 80) -> str:
+    """Return a text, or its first `limit` characters and an ellipsis."""
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
 def quoted(text: str) -> str:
     """Quote a name or an expression verbatim: backslashes are not doubled."""
     return f"'{text}'" if text.isprintable() and "'" not in text else repr(text)

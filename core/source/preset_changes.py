@@ -11,6 +11,7 @@ from reshard.core.plan.preset_checks import check_names
 from reshard.core.plan.preset_steps import CompiledPreset, KnownNames, Settings, compile_preset
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.request.changes import Changes
+from reshard.core.request.changes_file import validated_changes
 from reshard.core.request.preset import read_preset
 from reshard.core.request.source import SourceRequest
 from reshard.core.request.training_config import read_switches
@@ -69,7 +70,7 @@ def with_preset(changes: Changes, compiled: CompiledPreset) -> Changes:
     """Return declared changes after the preset's; dtypes that stay come before declared casts."""
     document = changes.model_dump(exclude_defaults=True)
     steps = [*compiled.steps.model_dump(exclude_defaults=True).get("steps", ()), *document.get("steps", ())]
-    both = Changes.model_validate(document | {"steps": steps})
+    both = validated_changes(document | {"steps": steps}, f"preset {compiled.preset.preset} with the changes")
     return both.model_copy(update={"cast": (*compiled.kept, *changes.cast)}) if changes.cast else both
 
 

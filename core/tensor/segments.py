@@ -15,13 +15,17 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import add, neg
 
 import numpy as np
 
+from reshard.core.errors import LayoutError
 from reshard.core.tensor.slices import Shape, TensorSlice
 
+MAX_PIECES = 2**22
+"""Of one parameter: each takes 300 bytes or more."""
+_MAX_CELLS = 2**27
 NEW_AXIS = -1
 """Instead of a source axis: a target axis that the source lacks, of one element."""
 
@@ -234,7 +238,11 @@ def are_whole(pieces: Sequence[Piece], shape: Shape) -> bool:
 
 
 def fill_once(pieces: Sequence[Piece], shape: Shape) -> bool:
-    """True if pieces fill a target parameter of `shape` exactly once."""
+    """True if pieces fill a target parameter of `shape` exactly once.
+
+    Raises:
+        LayoutError: they have too many borders to be counted.
+    """
     if sum(math.prod(piece.shape) for piece in pieces) != math.prod(shape):
         return False
     whole = TensorSlice.whole(shape)
@@ -242,7 +250,13 @@ def fill_once(pieces: Sequence[Piece], shape: Shape) -> bool:
     if not all(whole.contains(box) for box in boxes):
         return False
     counted = [_representatives(boxes, axis) for axis in range(len(shape))]
-    counts = np.zeros([len(positions) for positions in counted], dtype=np.int64)
+    cells = [len(positions) for positions in counted]
+    if math.prod(cells) > _MAX_CELLS:
+        raise LayoutError(
+            f"its {len(pieces)} pieces cut it into {' * '.join(map(str, cells))} boxes, more than {_MAX_CELLS:,}, the "
+            "limit"
+        )
+    counts = np.zeros(cells, dtype=np.int32)
     for box in boxes:
         counts[_index_among(counted, box)] += 1
     return bool((counts == 1).all())
@@ -283,11 +297,18 @@ def transposed(pieces: Iterable[Piece], axes: Shape) -> Pieces:
 
 
 def split(pieces: Sequence[Piece], shape: Shape, axis: int, shares: Sequence[int], groups: int, number: int) -> Pieces:
-    """Return the pieces of part `number` of a fused parameter of `shape`, whose axis divides by all shares."""
+    """Return the pieces of part `number` of a fused parameter of `shape`, whose axis divides by all shares.
+
+    Raises:
+        LayoutError: there would be too many. The following functions raise it, too.
+    """
+    if not math.prod(shape):  # any number of groups goes into an empty axis
+        return ()
     share = shape[axis] // (groups * sum(shares))
     first, length = share * sum(shares[:number]), share * shares[number]
     taken = Progression(first, share * sum(shares), groups)
-    return merged(_in_runs(SortedPieces(pieces, axis), shape, axis, length, taken, Progression(0, length, groups)))
+    runs = _in_runs(SortedPieces(pieces, axis), shape, axis, length, taken, Progression(0, length, groups))
+    return merged(_limited(runs))
 
 
 def joined(parts: Sequence[tuple[Sequence[Piece], Shape]], axis: int, groups: int) -> Pieces:
@@ -295,19 +316,20 @@ def joined(parts: Sequence[tuple[Sequence[Piece], Shape]], axis: int, groups: in
 
     `parts` are the pieces and the shape of each; their source indexes do not clash.
     """
+    parts = [(pieces, shape) for pieces, shape in parts if math.prod(shape)]
     taken: list[Piece] = []
     run, position = sum(shape[axis] for _, shape in parts) // groups, 0
     for pieces, shape in parts:
         length = shape[axis] // groups
         every, to = Progression(0, length, groups), Progression(position, run, groups)
-        taken.extend(_in_runs(SortedPieces(pieces, axis), shape, axis, length, every, to))
+        _take(taken, _in_runs(SortedPieces(pieces, axis), shape, axis, length, every, to))
         position += length
     return merged(taken)
 
 
 def stacked(parts: Sequence[Pieces]) -> Pieces:
     """Return the pieces of parameters of one shape along a new first axis; their source indexes do not clash."""
-    return tuple(_with_new_axis(piece, 0, index) for index, pieces in enumerate(parts) for piece in pieces)
+    return _limited(_with_new_axis(piece, 0, index) for index, pieces in enumerate(parts) for piece in pieces)
 
 
 def unstacked(pieces: Sequence[Piece], shape: Shape, index: int) -> Pieces:
@@ -318,24 +340,13 @@ def unstacked(pieces: Sequence[Piece], shape: Shape, index: int) -> Pieces:
 
 def merged_axes(pieces: Sequence[Piece], shape: Shape) -> Pieces:
     """Return the pieces of a parameter of `shape` whose first two axes become one."""
-    rows = shape[1]
-    taken: list[Piece] = []
-    for piece in pieces:
-        # a run of each index of the first axis, or the rows at equal distances of each of the second: the fewer
-        along = 0 if piece.shape[0] <= piece.shape[1] else 1
-        for position in range(piece.start[along], piece.target_box.stop[along], piece.target_box.distances[along]):
-            here = Progression(position, 1, 1)
-            one = piece.picked(along, here, here)
-            if one is not None:
-                distances = one.target_box.distances
-                start = one.start[0] * rows + one.start[1], *one.start[2:]
-                step = distances[1] if along == 0 else distances[0] * rows
-                taken.append(_with_steps(_without_axis(one, along), start, (step, *distances[2:])))
-    return merged(taken)
+    return merged(_limited(_with_merged_axes((piece for piece in pieces if piece.box.size), shape[1])))
 
 
 def unmerged_axes(pieces: Sequence[Piece], shape: Shape, count: int) -> Pieces:
     """Return the pieces of a parameter of `shape` whose first axis becomes two, the first of them of `count`."""
+    if not math.prod(shape):
+        return ()
     rows = shape[0] // count
     found = SortedPieces(pieces, 0)
     taken: list[Piece] = []
@@ -345,7 +356,7 @@ def unmerged_axes(pieces: Sequence[Piece], shape: Shape, count: int) -> Pieces:
         else:  # a row of every index
             every, to = Progression(number, rows, count), Progression(0, 1, count)
         new_axis = 0 if count <= rows else 1
-        taken.extend(_with_new_axis(piece, new_axis, number) for piece in _picked(found, shape, 0, every, to))
+        _take(taken, (_with_new_axis(piece, new_axis, number) for piece in _picked(found, shape, 0, every, to)))
     return merged(taken)
 
 
@@ -486,6 +497,34 @@ def _picked(pieces: SortedPieces, shape: Shape, axis: int, every: Progression, t
         picked = piece.picked(axis, every, to)
         if picked is not None:
             yield picked
+
+
+def _with_merged_axes(pieces: Iterable[Piece], rows: int) -> Iterator[Piece]:
+    """Pieces of a parameter whose first two axes, the second of `rows`, become one."""
+    for piece in pieces:
+        # a run of each index of the first axis, or the rows at equal distances of each of the second: the fewer
+        along = 0 if piece.shape[0] <= piece.shape[1] else 1
+        for position in range(piece.start[along], piece.target_box.stop[along], piece.target_box.distances[along]):
+            here = Progression(position, 1, 1)
+            one = piece.picked(along, here, here)
+            if one is not None:
+                distances = one.target_box.distances
+                start = one.start[0] * rows + one.start[1], *one.start[2:]
+                step = distances[1] if along == 0 else distances[0] * rows
+                yield _with_steps(_without_axis(one, along), start, (step, *distances[2:]))
+
+
+def _take(taken: list[Piece], pieces: Iterable[Piece]) -> None:
+    """Add pieces to others; LayoutError if there are too many."""
+    taken.extend(islice(pieces, MAX_PIECES + 1 - len(taken)))
+    if len(taken) > MAX_PIECES:
+        raise LayoutError(f"it would be cut into more than {MAX_PIECES:,} pieces, the limit")
+
+
+def _limited(pieces: Iterable[Piece]) -> Pieces:
+    taken: list[Piece] = []
+    _take(taken, pieces)
+    return tuple(taken)
 
 
 def _with_new_axis(piece: Piece, axis: int, index: int) -> Piece:

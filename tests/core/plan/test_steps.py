@@ -99,7 +99,10 @@ def test_a_step_that_fits_nothing_is_refused_unless_it_is_optional() -> None:
         (
             ["a.0", "a.1", "a.3"],
             {"stack": {"parameters": "a.{e}", "into": "a", "count": 4}},
-            "the stack into 'a': for 'a' there is no 'a.2'",
+            (
+                "the stack into 'a': for 'a' there is no 'a.2', but there is 'a.0': correct the step's names or count, "
+                "or leave that out as well: --exclude a.0"
+            ),
         ),
         (
             ["a.0", "a.1", "a.2"],
@@ -109,7 +112,10 @@ def test_a_step_that_fits_nothing_is_refused_unless_it_is_optional() -> None:
         (
             ["l.7.gate"],
             {"join": {"parameters": ["l.{L}.gate", "l.{L}.up"], "into": "l.{L}.w"}},
-            "the join into 'l.{L}.w': for 'l.7.w' there is no 'l.7.up'",
+            (
+                "the join into 'l.{L}.w': for 'l.7.w' there is no 'l.7.up', but there is 'l.7.gate': correct the "
+                "step's names, or leave that out as well: --exclude l.7.gate"
+            ),
         ),
         (
             ["a.0", "b"],
