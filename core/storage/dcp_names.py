@@ -51,10 +51,9 @@ def file_order(name: str) -> tuple[list[int], str]:
 
 def is_inside(path: str) -> bool:
     """True if a path in metadata names a file in the directory or below."""
-    parts = path.split("/")
     return (
         0 < len(path) <= _MAX_PATH_CHARACTERS
         and not any(character in path for character in "\\\0")
         and posixpath.normpath(path) == path
-        and not any(part in ("", ".", "..") for part in parts)
+        and not any(part in ("", ".", "..") for part in path.split("/"))
     )

@@ -11,7 +11,7 @@ the ranks that have them. hyper_parallel writes the same for MindSpore, in class
 `.safetensors` file without an offset, and the tensor in it is named `tensor_key`, or as the tensor itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from reshard.core.errors import CheckpointError, LayoutError, StrategyError
@@ -25,6 +25,8 @@ from reshard.core.tensor.slices import TOO_LARGE, Shape, TensorSlice, is_countab
 
 MAX_METADATA_BYTES = 2 << 30
 _MAX_AXES = 32
+_MAX_ATTRIBUTES = 64
+_MAX_PATH_KEYS = 256
 TORCH_PACKAGE = "torch.distributed.checkpoint"
 _HYPER = ("hyper_parallel.core.distributed_checkpoint", "hyper_parallel.core.checkpoint")
 _MODELS = (
@@ -143,6 +145,7 @@ def _parse(data: bytes, origin: str, parse: Parse) -> DcpMetadata:
     places = _places(_pairs(fields, "storage_data"))
     tensors: dict[str, ListedTensor] = {}
     objects: dict[str, Place] = {}
+    chunks_left = len(data)
     for name, value in named:
         if not isinstance(name, str) or not name:
             raise PickleError("names a parameter by something that is no text")
@@ -154,28 +157,49 @@ def _parse(data: bytes, origin: str, parse: Parse) -> DcpMetadata:
                 raise PickleError(f"gives {len(of_name)} places for the object {name[:200]!r}, which has one")
             [objects[name]] = of_name.values()
         else:
-            tensors[name] = _tensor(name, _fields(value, "TensorStorageMetadata"), of_name)
+            listed_fields = _fields(value, "TensorStorageMetadata")
+            chunks = listed_fields.get("chunks")
+            if type(chunks) is not list:
+                raise PickleError(f"lists no chunks of parameter {name[:200]!r}")
+            chunks_left -= len(chunks)
+            if chunks_left < 0:  # names may share one list
+                raise PickleError(f"lists more chunks than its {len(data)} bytes can describe")
+            tensors[name] = _tensor(name, listed_fields, chunks, of_name)
     if places:
-        raise PickleError(f"places parameters that it does not list: {listed([*map(repr, places)], 4)}")
+        raise PickleError(
+            f"places parameters that it does not list: {listed([repr(name[:200]) for name in places], 4)}"
+        )
     if not tensors:
         raise PickleError("lists no tensor")
+    _check_names(fields.get("planner_data"), tensors)
     return DcpMetadata(origin, tensors, objects)
 
 
-def _tensor(name: str, fields: Mapping[str, object], places: dict[Shape | None, Place]) -> ListedTensor:
+def _check_names(planner_data: object, tensors: Collection[str]) -> None:
+    """Compare names with the paths that torch keeps of them, `{"model.w": ("model", "w")}`: nothing else has them."""
+    for name, path in planner_data if isinstance(planner_data, Pairs) else ():
+        if isinstance(name, str) and name in tensors and type(path) is tuple and len(path) <= _MAX_PATH_KEYS:
+            spelled = ".".join(str(key) for key in path if isinstance(key, str | int))
+            if spelled != name:
+                raise PickleError(f"has {name[:200]!r} for the parameter {spelled[:200]!r}: damaged")
+
+
+def _tensor(
+    name: str, fields: Mapping[str, object], listed_chunks: list[object], places: Mapping[Shape | None, Place]
+) -> ListedTensor:
     shape = _shape(fields.get("size"), "size", name)
     dtype = _dtype(fields.get("properties"))
-    if len(shape) > _MAX_AXES or not is_countable(shape, dtype.itemsize if dtype else 1):
-        raise LayoutError(f"parameter {name[:200]!r}: its size {list(shape[:_MAX_AXES])} is {TOO_LARGE}")
-    listed_chunks = fields.get("chunks")
-    if type(listed_chunks) is not list:
-        raise PickleError(f"lists no chunks of parameter {name[:200]!r}")
+    if not is_countable(shape, dtype.itemsize if dtype else 1):
+        raise LayoutError(f"parameter {name[:200]!r}: its size {list(shape)} is {TOO_LARGE}")
     chunks: dict[TensorSlice, Chunk] = {}
     for each in listed_chunks:
         chunk = _fields(each, "ChunkStorageMetadata")
         start, sizes = _shape(chunk.get("offsets"), "offsets", name), _shape(chunk.get("sizes"), "sizes", name)
         if not len(start) == len(sizes) == len(shape):
-            raise LayoutError(f"parameter {name[:200]!r}: a chunk has {len(start)} axes, the tensor {len(shape)}")
+            raise LayoutError(
+                f"parameter {name[:200]!r}: a chunk has {len(start)} offsets and {len(sizes)} sizes, the tensor "
+                f"{len(shape)} axes"
+            )
         box = TensorSlice(start, tuple(low + length for low, length in zip(start, sizes, strict=True)))
         place = places.get(start)
         if place is None:
@@ -232,7 +256,12 @@ def _fields(value: object, *names: str) -> dict[str, object]:
     state = value.state
     if state is None:
         return {}
-    if not isinstance(state, Pairs) or not all(isinstance(key, str) for key, _ in state):
+    # records may share what they are made of: an unbounded part would be looked at as often as it is named
+    if (
+        not isinstance(state, Pairs)
+        or len(state) > _MAX_ATTRIBUTES
+        or not all(isinstance(key, str) for key, _ in state)
+    ):
         raise PickleError(f"has a {names[0]} without attributes")
     return {key: field for key, field in state if isinstance(key, str)}
 
@@ -248,9 +277,12 @@ def _shape(value: object, what: str, name: str) -> Shape:
     """A `torch.Size`, or a tuple of numbers."""
     if isinstance(value, Record) and value.made_by == Global("torch", "Size") and len(value.arguments) == 1:
         value = value.arguments[0]
-    if type(value) not in (tuple, list) or not all(type(each) is int and 0 <= each < 2**63 for each in value):  # type: ignore[attr-defined]
-        raise PickleError(f"has no {what} of parameter {name[:200]!r}")
-    return tuple(value)  # type: ignore[arg-type]
+    if isinstance(value, tuple | list) and not isinstance(value, Pairs):
+        if len(value) > _MAX_AXES:
+            raise LayoutError(f"parameter {name[:200]!r}: has {len(value)} axes, reshard allows {_MAX_AXES}")
+        if all(type(each) is int and 0 <= each < 2**63 for each in value):
+            return tuple(value)
+    raise PickleError(f"has no {what} of parameter {name[:200]!r}")
 
 
 def _dtype(properties: object) -> DType | None:

@@ -18,6 +18,8 @@ from reshard.core.tensor.slices import Shape, TensorSlice
 
 _MAX_DIVIDED_AXES = 8
 """Real tensors are divided along up to three; a box has two to the power of that many corners."""
+_MAX_CORNERS = 1 << 21
+"""Of all boxes of a tensor, some 300 MB: 262,144 boxes divided along three axes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +96,11 @@ def _first_untiled(boxes: Sequence[TensorSlice], shape: Shape) -> tuple[Shape, i
     axes = [axis for axis in range(len(shape)) if any(box.shape[axis] != shape[axis] for box in filled)]
     if len(axes) > _MAX_DIVIDED_AXES:
         raise LayoutError(f"its shards divide {len(axes)} axes, reshard allows {_MAX_DIVIDED_AXES}")
+    if len(filled) << len(axes) > _MAX_CORNERS:
+        raise LayoutError(
+            f"it has {len(filled)} shards that divide {len(axes)} axes: these have more than the {_MAX_CORNERS} "
+            "corners that reshard allows"
+        )
     corners: Counter[Shape] = Counter()
     for box in filled:
         _add_corners(corners, box, axes, 1)

@@ -81,7 +81,7 @@ def build_catalog(
         return _unified_catalog(found, digest, check_crc, workers)
     if found.dcp is not None:
         _check_saved_once(found, step or source_prefix, damage)
-        return dcp_catalog(found.dcp, workers)
+        return dcp_catalog(found.dcp, workers, check_crc=check_crc)
     if found.iteration is not None:
         _check_no_prefix(found, source_prefix)
         reader = RecordReader(digest, check_crc, assume_alike=False)

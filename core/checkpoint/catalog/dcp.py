@@ -112,12 +112,17 @@ class DcpCheckpoint:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is left out of it, for the user."""
-        objects = self.metadata.objects
-        if not objects:
-            return ()
-        what = f"{counted(len(objects), 'object')} of Python, which only PyTorch can read"
-        return (f"left out: {what}: {listed(list(objects), _MAX_LISTED)}",)
+        """What is left out of it, and what cannot be known of it, for the user."""
+        objects, notes = self.metadata.objects, []
+        if objects:
+            what = f"{counted(len(objects), 'object')} of Python, which only PyTorch can read"
+            notes.append(f"left out: {what}: {listed(list(objects), _MAX_LISTED)}")
+        if self.indexes:
+            notes.append(
+                f"without {DCP_METADATA_NAME}, shapes are what the {counted(len(self.indexes), 'file')} add up to: "
+                "compare them, because files of the last ranks could be missing without a trace"
+            )
+        return tuple(notes)
 
 
 def find_dcp(url: str) -> DcpCheckpoint | None:

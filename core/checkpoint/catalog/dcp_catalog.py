@@ -1,8 +1,11 @@
 """Builds the catalog of a DCP checkpoint: opens its files, and compares each tensor's header with the metadata."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from threading import Semaphore
 
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, FilePart
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
@@ -16,18 +19,21 @@ from reshard.core.runtime.wording import listed, listed_lines
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.reading import SourceFile, open_source, read_bytes
-from reshard.core.storage.urls import Location
 from reshard.core.strategy.dcp_metadata import Chunk, ListedTensor, Place
 from reshard.core.tensor.dtypes import DType, foreign_dtype
 from reshard.core.tensor.slices import Extent
 
 _MAX_ERRORS = 20
 _MAX_NAMES = 6
+_LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB in flight
 _SAFETENSORS_SUFFIX = ".safetensors"
 
 
-def dcp_catalog(checkpoint: DcpCheckpoint, workers: int) -> CheckpointCatalog:
+def dcp_catalog(checkpoint: DcpCheckpoint, workers: int, *, check_crc: bool = False) -> CheckpointCatalog:
     """Catalog the files of a DCP checkpoint.
+
+    Args:
+        check_crc: read all tensors that carry a CRC to check it.
 
     Raises:
         CatalogError: files are missing, or several are unusable or contradict the metadata.
@@ -37,13 +43,26 @@ def dcp_catalog(checkpoint: DcpCheckpoint, workers: int) -> CheckpointCatalog:
     parts: dict[str, list[FilePart]] = {path: [] for path in checkpoint.paths}
     for part in checkpoint.parts:
         parts[part.path].append(part)
+    objects: dict[str, dict[str, Place]] = {path: {} for path in parts}
+    for name, place in checkpoint.metadata.objects.items():
+        objects[place.path][name] = place
     locations = {path: checkpoint.location.child(path) for path in parts}
+    long_reads = Semaphore(_LONG_READS_AT_ONCE)
 
     def read(path: str) -> list[CatalogRecord] | None:
-        return unless_missing(lambda: _read_file(checkpoint, locations[path], parts[path]))
+        with closing(open_source(locations[path])) as file:
+            _check_objects(file, objects[path])
+            records, found = _read_file(checkpoint, path, file, parts[path])
+            if check_crc and any(each.storage for each in found):
+                with nullcontext() if file.location.is_local else long_reads:
+                    torch_zip.check_crcs(file, found)
+            return records
+
+    def read_unless_missing(path: str) -> list[CatalogRecord] | None:
+        return unless_missing(lambda: read(path))
 
     with workers_on(locations.values(), workers) as threads:
-        outcomes = dict(zip(parts, threads.outcomes(read, parts), strict=True))
+        outcomes = dict(zip(parts, threads.outcomes(read_unless_missing, parts), strict=True))
     missing = [path for path, outcome in outcomes.items() if outcome is None]
     if missing:
         raise CatalogError(
@@ -62,24 +81,26 @@ def _numbered(record: CatalogRecord, rank: int) -> CatalogRecord:
     return CatalogRecord(rank, record.location, record.size_bytes, record.version, record.index)
 
 
-def _read_file(checkpoint: DcpCheckpoint, location: Location, parts: Sequence[FilePart]) -> list[CatalogRecord]:
-    """The records of a file's parts, their ranks not yet known."""
-    path = location.path.removeprefix(checkpoint.location.path).lstrip("/")
-    with closing(open_source(location)) as file:
-        _check_objects(checkpoint, path, file)
-        if not parts:
-            return []
-        found = _stored(checkpoint, path, file, [chunk for part in parts for chunk in part.chunks.values()])
-        records = []
-        for part in parts:
-            index = _index(file, part, checkpoint.metadata.tensors, found)
-            records.append(CatalogRecord(0, str(location), file.size_bytes, file.version, index))
-        return records
+def _read_file(
+    checkpoint: DcpCheckpoint, path: str, file: SourceFile, parts: Sequence[FilePart]
+) -> tuple[list[CatalogRecord], Collection[StoredTensor]]:
+    """The records of a file's parts, their ranks not yet known, and its tensors."""
+    if not parts:
+        return [], ()
+    found = _stored(checkpoint, path, file, [chunk for part in parts for chunk in part.chunks.values()])
+    has_crc = any(each.storage for each in found.values())
+    records = []
+    for number, part in enumerate(parts):
+        index = _index(file, part, checkpoint.metadata.tensors, found)
+        # the file is read once to check its CRCs
+        index = replace(index, has_crc=has_crc and number == 0)
+        records.append(CatalogRecord(0, str(file.location), file.size_bytes, file.version, index))
+    return records, found.values()
 
 
-def _check_objects(checkpoint: DcpCheckpoint, path: str, file: SourceFile) -> None:
-    for name, place in checkpoint.metadata.objects.items():
-        if place.path == path and place.offset + max(place.length, 0) > file.size_bytes:
+def _check_objects(file: SourceFile, objects: Mapping[str, Place]) -> None:
+    for name, place in objects.items():
+        if place.offset + max(place.length, 0) > file.size_bytes:
             raise CheckpointError(_beyond(file, f"object {name!r}", place))
 
 
@@ -103,7 +124,14 @@ def _stored(
         return dict(_in_safetensors(file, known or safetensors.read_index(file), 0, places))
     if _is_archive(file, places[0]):
         extents = [Extent(place.offset, max(place.length, 0)) for place in places]
-        return dict(zip(places, torch_zip.read_stored_tensors(file, extents), strict=True))
+        stored = dict(zip(places, torch_zip.read_stored_tensors(file, extents), strict=True))
+        for one, other in pairwise(places):
+            if one.offset + one.length > other.offset:
+                raise CheckpointError(
+                    f"{file.location}: the bytes of {one.key!r} and {other.key!r} overlap at {other.offset}: torch "
+                    "gives each its own, so the metadata is damaged"
+                )
+        return stored
     found: dict[Place, StoredTensor] = {}
     by_offset: dict[int, list[Place]] = {}
     for place in places:

@@ -6,15 +6,18 @@
     {prefix}/version, .format_version, .storage_alignment, .data/serialization_id
 
 Offsets in an archive count from its first byte. Its directory is at its end; the headers before the records may lack
-their sizes. A tensor is a view of its storage, with strides of its own: a transposed one is stored as it was before.
+their sizes, which then follow the record. A tensor is a view of its storage, with strides of its own: a transposed one
+is stored as it was before. Every record has a CRC-32 in the directory; 0 where torch was told to compute none.
 """
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from reshard.core.checkpoint.model import StridedContent
+from reshard.core.checkpoint.remote_reads import read_in_blocks
 from reshard.core.errors import CheckpointError
 from reshard.core.runtime.pickled import Global, PersistentId, PickleError, Record, read_pickle
 from reshard.core.storage.coalescing import coalesced, covering_range
@@ -35,8 +38,12 @@ _LOCATOR = struct.Struct("<4sLQL")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 _STORED, _ENCRYPTED = 0, 1
+_DESCRIPTOR = b"PK\x07\x08"
+_MAX_DESCRIPTOR_BYTES = 24
+_BLOCK_BYTES = 4 << 20
 _FULL_16, _FULL_32 = 0xFFFF, 0xFFFFFFFF
 _EXTRA_64 = 1
+_DESCRIPTORS = (("<3L", _FULL_32), ("<L2Q", 2**64 - 1))
 _STORAGES = {
     "DoubleStorage": "float64",
     "FloatStorage": "float32",
@@ -72,6 +79,8 @@ class StoredTensor:
         extent: its bytes, if they are in C order without gaps.
         strided: where its elements are, otherwise.
         is_lazy: its values are the conjugates or negatives of the stored ones.
+        storage: all bytes of its storage, which the CRC covers; None if the file has no CRC of it.
+        crc: their CRC-32.
     """
 
     dtype: DType
@@ -79,6 +88,8 @@ class StoredTensor:
     extent: Extent | None
     strided: StridedContent | None
     is_lazy: bool = False
+    storage: Extent | None = None
+    crc: int = 0
 
 
 def read_stored_tensors(file: SourceFile, archives: Sequence[Extent]) -> list[StoredTensor]:
@@ -96,6 +107,26 @@ def read_stored_tensors(file: SourceFile, archives: Sequence[Extent]) -> list[St
         except (CheckpointError, PickleError) as error:
             raise CheckpointError(f"{file.location}: the archive at byte {archive.offset}: {error}") from None
     return found
+
+
+def check_crcs(file: SourceFile, tensors: Iterable[StoredTensor]) -> None:
+    """Read the storages of tensors, and compare their CRC-32.
+
+    Raises:
+        CheckpointError: one is damaged; names the file and its first byte.
+        StorageError: the file cannot be read.
+    """
+    wanted = sorted({(each.storage.offset, each.storage.length, each.crc) for each in tensors if each.storage})
+    actual = [0] * len(wanted)
+    ranges = [(offset, length) for offset, length, _ in wanted]
+    for number, block in read_in_blocks(file, ranges, _BLOCK_BYTES):
+        actual[number] = zlib.crc32(block, actual[number])
+    for (offset, length, stored), found in zip(wanted, actual, strict=True):
+        if found != stored:
+            raise CheckpointError(
+                f"{file.location}: the {length} bytes of a tensor at {offset} have the CRC-32 {found:#010x}, the file "
+                f"says {stored:#010x}: damaged"
+            )
 
 
 class _Window:
@@ -132,10 +163,16 @@ class _Window:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A record in an archive's directory; `offset` is that of its header, in the archive."""
+    """A record in an archive's directory; `offset` is that of its header, in the archive. `crc` 0: none."""
 
     offset: int
     size: int
+    crc: int
+
+    def may_be_followed_by(self, data: bytes) -> bool:
+        """True if bytes may be all that is between the record and the next: nothing, or its CRC and sizes again."""
+        fields = (struct.pack(layout, self.crc, self.size & mask, self.size & mask) for layout, mask in _DESCRIPTORS)
+        return not data or data.removeprefix(_DESCRIPTOR) in fields
 
 
 class _Archive:
@@ -154,10 +191,15 @@ class _Archive:
             if order != b"little":
                 raise CheckpointError(f"is of byte order {order.decode(errors='replace')!r}, reshard reads little")
         view = _parse_view(self._content(pickle, _MAX_PICKLE_BYTES))
-        data = self._data(f"{prefix}data/{view.key}")
+        name = f"{prefix}data/{view.key}"
+        data = self._data(name)
         if view.storage_bytes != data.length:
             raise CheckpointError(f"its storage is said to have {view.storage_bytes} bytes, it has {data.length}")
-        return view.placed(self._extent.offset + data.offset)
+        placed = view.placed(self._extent.offset + data.offset)
+        crc = self._entries[name].crc
+        if not crc:
+            return placed
+        return replace(placed, storage=Extent(self._extent.offset + data.offset, data.length), crc=crc)
 
     def _only(self, name: str) -> str:
         names = [each for each in self._entries if each == name or each.endswith(f"/{name}")]
@@ -169,7 +211,11 @@ class _Archive:
         data = self._data(name)
         if data.length > most_bytes:
             raise CheckpointError(f"its record {name!r} has {data.length} bytes, of a tensor it has less")
-        return self._read(data.offset, data.length)
+        content = self._read(data.offset, data.length)
+        crc = self._entries[name].crc
+        if crc and zlib.crc32(content) != crc:
+            raise CheckpointError(f"its record {name!r} does not have its CRC-32: damaged")
+        return content
 
     def _data(self, name: str) -> Extent:
         """Where a record's bytes are in the archive."""
@@ -178,9 +224,15 @@ class _Archive:
             raise CheckpointError(f"has no record {name!r}: damaged")
         signature, *_, name_bytes, extra_bytes = _LOCAL.unpack(self._read(entry.offset, _LOCAL.size))
         start = entry.offset + _LOCAL.size + name_bytes + extra_bytes
+        stop = start + entry.size
         named = self._read(entry.offset + _LOCAL.size, name_bytes)
-        if signature != START or named != name.encode() or start + entry.size > self._directory_offset:
+        if signature != START or named != name.encode() or stop > self._directory_offset:
             raise CheckpointError(f"its directory names {name!r} at byte {entry.offset}, where it is not: damaged")
+        # a wrong length of the header's extra field moves the record: it must end where the next one begins
+        later = (each.offset for each in self._entries.values() if each.offset > entry.offset)
+        rest = min(later, default=self._directory_offset) - stop
+        if not 0 <= rest <= _MAX_DESCRIPTOR_BYTES or not entry.may_be_followed_by(self._read(stop, rest)):
+            raise CheckpointError(f"its record {name!r} does not end where the next one begins: damaged")
         return Extent(start, entry.size)
 
     def _read(self, offset: int, length: int) -> bytes:
@@ -217,7 +269,7 @@ def _parse_directory(data: bytes, count: int) -> dict[str, _Entry]:
         for _ in range(count):
             fields = _ENTRY.unpack_from(data, position)
             signature, flags, method = fields[0], fields[3], fields[4]
-            packed, size, name_bytes, extra_bytes, comment_bytes = fields[8], fields[9], *fields[10:13]
+            crc, packed, size, name_bytes, extra_bytes, comment_bytes = fields[7:13]
             offset = fields[-1]
             position += _ENTRY.size
             name = data[position : position + name_bytes].decode()
@@ -232,7 +284,7 @@ def _parse_directory(data: bytes, count: int) -> dict[str, _Entry]:
             size, packed, offset = _wide(extra, size, packed, offset)
             if size != packed:
                 raise CheckpointError(f"its record {name[:200]!r} has two sizes, {size} and {packed}: damaged")
-            entries[name] = _Entry(offset, size)
+            entries[name] = _Entry(offset, size, crc)
     except (struct.error, UnicodeDecodeError):
         raise CheckpointError("has a damaged directory") from None
     if position != len(data):
@@ -288,7 +340,9 @@ class _View:
         elif is_dense:
             extent = Extent(offset, (last - self.start + 1) * item)
         else:
-            strided = StridedContent(offset, tuple(stride * item for stride in self.strides))
+            # the stride of a single element means nothing, and may be any number
+            steps = zip(self.shape, self.strides, strict=True)
+            strided = StridedContent(offset, tuple(stride * item if length > 1 else 0 for length, stride in steps))
         return StoredTensor(self.dtype, self.shape, extent, strided, self.is_lazy)
 
 

@@ -1,7 +1,11 @@
 """Conversions of directories that PyTorch's Distributed Checkpoint wrote."""
 
+import io
 import json
+import pickle
 import shutil
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,7 @@ from reshard.core.verification.compare import fingerprint_checkpoint
 from reshard.core.verification.published import verify_target
 from tests.core.strategy.test_dcp_metadata import hyper_metadata
 from tests.support.checkpoints import Contents, read_safetensors, read_tree
-from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, dcp_case, saved_tensor
+from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, dcp_case, saved_tensor, torch_names
 from tests.support.loading import load_rank
 
 UNEVEN = dcp_case("fsdp_uneven")
@@ -315,6 +319,60 @@ def test_options_that_say_otherwise_are_refused(
     with pytest.raises(InputError) as refused:
         convert(UNEVEN.request(tmp_path / "out", **options))
     assert message in str(refused.value)
+
+
+def flip_value(case: DcpCase, name: str) -> None:
+    """Damage a byte of a tensor's values, in the middle of its storage."""
+    with torch_names():
+        metadata = pickle.loads((case.source / ".metadata").read_bytes())
+    place = next(each for index, each in metadata.storage_data.items() if index.fqn == name)
+    path = case.source / place.relative_path
+    content = bytearray(path.read_bytes())
+    record = zipfile.ZipFile(io.BytesIO(content[place.offset :][: place.length])).getinfo("archive/data/0")
+    name_bytes, extra_bytes = struct.unpack_from("<2H", content, place.offset + record.header_offset + 26)
+    start = place.offset + record.header_offset + 30 + name_bytes + extra_bytes
+    content[start + record.file_size // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_is_found_by_the_crc(tmp_path: Path) -> None:
+    case = UNEVEN.copied(tmp_path / "case")
+    flip_value(case, "model.head.weight")
+    with pytest.raises(InputError, match=r"distcp: the \d+ bytes of a tensor at \d+ have the CRC-32 .*: damaged"):
+        convert(case.request(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    report = convert(case.request(tmp_path / "out", layout="unified", check_crc=False))
+    assert report.crc_bytes == 0
+    made = read_safetensors(tmp_path / "out" / ONE_FILE)
+    assert [name for name in made if made[name] != case.whole[name]] == ["model.head.weight"]
+
+
+def test_reading_for_the_crc_is_reported(tmp_path: Path) -> None:
+    report = convert(UNEVEN.request(tmp_path / "out"))
+    assert report.crc_bytes == sum(path.stat().st_size for path in UNEVEN.source.glob("*.distcp"))
+
+
+def test_two_tensors_in_one_place_are_refused(tmp_path: Path) -> None:
+    """As a wrong offset makes them: both are whole tensors of the shape that the metadata says."""
+    case = dcp_case("optimizer").copied(tmp_path / "case")
+
+    def point_elsewhere(metadata: Any) -> None:
+        places = {index.fqn: each for index, each in metadata.storage_data.items() if index.index in (0, None)}
+        first = next(name for name in places if name.endswith(".exp_avg"))
+        places[first].__dict__.update(places[f"{first}_sq"].__dict__)
+
+    case.change_metadata(point_elsewhere)
+    with pytest.raises(InputError, match=r"the bytes of '.*\.exp_avg' and '.*\.exp_avg_sq' overlap at \d+"):
+        convert(case.request(tmp_path / "out"))
+
+
+def test_missing_last_shards_for_hugging_face_cannot_be_noticed_so_a_note_says_it(tmp_path: Path) -> None:
+    case = dcp_case("hf_sharded")
+    [note] = convert(case.request(tmp_path / "out")).notes
+    assert note == (
+        "without .metadata, shapes are what the 4 files add up to: compare them, because files of the last ranks could "
+        "be missing without a trace"
+    )
 
 
 def test_shards_for_hugging_face_must_fill_their_tensors(tmp_path: Path) -> None:

@@ -70,6 +70,23 @@ def _drop_place(metadata: Any) -> None:
     del metadata.storage_data[index]
 
 
+def _many(chunk: Any) -> None:
+    chunk.__dict__.update({f"x{number}": 0 for number in range(64)})
+
+
+def _share_chunks(metadata: Any) -> None:
+    """Eight tensors have one list of very many chunks."""
+    tensor, chunk = _tensor(metadata), _first(metadata)
+    tensor.chunks, chunk.sizes = [chunk] * 5000, tensor.size
+    index, value = next((index, value) for index, value in metadata.storage_data.items() if index.fqn == EMBEDDING)
+    metadata.state_dict_metadata = {f"w{number}": tensor for number in range(8)}
+    metadata.storage_data = {}
+    for name in metadata.state_dict_metadata:
+        other = type(index)()
+        other.__dict__.update(index.__dict__ | {"fqn": name})
+        metadata.storage_data[other] = value
+
+
 def _two_indexes(metadata: Any) -> None:
     index, value = next((index, value) for index, value in metadata.storage_data.items() if index.fqn == EMBEDDING)
     other = type(index)()
@@ -99,9 +116,19 @@ def _two_indexes(metadata: Any) -> None:
             lambda each: setattr(_first(each).sizes, "arguments", ((2, 6),)),
             r"incomplete: element \[2, 0\] of \[11, 6\]",
         ),
-        (lambda each: setattr(_first(each).sizes, "arguments", ((2,),)), "a chunk has 2 axes, the tensor 2"),
+        (
+            lambda each: setattr(_first(each).sizes, "arguments", ((2,),)),
+            "a chunk has 2 offsets and 1 sizes, the tensor 2 axes",
+        ),
         (lambda each: setattr(_first(each).sizes, "arguments", ((-2, 6),)), "has no sizes of parameter"),
         (lambda each: setattr(_tensor(each).size, "arguments", ((2**40, 2**40),)), "too large"),
+        (lambda each: setattr(_tensor(each).size, "arguments", ((1,) * 33,)), "has 33 axes, reshard allows 32"),
+        (lambda each: _many(_first(each)), "a ChunkStorageMetadata without attributes"),
+        (_share_chunks, r"lists more chunks than its \d+ bytes can describe"),
+        (
+            lambda each: each.planner_data.update({EMBEDDING: ("model", "embe\x64.weights")}),
+            "'model.embed.weights': damaged",
+        ),
         (lambda each: setattr(_tensor(each), "chunks", None), "lists no chunks"),
         (lambda each: setattr(_tensor(each), "chunks", [None]), "has a NoneType where a ChunkStorageMetadata belongs"),
         (lambda each: setattr(_tensor(each), "properties", None), "has a tensor without properties"),

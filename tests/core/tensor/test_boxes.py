@@ -133,3 +133,9 @@ def test_equal_boxes_are_one_key() -> None:
     assert hash(one) == hash(other)
     assert one != ShardBoxes((2,), ((1, TensorSlice((0,), (2,))),))
     assert one != "boxes"
+
+
+def test_more_corners_than_fit_into_memory_are_refused() -> None:
+    boxes = [TensorSlice((number,) * 8, (number + 1,) * 8) for number in range(2**13 + 1)]
+    with pytest.raises(LayoutError, match="8193 shards that divide 8 axes: these have more than the 2097152 corners"):
+        boxes_of((2**14,) * 8, boxes).check_tiling()

@@ -2,11 +2,14 @@
 
 import struct
 import zipfile
+import zlib
+from contextlib import closing
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
-from reshard.core.checkpoint.formats.torch_zip import StoredTensor, read_stored_tensors
+from reshard.core.checkpoint.formats.torch_zip import StoredTensor, check_crcs, read_stored_tensors
 from reshard.core.checkpoint.model import StridedContent
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.reading import open_source
@@ -190,3 +193,89 @@ def test_a_record_elsewhere_than_the_directory_says_is_refused(tmp_path: Path) -
 def _opened(tmp_path: Path, data: bytes) -> Path:
     (tmp_path / "zip").write_bytes(data)
     return tmp_path / "zip"
+
+
+def test_records_that_are_read_whole_have_their_crc(tmp_path: Path) -> None:
+    """Every byte of a pickle and of the byte order, one bit wrong."""
+    data = archive(records())
+    for content in (records()["data.pkl"], b"little"):
+        start = data.index(content)
+        for position in range(start, start + len(content)):
+            changed = bytearray(data)
+            changed[position] ^= 1
+            message = refusal(tmp_path / "file", bytes(changed))
+            assert "does not have its CRC-32: damaged" in message
+
+
+@pytest.mark.parametrize("change", [1, -1, 4, 16, 48])
+def test_a_wrong_length_of_a_local_header_is_noticed(tmp_path: Path, change: int) -> None:
+    """It would move the data: other bytes of the file would be the tensor's."""
+    pickled = tensor_pickle("FloatStorage", 12, (3, 4), (4, 1))
+    data = bytearray(padded(records(pickled), extra_bytes=64))
+    start = data.index(b"archive/data/0") - 30
+    data[start + 28] += change
+    message = refusal(tmp_path / "file", bytes(data))
+    assert "its record 'archive/data/0' does not end where the next one begins: damaged" in message
+
+
+def padded(contents: dict[str, bytes], extra_bytes: int) -> bytes:
+    """An archive as torch aligns it: the data's header has an extra field."""
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, content in contents.items():
+            info = zipfile.ZipInfo(f"archive/{name}")
+            info.extra = struct.pack("<2sH", b"FB", extra_bytes - 4).ljust(extra_bytes, b"Z")
+            file.writestr(info, content)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("layout", ["<4s3L", "<4sL2Q"])
+def test_sizes_may_follow_a_record(tmp_path: Path, layout: str) -> None:
+    descriptor = struct.pack(layout, b"PK\x07\x08", zlib.crc32(DATA), len(DATA), len(DATA))
+    assert followed(tmp_path, descriptor).extent is not None
+    for wrong in (descriptor[:-1], descriptor[:4] + b"\1" + descriptor[5:], bytes(len(descriptor)), descriptor * 2):
+        with pytest.raises(CheckpointError, match="does not end where the next one begins"):
+            followed(tmp_path, wrong)
+
+
+def followed(tmp_path: Path, descriptor: bytes) -> StoredTensor:
+    """The tensor of an archive whose data, its last record, are followed by these bytes."""
+    contents = records()
+    data = archive({name: contents[name] for name in ("data.pkl", "byteorder", "version", "data/0")})
+    count, length, offset = struct.unpack_from("<HLL", data, len(data) - 12)
+    end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, count, count, length, offset + len(descriptor), 0)
+    [tensor] = stored(tmp_path / "file", data[:offset] + descriptor + data[offset:-22] + end)
+    return tensor
+
+
+def test_crcs_of_contents_are_compared_when_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    tensors = stored(path, saved_tensor(DATA, "FloatStorage", 4, (3, 4), (1, 3)), archive(records()))
+    with closing(open_source(parse_url(str(path)))) as file:
+        check_crcs(file, tensors)
+    content = bytearray(path.read_bytes())
+    start = content.index(DATA)
+    content[start + 40] ^= 4
+    path.write_bytes(content)
+    with closing(open_source(parse_url(str(path)))) as file:
+        with pytest.raises(CheckpointError, match=f"the 48 bytes of a tensor at {start} have the CRC-32 0x"):
+            check_crcs(file, tensors)
+        check_crcs(file, tensors[1:])
+
+
+def test_a_crc_of_0_is_none(tmp_path: Path) -> None:
+    """As torch writes after `set_crc32_options(False)`."""
+    data = bytearray(archive(records()))
+    with zipfile.ZipFile(BytesIO(data)) as file:
+        offsets = [info.header_offset for info in file.infolist()]
+    entries = [at for at in range(len(data)) if data.startswith(b"PK\x01\x02", at)]
+    for at in [*(offset + 14 for offset in offsets), *(entry + 16 for entry in entries)]:
+        data[at : at + 4] = bytes(4)
+    [tensor] = stored(tmp_path / "file", bytes(data))
+    assert tensor.storage is None
+
+
+def test_the_stride_of_a_single_element_may_be_any_number(tmp_path: Path) -> None:
+    [tensor] = stored(tmp_path / "file", saved_tensor(DATA, "IntStorage", 4, (4, 1, 3), (1, 2**62, 4)))
+    assert tensor.strided is not None
+    assert tensor.strided.strides == (4, 0, 16)
