@@ -105,18 +105,28 @@ def match_parameters(inputs: PlanInputs, source_shards: SourceShards | None = No
     )
 
 
-def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog) -> None:
+def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, *, carries_float8: bool = False) -> None:
     """Refuse parameters of foreign dtypes.
+
+    Args:
+        carries_float8: the target can hold floats of 8 bits, as they are.
 
     Raises:
         PlanError: the target would get some; names each, and a file that holds it.
     """
     problems = [
-        f"parameter {name!r} has dtype {dtype}, which reshard cannot convert; leave it out: --exclude {name} "
+        f"parameter {name!r} has dtype {dtype}, which {_why_foreign(dtype)}: --exclude {name} "
         f"(it is in {holding_file(catalog, name)})"
         for name, dtype in foreign_parameters(match).items()
+        if not (carries_float8 and dtype.is_float8)
     ]
     raise_problems(PlanError, f"{catalog.url}: cannot be converted", problems)
+
+
+def _why_foreign(dtype: DType) -> str:
+    if dtype.is_float8:
+        return "only --layout unified carries, as it is; write that, or leave it out"
+    return "reshard cannot convert; leave it out"
 
 
 def foreign_parameters(match: ParameterMatch) -> dict[str, DType]:

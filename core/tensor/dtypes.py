@@ -19,7 +19,8 @@ class DType:
         name: spelling in `.ckpt` files and records.
         itemsize: bytes of an element; 0 for a foreign type of fractional or unknown size.
         safetensors_tag: spelling in `.safetensors` files; None if they cannot hold it as a tensor.
-        is_foreign: MindSpore's files cannot hold it: its parameters can only be left out.
+        is_foreign: MindSpore's files cannot hold it: its parameters can only be left out, or, if it is a float of 8
+            bits, carried as they are into files for other frameworks.
     """
 
     name: str
@@ -32,10 +33,16 @@ class DType:
         """True for floating-point types, which can be cast."""
         return self.name in ("Float16", "BFloat16", "Float32", "Float64")
 
+    @property
+    def is_float8(self) -> bool:
+        """True for floats of 8 bits, whose bytes are moved but never computed with."""
+        return self.name in FLOAT8_NAMES
+
     def __str__(self) -> str:
         return self.name
 
 
+FLOAT8_NAMES = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 INT4 = DType("Int4", 1, "I8")  # two values a byte; its dims count bytes
 TEXT = DType("str", 1, None)  # a text entry: opaque bytes, shape is its length
 MAP_TENSOR = DType("MapTensor", 1, None)  # a hash table's serialized messages: opaque bytes, shape is their length
@@ -56,7 +63,7 @@ _TENSOR_DTYPES = (
     DType("BFloat16", 2, "BF16"),
 )
 _FOREIGN_BITS = {
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(FLOAT8_NAMES, 8),
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
     "C64": 64,

@@ -24,9 +24,11 @@ from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import assess_recovery
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.dtypes import FLOAT8_NAMES
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.verification.compare import fingerprint_checkpoint
 from reshard.core.verification.published import verify_target
+from tests.core.conversion.test_foreign_dtypes import read_raw
 from tests.core.strategy.test_dcp_metadata import hyper_metadata
 from tests.support.checkpoints import Contents, read_safetensors, read_tree
 from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, dcp_case, saved_tensor, torch_names
@@ -90,10 +92,21 @@ def test_dtypes_that_mindspore_lacks_are_refused_by_name(tmp_path: Path) -> None
     case = dcp_case("foreign_dtypes")
     with pytest.raises(InputError) as refused:
         convert(case.request(tmp_path / "out"))
-    for text in ("'float8_e4m3fn' has dtype F8_E4M3", "'conjugated' has dtype conjugated or negated C64"):
+    for text in (
+        "'float8_e4m3fn' has dtype F8_E4M3, which only --layout unified carries, as it is; write that, or leave it out",
+        "'conjugated' has dtype conjugated or negated C64, which reshard cannot convert; leave it out",
+    ):
         assert text in str(refused.value)
-    convert(case.request(tmp_path / "out", include=["plain"], layout="unified"))
-    assert read_safetensors(tmp_path / "out" / ONE_FILE).keys() == {"plain"}
+
+
+def test_floats_of_8_bits_become_those_of_safetensors(tmp_path: Path) -> None:
+    case = dcp_case("foreign_dtypes")
+    complex_ones = ["complex", "conjugated"]
+    convert(case.request(tmp_path / "out", verify="content", layout="unified", exclude=complex_ones))
+    made = read_raw(tmp_path / "out" / ONE_FILE)
+    whole = read_raw(case.directory / "whole.safetensors")
+    assert made == {name: whole[name] for name in whole if name not in complex_ones}
+    assert {made[name][0] for name in made if name.startswith("float8")} == {*FLOAT8_NAMES}
 
 
 def test_names_and_dtypes_are_changed_on_the_way(tmp_path: Path) -> None:

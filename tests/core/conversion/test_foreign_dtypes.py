@@ -60,6 +60,7 @@ ODD = [
     Odd("ckpt", "Float4", bytes(range(4))),
     Odd("ckpt", "F32", bytes(range(32)), 4),
 ]
+FLOAT8 = ODD[0]
 each_odd = pytest.mark.parametrize("odd", ODD, ids=str)
 
 
@@ -128,15 +129,44 @@ def test_a_conversion_names_file_parameter_dtype_and_what_helps(
     odd: Odd, layout: str, sharded: Callable[[Odd], dict[str, str]], tmp_path: Path
 ) -> None:
     given = sharded(odd)
+    if odd is FLOAT8 and layout == "unified":
+        return
+    why = "only --layout unified carries, as it is; write that, or" if odd is FLOAT8 else "reshard cannot convert;"
     with pytest.raises(InputError) as caught:
         make_plan(build_request(target=str(tmp_path / "out"), layout=layout, **given))
     assert str(caught.value) == (
         f"{given['source']}: cannot be converted\n"
-        f"  - parameter 'odd' has dtype {shown_name(odd)}, which reshard cannot convert; leave it out: --exclude odd "
+        f"  - parameter 'odd' has dtype {shown_name(odd)}, which {why} leave it out: --exclude odd "
         f"(it is in {given['source']}/rank_0/net.{odd.format})"
     )
     with pytest.raises(InputError, match="leave it out: --exclude odd"):
         next(load_rank(given["source"], given["source_strategy"]))
+
+
+def test_floats_of_8_bits_are_carried_as_they_are(sharded: Callable[[Odd], dict[str, str]], tmp_path: Path) -> None:
+    given, one, parts = sharded(FLOAT8), str(tmp_path / "one"), str(tmp_path / "parts")
+    convert(build_request(target=one, layout="unified", verify="content", **given))
+    assert read_raw(Path(one) / "model.safetensors")["odd"] == (
+        "F8_E4M3",
+        (4, 4),
+        bytes([*range(8), *range(7, -1, -1)]),
+    )
+    convert(build_request(source=one, target=parts, layout="unified", max_shard_size="20", verify="content"))
+    assert verify_target(parts, VerifyLevel.CONTENT).problems == ()
+    assert compare_checkpoints(build_comparison(a=one, b=parts)).same
+    assert compare_checkpoints(build_comparison(a=given["source"], b=parts, strategy_a=given["source_strategy"])).same
+
+
+def read_raw(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Tag, shape and bytes of the tensors in a file."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, content = json.loads(data[8 : 8 + length]), data[8 + length :]
+    header.pop("__metadata__", None)
+    return {
+        name: (each["dtype"], tuple(each["shape"]), content[slice(*each["data_offsets"])])
+        for name, each in header.items()
+    }
 
 
 @each_odd
