@@ -7,8 +7,9 @@ any of this.
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from reshard.core.checkpoint.formats.any_format import KnownIndexes
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.conversion.dispatch import Kind, Unit
 from reshard.core.conversion.report import target_kind
@@ -36,7 +37,7 @@ class RankWork:
     """Everything that work on a plan's target ranks needs.
 
     `prefetch` workers read ahead for one group. `advance` is called with the number of bytes done; it raises
-    StoppedError to end the work.
+    StoppedError to end the work. `known` are the indexes of checked files.
     """
 
     workspace: Workspace
@@ -45,6 +46,7 @@ class RankWork:
     prefetch: int
     level: VerifyLevel
     advance: Callable[[int], None]
+    known: KnownIndexes = field(default_factory=KnownIndexes)
 
     def make(self, unit: Unit) -> ShardRecord:
         """Make the files of a unit that writes or copies; return the record of its first rank.
@@ -107,6 +109,7 @@ class RankWork:
             expected=expected_entries(self.plan, self.plan.rank_plan(rank)),
             advance=self.advance,
             starts=target_starts(self.plan, rank) if self.level is VerifyLevel.CONTENT else None,
+            known=self.known,
         )
 
     def is_sound(self, rank: int, *, mends: bool) -> bool:

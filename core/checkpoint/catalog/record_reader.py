@@ -8,8 +8,8 @@ from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.digests import HeaderMismatchError, content_digests
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
+from reshard.core.checkpoint.formats.any_format import KnownIndexes, read_index
 from reshard.core.checkpoint.formats.any_format import check_crc as check_file_crc
-from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.checkpoint.remote_index.indexing import Indexed, Workers, read_indexes, workers_on
 from reshard.core.errors import InputError
@@ -63,6 +63,7 @@ class RecordReader:
         self._strategy = strategy
         self._checks_crc = check_crc
         self._assumes_alike = assume_alike
+        self._known = KnownIndexes()
         self._indexes: dict[tuple[object, ...], list[FileIndex]] = {}
         self._lock = Lock()
         self._long_reads = Semaphore(_LONG_READS_AT_ONCE)
@@ -72,7 +73,7 @@ class RecordReader:
         """Return the record of a rank's file."""
         rank, location = item
         with closing(_opened(location)) as file:
-            return self._record(rank, file, Indexed(read_index(file)))
+            return self._record(rank, file, Indexed(read_index(file, self._known)))
 
     def read_remote(self, locations: Mapping[int, Location], threads: Workers) -> list[CatalogRecord | InputError]:
         """Return the records of all ranks' files, or why they are unusable."""

@@ -76,8 +76,8 @@ def read_index(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -
     """
     if file.size_bytes == 0:
         raise CheckpointError(f"{file.location}: the file is empty")
-    has_crc = _has_crc(file)
-    stop = file.size_bytes - CRC_TRAILER_BYTES if has_crc else file.size_bytes
+    with_crc = has_crc(file)
+    stop = file.size_bytes - CRC_TRAILER_BYTES if with_crc else file.size_bytes
     lookahead = None if file.location.is_local else Lookahead(file, stop)
     reader = WireReader(file, stop, lookahead)
     entries: dict[str, TensorEntry] = {}
@@ -91,7 +91,7 @@ def read_index(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -
             entries[name] = entry
     if not entries:
         raise CheckpointError(f"{file.location}: holds no parameters: not a checkpoint")
-    return FileIndex(CheckpointFormat.CKPT, file.size_bytes, entries, has_crc)
+    return FileIndex(CheckpointFormat.CKPT, file.size_bytes, entries, with_crc)
 
 
 def stored_crc(file: SourceFile) -> int:
@@ -117,7 +117,8 @@ def _reserving(parse: Parse, pieces: Iterator[_Piece]) -> Iterator[_Piece]:
         yield piece
 
 
-def _has_crc(file: SourceFile) -> bool:
+def has_crc(file: SourceFile) -> bool:
+    """True if a file ends in a CRC-32."""
     offset = file.size_bytes - CRC_TRAILER_BYTES
     return offset >= 0 and read_bytes(file, offset, len(CRC_MARK)) == CRC_MARK
 
