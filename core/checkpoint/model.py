@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from reshard.core.tensor.dtypes import TEXT, DType
 from reshard.core.tensor.slices import Extent, Shape
@@ -32,8 +33,7 @@ SELF_CONTAINED = (CheckpointFormat.CKPT, CheckpointFormat.SAFETENSORS)
 """Formats of files that name their parameters; a `.distcp` file only holds their bytes."""
 
 
-@dataclass(frozen=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """One parameter of a checkpoint file.
 
     Attributes:
@@ -112,8 +112,7 @@ class FileIndex:
     strided: Mapping[str, StridedContent] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class OutputEntry:
+class OutputEntry(NamedTuple):
     """One parameter of a file to be written.
 
     `piece_bytes` are the lengths of a map tensor's messages, otherwise empty; `literal` its contents, if known before
@@ -133,8 +132,7 @@ class OutputEntry:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(NamedTuple):
     """A place in a file to be written, for bytes `start` to `stop` of a parameter's contents."""
 
     name: str

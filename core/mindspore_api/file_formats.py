@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from reshard.core.checkpoint.block_writing import FileKind, write_checkpoint
@@ -174,7 +174,7 @@ def _convert_file(job: _Job, file: SourceFile, target: Location) -> None:
     index = read_index(file)
     check_crc(file, index)
     in_order = index.entries if index.format is CheckpointFormat.CKPT else sorted(index.entries)
-    found = [replace(index.entries[name], name=job.names.get(name, name)) for name in in_order]
+    found = [index.entries[name]._replace(name=job.names.get(name, name)) for name in in_order]
     by_name = {entry.name: entry for entry in found}
 
     def blocks(contents: Sequence[Content]) -> Iterator[memoryview]:

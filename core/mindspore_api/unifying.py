@@ -240,7 +240,7 @@ def _plan(catalog: CheckpointCatalog, strategy: Strategy, names: Mapping[str, st
 
 def _renamed(index: FileIndex, strategy: Strategy, names: Mapping[str, str]) -> FileIndex:
     kept = {name: names.get(name, name) for name in index.entries if name in names or name not in strategy.parameters}
-    return replace(index, entries={new: replace(index.entries[name], name=new) for name, new in kept.items()})
+    return replace(index, entries={new: index.entries[name]._replace(name=new) for name, new in kept.items()})
 
 
 def _with_only(plan: ConversionPlan, names: Sequence[str]) -> ConversionPlan:

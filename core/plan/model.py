@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.companions import Companions
@@ -311,8 +312,7 @@ class ReadItem:
     scale: ReadScale | None = None
 
 
-@dataclass(frozen=True)
-class ParameterPlan:
+class ParameterPlan(NamedTuple):
     """One parameter of one target rank.
 
     Attributes:

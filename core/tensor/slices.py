@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import add, ge, gt, le, neg, sub
+from typing import NamedTuple
 
 Shape = tuple[int, ...]
 
@@ -175,8 +176,7 @@ def row_major_strides(shape: Shape) -> Shape:
     return tuple(strides)
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """Contiguous bytes of a file or a shard: `offset` from its first byte and `length`, in bytes."""
 
     offset: int

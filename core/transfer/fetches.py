@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,8 +37,7 @@ class RankBlock:
     overflows: list[tuple[str, Overflow]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Fetch:
+class Fetch(NamedTuple):
     """A read range for one chunk of one block, located in its file; several extents if it crosses a border."""
 
     block: RankBlock

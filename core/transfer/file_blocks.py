@@ -7,6 +7,7 @@ box that is contiguous in a target shard.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import MINDSPORE, PYTORCH, CheckpointFormat, Content, FilePlan, OutputEntry
@@ -18,8 +19,7 @@ from reshard.core.tensor.segments import reorders
 from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A contiguous box of a target shard, and its first byte in the block."""
 
     name: str

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
+from typing import NamedTuple
 
 from reshard.core.checkpoint.formats.wire import WireReader, build_head, bytes_key, varint_key
 from reshard.core.checkpoint.model import MAX_TEXT_BYTES, CheckpointFormat, FileIndex, TensorEntry, text_entry
@@ -51,8 +52,7 @@ class _TensorFields:
     content: Extent | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """One Value: `offset` is its beginning, `extent` its contents."""
 
     offset: int

@@ -6,7 +6,6 @@ that no strategy covers, such as the step: these must be equal.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.file_names import CheckpointName
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
@@ -46,7 +45,7 @@ def merge_indexes(file: JoinedFile, indexes: Sequence[FileIndex]) -> FileIndex:
     owners: dict[str, int] = {}
     for number, (offset, index) in enumerate(zip(file.offsets, indexes, strict=True)):
         for name, entry in index.entries.items():
-            placed = replace(entry, extents=tuple(Extent(offset + e.offset, e.length) for e in entry.extents))
+            placed = entry._replace(extents=tuple(Extent(offset + e.offset, e.length) for e in entry.extents))
             if name in entries:
                 _check_alike(file, entries[name], placed, (owners[name], number))
             else:

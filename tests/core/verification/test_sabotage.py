@@ -201,7 +201,7 @@ def _double_a_piece(patch: Patch) -> None:
     def doubled(fetches: list[Any]) -> list[Any]:
         first, second = next(pair for pair in pairwise(fetches) if pair[0].chunk is pair[1].chunk)
         again = dataclasses.replace(second.read_range, source_rank=first.source_rank)
-        return [dataclasses.replace(fetch, read_range=again) if fetch is second else fetch for fetch in fetches]
+        return [fetch._replace(read_range=again) if fetch is second else fetch for fetch in fetches]
 
     _other_fetches(patch, doubled)
 
@@ -214,7 +214,7 @@ def _swap_parameters_in_reads(patch: Patch) -> None:
         sources = tuple(
             dataclasses.replace(source, name=swapped_name.get(source.name, source.name)) for source in parameter.sources
         )
-        return extents_of(self, dataclasses.replace(parameter, sources=sources), read_range)
+        return extents_of(self, parameter._replace(sources=sources), read_range)
 
     patch.setattr(fetches.FetchPlanner, "_extents", swapped)
 
@@ -328,12 +328,12 @@ def _wrong_header(patch: Patch, change: Callable[[OutputEntry], OutputEntry | No
 
 def _wrong_dtype(patch: Patch) -> None:
     other = dtype_from_name("Int32")
-    _wrong_header(patch, lambda entry: dataclasses.replace(entry, dtype=other) if entry.name == "wq" else entry)
+    _wrong_header(patch, lambda entry: entry._replace(dtype=other) if entry.name == "wq" else entry)
 
 
 def _wrong_shape(patch: Patch) -> None:
     def turned(entry: OutputEntry) -> OutputEntry:
-        return dataclasses.replace(entry, shape=entry.shape[::-1])
+        return entry._replace(shape=entry.shape[::-1])
 
     _wrong_header(patch, turned)
 
