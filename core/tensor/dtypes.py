@@ -5,14 +5,13 @@ Most contents are only moved, so a dtype is a name and an item size. `.ckpt` spe
 `"{name}": "Int4"` in the metadata) nor for text and map tensors.
 """
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from reshard.core.errors import CheckpointError
 
 
-@dataclass(frozen=True)
-class DType:
+class DType(NamedTuple):
     """An element type.
 
     Attributes:
