@@ -5,15 +5,17 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from itertools import count
 from typing import Protocol
 
-from reshard.core.errors import CheckpointError, StorageError, TargetError
+from reshard.core.errors import CatalogError, CheckpointError, StorageError, TargetError
 from reshard.core.runtime.local_files import is_irregular, open_regular
 from reshard.core.runtime.metadata import check_metadata, metadata_limit_bytes
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.file_versions import local_version, remote_version
+from reshard.core.storage.file_versions import difference_text, local_version, remote_version
 from reshard.core.storage.joined import JoinedFile, parts_of
 from reshard.core.storage.listing import file_info
+from reshard.core.storage.object_ranges import ChangedObjectError, RefusedRangeError, give_up, object_ranges
 from reshard.core.storage.transfers import at_once, requested
 from reshard.core.storage.uploads import takes_parts
 from reshard.core.storage.urls import Location
@@ -127,9 +129,50 @@ class _RemoteSource:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         self.size_bytes = int(info["size"])
         self.version = remote_version(info)
+        self._etag = str(info.get("ETag") or "")
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        buffer[:] = self._read((offset, len(buffer)))
+        if offset + len(buffer) > self.size_bytes:
+            raise _ended_early(self.location, self.size_bytes)
+        if not buffer:  # HTTP has no empty ranges
+            return
+        attempts = count()
+
+        def ask() -> None:
+            # s3fs repeats what obstore could not read: it explains failures
+            if next(attempts) or not self._read_by_obstore(offset, buffer):
+                self._read_by_fsspec(offset, buffer)
+
+        requested(self.location, f"read {len(buffer)} bytes at {offset}", ask)
+
+    def _read_by_obstore(self, offset: int, buffer: memoryview) -> bool:
+        """Fill `buffer`; False if fsspec has to."""
+        location = self.location
+        reader = object_ranges(location.fs) if takes_parts(location) else None
+        if reader is None:
+            return False
+        bucket, key, _ = location.fs.split_path(location.path)
+        try:
+            reader.read(bucket, key, offset, buffer, self._etag)
+        except RefusedRangeError:
+            self._read_by_fsspec(offset, buffer)
+            give_up(location.fs)
+        except ChangedObjectError:
+            found = remote_version(file_info(location))
+            if found != self.version:
+                raise CatalogError(
+                    f"{location} changed while it was being read ({difference_text(self.version, found)}). Start "
+                    "again when nothing writes to it any more"
+                ) from None
+            self._read_by_fsspec(offset, buffer)
+            give_up(location.fs)  # the server takes no conditions
+        return True
+
+    def _read_by_fsspec(self, offset: int, buffer: memoryview) -> None:
+        data = self.location.fs.cat_file(self.location.path, start=offset, end=offset + len(buffer))
+        if len(data) != len(buffer):
+            raise ConnectionError(f"{len(data)} bytes came")
+        buffer[:] = data
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         # a single one in this thread, which may itself belong to the pool of requests
@@ -137,18 +180,9 @@ class _RemoteSource:
 
     def _read(self, range_: tuple[int, int]) -> bytes:
         offset, length = range_
-        if offset + length > self.size_bytes:
-            raise _ended_early(self.location, self.size_bytes)
-        if not length:  # HTTP has no empty ranges
-            return b""
-
-        def ask() -> bytes:
-            data = bytes(self.location.fs.cat_file(self.location.path, start=offset, end=offset + length))
-            if len(data) != length:
-                raise ConnectionError(f"{len(data)} bytes came")
-            return data
-
-        return requested(self.location, f"read {length} bytes at {offset}", ask)
+        buffer = bytearray(length)
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
 
     def close(self) -> None:
         pass

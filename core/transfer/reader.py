@@ -185,8 +185,8 @@ class RemoteBlockReader:
             wait([future for future, _ in in_flight])  # none may write into a block that is reused by then
 
     def _read(self, request: "_Request") -> None:
-        [answer] = self._sources.open(request.source_rank).read_many([(request.start, request.length)])
-        run = np.frombuffer(answer, np.uint8)
+        run = np.empty(request.length, np.uint8)
+        self._sources.open(request.source_rank).read_into(request.start, run.data)
         for item in request.items:
             item.deliver(run[item.offset - request.start :][: item.length])
 

@@ -244,7 +244,8 @@ def test_what_is_denied_is_told_at_once(
     wanted = message.replace("{GetObject}", f"{prefix}GetObject").replace("{PutObject}", f"{prefix}PutObject")
     wanted = wanted.replace("{ListBucket}", f"{prefix.replace('object', 'bucket')}ListBucket")
     assert re.search(wanted.replace("{url}", store.url("").rstrip("/")), ended.last_line), ended.err
-    assert len(struck(store)) == 1, struck(store)
+    # what obstore is denied, s3fs asks for once more, since it explains
+    assert len({each.call.asked for each in struck(store)}) == 1, struck(store)
 
 
 @pytest.mark.slow
@@ -325,7 +326,7 @@ def test_a_bucket_that_is_taken_away(store: Store, failed: Callable[..., Ended],
     assert ended.last_line.startswith(f"reshard: error: {store.url('')}")
     assert ended.last_line.endswith(f"there is no bucket '{BUCKET}': create it, or name another")
     assert ended.code == WRONG_INPUT
-    assert len(struck(store)) == 1
+    assert len({each.call.asked for each in struck(store)}) == 1
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -424,8 +425,8 @@ def test_a_source_object_that_is_replaced_meanwhile(
     ended = failed()
     assert next(gets) > number, "it was never replaced"
     assert ended.code == WRONG_INPUT
-    changed = f"{store.url(path)} changed while it was being converted"
-    assert changed in ended.err, ended.err
+    changed = re.escape(store.url(path)) + " changed while it was being (read|converted) "
+    assert re.search(changed, ended.err), ended.err
 
 
 @pytest.mark.usefixtures("source")

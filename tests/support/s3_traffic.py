@@ -122,6 +122,7 @@ class Kind(Enum):
     ACCESS_DENIED = S3Error(403, "AccessDenied")
     EXPIRED_TOKEN = S3Error(400, "ExpiredToken")
     NO_SUCH_BUCKET = S3Error(404, "NoSuchBucket")
+    CONDITION_FAILED = S3Error(412, "PreconditionFailed")
     RESET = "the connection is reset, the request is not carried out"
     ANSWER_LOST = "the connection is reset, the request was carried out"
     RESET_IN_BODY = "the connection is reset after half of the answer's body"

@@ -1,0 +1,196 @@
+"""Reads ranges of objects through obstore, where it can do what the options of an S3 filesystem ask for.
+
+s3fs does all requests of a process in one thread, 2 ms of processor time each, and reads some 300 MiB/s; obstore works
+beside Python's threads, at a quarter of that. Settings and credentials remain s3fs's: they are taken from its client,
+which has resolved them, so that both reach the same server with the same keys. s3fs reads where obstore cannot honour a
+setting, and repeats the requests that obstore could not carry out, since it explains failures.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from reshard.core.runtime.secrets import scrubbed
+
+_PROCESS = os.getpid()
+"""Forked processes lack obstore's threads: its requests would never end there."""
+_ATTRIBUTE = "reshard_ranges"
+"""Of a filesystem: its reader."""
+_PIECE_BYTES = 2**20
+"""Answers are copied in pieces of about this size: smaller ones wait for the interpreter's lock more often."""
+_LONGEST_SECONDS = 600
+"""For a whole answer; the client's `read_timeout` is for each piece that arrives."""
+_CREDENTIALS_LAST = timedelta(minutes=5)
+"""After this s3fs is asked again; its client renews credentials ten minutes or more before they expire."""
+
+_OPTIONS = {
+    *("anon", "key", "secret", "token", "endpoint_url", "client_kwargs", "config_kwargs", "profile"),
+    *("session_vars", "use_listings_cache", "skip_instance_cache"),
+}
+_CLIENT_OPTIONS = {"region_name", "endpoint_url"}
+_CONFIG_OPTIONS = {
+    *("connect_timeout", "read_timeout", "retries", "max_pool_connections", "s3"),
+    *("request_checksum_calculation", "response_checksum_validation"),
+}
+_ANY_REGION = "us-east-1"
+"""What botocore signs for where it is told no region."""
+_PROXY = re.compile(r"(https?|all)_proxy", re.IGNORECASE)
+
+_PASSING = re.compile(
+    r"status code: (408|429|5[0-9]{2})|error sending request"
+    r"|error decoding response body|request or response body error"
+)
+"""What obstore says about failures that another attempt may not meet."""
+_CERTIFICATE = re.compile(r"certificate", re.IGNORECASE)
+_REASON = re.compile(r" in [0-9.]+(?:ns|µs|ms|s) - (.*)")
+
+
+class RefusedRangeError(Exception):
+    """obstore could not read a range, and would not at another attempt."""
+
+
+class ChangedObjectError(Exception):
+    """The object no longer has the expected etag."""
+
+
+class ObjectRanges:
+    """A reader of ranges; thread-safe."""
+
+    def __init__(self, new_store: Callable[[str], Any]) -> None:
+        self._new_store = new_store
+        self._stores: dict[str, Any] = {}
+
+    def read(self, bucket: str, key: str, offset: int, buffer: memoryview, etag: str) -> None:
+        """Fill `buffer` from the bytes at `offset`.
+
+        Raises:
+            ConnectionError: the server did not answer, or not completely, or asks for patience.
+            ChangedObjectError: the object has another etag.
+            RefusedRangeError: anything else.
+        """
+        import obstore
+        from obstore.exceptions import BaseError, PreconditionError
+
+        count = 0
+        options: Any = {"range": (offset, offset + len(buffer))} | ({"if_match": etag} if etag else {})
+        try:
+            for piece in obstore.get(self.store(bucket), key, options=options).stream(min_chunk_size=_PIECE_BYTES):
+                data = memoryview(piece)
+                buffer[count : count + len(data)] = data
+                count += len(data)
+        except PreconditionError as error:
+            raise ChangedObjectError from error
+        except (BaseError, OSError, ValueError) as error:
+            text = str(error)
+            if not _PASSING.search(text) or _CERTIFICATE.search(text):
+                raise RefusedRangeError from error
+            reason = _REASON.search(text)
+            raise ConnectionError(scrubbed(reason[1]) if reason else "no complete answer") from None
+        if count != len(buffer):
+            raise ConnectionError(f"{count} bytes came")
+
+    def store(self, bucket: str) -> Any:
+        """Return obstore's client of a bucket."""
+        if bucket not in self._stores:
+            self._stores[bucket] = self._new_store(bucket)
+        return self._stores[bucket]
+
+
+def object_ranges(fs: Any) -> ObjectRanges | None:
+    """Return the reader of an S3 filesystem's ranges; None where s3fs has to read them."""
+    if os.getpid() != _PROCESS:
+        return None
+    if not hasattr(fs, _ATTRIBUTE):  # equal filesystems may have been opened in different environments
+        setattr(fs, _ATTRIBUTE, _new_reader(fs))
+    reader: ObjectRanges | None = getattr(fs, _ATTRIBUTE)
+    return reader
+
+
+def give_up(fs: Any) -> None:
+    """Let s3fs read from now on: it can read there what obstore cannot."""
+    setattr(fs, _ATTRIBUTE, None)
+
+
+def _new_reader(fs: Any) -> ObjectRanges | None:
+    """Make a reader with the settings that s3fs's client has resolved; None if obstore cannot honour one of them."""
+    try:
+        import obstore  # noqa: F401
+    except ImportError:
+        return None
+    if not _takes_options(fs.storage_options) or any(map(_is_proxy, os.environ.items())):
+        return None
+    fs.connect()
+    client = fs.s3
+    config = client.meta.config
+    s3_settings = {name for name, value in (config.s3 or {}).items() if value is not None}
+    endpoint = urlsplit(client.meta.endpoint_url)
+    # a bundle of certificates replaces the known authorities, but obstore would only add to them
+    bundle = endpoint.scheme == "https" and fs.session.get_config_variable("ca_bundle")
+    if bundle or config.use_dualstack_endpoint or config.use_fips_endpoint or s3_settings - {"addressing_style"}:
+        return None
+    is_virtual = (config.s3 or {}).get("addressing_style") == "virtual"
+    settings: dict[str, Any] = {
+        "region": _ANY_REGION if client.meta.region_name in (None, "aws-global") else client.meta.region_name,
+        "virtual_hosted_style_request": is_virtual,
+        "client_options": {
+            "allow_http": True,
+            "connect_timeout": timedelta(seconds=config.connect_timeout),
+            "read_timeout": timedelta(seconds=config.read_timeout),
+            "timeout": timedelta(seconds=_LONGEST_SECONDS),
+        },
+        # only reshard.core.storage.transfers repeats requests
+        "retry_config": {"max_retries": 0},
+    }
+    if fs.anon:
+        settings["skip_signature"] = True
+    else:
+        settings["credential_provider"] = partial(_credentials, fs)
+    return ObjectRanges(partial(_new_store, endpoint, settings))
+
+
+def _takes_options(options: Mapping[str, Any]) -> bool:
+    """True if obstore can honour all of these options of s3fs."""
+    given = {name for name, value in options.items() if value is not None}
+    return (
+        given <= _OPTIONS
+        and (options.get("client_kwargs") or {}).keys() <= _CLIENT_OPTIONS
+        and (options.get("config_kwargs") or {}).keys() <= _CONFIG_OPTIONS
+    )
+
+
+def _is_proxy(variable: tuple[str, str]) -> bool:
+    """True for a variable of the environment that names a proxy: clients differ in which hosts they exclude."""
+    return bool(_PROXY.fullmatch(variable[0]) and variable[1])
+
+
+def _new_store(endpoint: SplitResult, settings: Mapping[str, Any], bucket: str) -> Any:
+    from obstore.store import S3Store
+
+    host = f"{bucket}.{endpoint.netloc}" if settings["virtual_hosted_style_request"] else endpoint.netloc
+    return S3Store(bucket, endpoint=f"{endpoint.scheme}://{host}{endpoint.path}", **settings)
+
+
+def _credentials(fs: Any) -> dict[str, Any]:
+    """Return what s3fs signs with at the moment."""
+    if fs.key and fs.secret:
+        return {"access_key_id": fs.key, "secret_access_key": fs.secret, "token": fs.token, "expires_at": None}
+    from fsspec.asyn import sync
+
+    frozen = sync(fs.loop, _frozen_credentials, fs.session)
+    return {
+        "access_key_id": frozen.access_key,
+        "secret_access_key": frozen.secret_key,
+        "token": frozen.token,
+        "expires_at": datetime.now(UTC) + _CREDENTIALS_LAST,
+    }
+
+
+async def _frozen_credentials(session: Any) -> Any:
+    credentials = await session.get_credentials()
+    if credentials is None:
+        raise ValueError("no credentials")  # s3fs says what to do
+    return await credentials.get_frozen_credentials()
