@@ -14,6 +14,8 @@ MINDSPORE_PYTHON = _HERE.parent / ".venv-mindspore" / "bin" / "python"
 _ITERATION = "--layout", "checkpoint2", "--iteration", "1", "--common", "global_step=1"
 TORCH_PYTHON = _HERE.parent / ".venv-torch" / "bin" / "python"
 _TORCH_PROCESSES = 4
+_EXPORT_SHARDS = "--max-shard-size", "500MB"
+"""Several files, as models of real size have with `save_pretrained`'s 5 GB."""
 _S3_SOURCE, _S3_TARGET = "source/ckpt", "target/out"
 """Bucket and path of `Job.source` and `Job.target`."""
 
@@ -26,11 +28,13 @@ class Job:
         directory: what holds them.
         first_ranks: every source rank -> the first that holds the same.
         copies_source: whether it is the source that is copied.
+        export_options: how a model is exported to a Hugging Face directory; empty: it is resharded.
     """
 
     directory: Path
     first_ranks: Mapping[int, int]
     copies_source: bool = False
+    export_options: tuple[str, ...] = ()
 
     @property
     def buckets(self) -> Path:
@@ -65,6 +69,11 @@ class Job:
     def scratch(self) -> Path:
         """Where contenders put what they need meanwhile."""
         return self.directory / "scratch"
+
+    @property
+    def like(self) -> Path:
+        """The directory with the config.json of an export."""
+        return self.directory / "like"
 
     @property
     def strategies(self) -> tuple[str, str]:
@@ -114,13 +123,16 @@ def _reshard_s3(*options: str) -> Callable[[Job], Sequence[str]]:
 
 def _convert(job: Job, source: str, target: str, *options: str) -> Sequence[str]:
     source_strategy, target_strategy = job.strategies
+    wanted = ["--target-strategy", target_strategy]
+    if job.export_options:
+        wanted = [*job.export_options, "--like", str(job.like), "--layout", "unified", *_EXPORT_SHARDS]
     return [
         str(Path(sys.executable).with_name("reshard")),
         "convert",
         source,
         target,
         *("--source-strategy", source_strategy),
-        *("--target-strategy", target_strategy),
+        *wanted,
         "--json",
         *options,
     ]

@@ -4,10 +4,11 @@ Both are done by processes of their own: the memory that a measured command is s
 what this process has used when it starts it.
 """
 
+import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.models import FLOAT, Model, Parameter, Side, blocks
+from benchmarks.models import FLOAT, Export, Exported, Model, Parameter, Side, blocks, whole_values
 from reshard.core.checkpoint.formats.any_format import plan_file, read_index
-from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
+from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry, TensorEntry
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
@@ -43,12 +44,21 @@ def write_strategies(model: Model, directory: Path) -> None:
         write_strategy(model.strategy(side), str(directory / f"{side}_strategy.ckpt"))
 
 
+def write_config(export: Export, directory: Path) -> None:
+    """Writes the `config.json` of a model's family, which is all that an export needs of its directory."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(export.config))
+
+
 def check_target(model: Model, directory: Path) -> None:
     """Compares a converted checkpoint with what it has to be: ranks, names, dtypes, shapes, every byte.
 
     Raises:
         BenchmarkError: something differs.
     """
+    if model.export:
+        _check_export(model.export, directory)
+        return
     found = {path.name for path in directory.glob("rank_*")}
     wanted = {f"rank_{rank}" for rank in model.ranks(Side.TARGET)}
     if found != wanted:
@@ -107,11 +117,7 @@ def _write_rank(model: Model, rank: int, path: Path) -> None:
 
 def _check_rank(model: Model, rank: int, directory: Path) -> None:
     [path] = [path for path in directory.iterdir() if not path.name.startswith(".")]
-    source = open_source(parse_url(str(path)))
-    try:
-        entries = read_index(source).entries
-    finally:
-        source.close()
+    entries = _entries(path)
     names = {parameter.name for parameter in model.parameters}
     if entries.keys() != names:
         raise BenchmarkError(f"{_short(path)}: has other parameters: {sorted(entries.keys() ^ names)[:5]}")
@@ -128,6 +134,39 @@ def _check_rank(model: Model, rank: int, directory: Path) -> None:
                 for piece in contents.take(extent.length):
                     if not np.array_equal(np.frombuffer(file.read(len(piece)), np.uint8), piece):
                         raise BenchmarkError(f"{_short(path)}: {parameter.name} holds other values than it should")
+
+
+def _check_export(export: Export, directory: Path) -> None:
+    wanted = {exported.name: exported for exported in export.parameters}
+    paths = sorted(directory.glob("*.safetensors"))
+    found = [name for path in paths for name in _entries(path)]
+    if sorted(found) != sorted(wanted):
+        raise BenchmarkError(f"{directory.name}: has other parameters: {sorted(wanted.keys() ^ found)[:5]}")
+    _each(_check_exported, ((path, [wanted[name] for name in _entries(path)]) for path in paths))
+
+
+def _check_exported(path: Path, wanted: Sequence[Exported]) -> None:
+    entries = _entries(path)
+    known: tuple[str, np.ndarray] | None = None
+    with path.open("rb") as file:
+        for exported in sorted(wanted, key=lambda exported: exported.source.name):
+            if known is None or known[0] != exported.source.name:
+                known = exported.source.name, whole_values(exported.source)
+            values, entry = exported.part(known[1]), entries[exported.name]
+            if (entry.dtype, entry.shape) != (FLOAT, values.shape):
+                raise BenchmarkError(f"{exported.name} is {entry.dtype.name} {entry.shape}, not {values.shape}")
+            [extent] = entry.extents
+            file.seek(extent.offset)
+            if file.read(extent.length) != values.tobytes():
+                raise BenchmarkError(f"{path.name}: {exported.name} holds other values than it should")
+
+
+def _entries(path: Path) -> Mapping[str, TensorEntry]:
+    source = open_source(parse_url(str(path)))
+    try:
+        return read_index(source).entries
+    finally:
+        source.close()
 
 
 def _short(path: Path) -> str:

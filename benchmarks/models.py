@@ -7,10 +7,10 @@ wrong place shows.
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -34,7 +34,7 @@ class Side(StrEnum):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A float32 parameter of one or two axes, and how the two sides cut it."""
+    """A float32 parameter of up to three axes, and how the two sides cut it; one of three, by the first only."""
 
     name: str
     shape: Shape
@@ -51,10 +51,34 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Exported:
+    """A parameter of an export: `part` returns its values, of those of a whole source parameter."""
+
+    name: str
+    source: Parameter
+    part: Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Export:
+    """What a checkpoint becomes in a Hugging Face directory.
+
+    Attributes:
+        options: the family's preset and its switches, as options.
+        config: content of the family's config.json.
+    """
+
+    options: tuple[str, ...]
+    config: Mapping[str, object]
+    parameters: tuple[Exported, ...]
+
+
+@dataclass(frozen=True)
 class Model:
-    """All parameters of a checkpoint."""
+    """All parameters of a checkpoint; with an `export`, they become others, which are whole."""
 
     parameters: tuple[Parameter, ...]
+    export: Export | None = None
 
     @cached_property
     def size_bytes(self) -> int:
@@ -86,16 +110,27 @@ class Model:
 
 def blocks(parameter: Parameter, box: TensorSlice) -> Iterator[np.ndarray]:
     """The values of a box of a parameter, in C order: uint8 arrays of some MiB."""
-    width = parameter.shape[1] if len(parameter.shape) == 2 else 1
-    first_column, columns = (box.start[1], box.shape[1]) if len(parameter.shape) == 2 else (0, 1)
+    width = parameter.shape[-1] if len(parameter.shape) > 1 else 1
+    first_column, columns = (box.start[-1], box.shape[-1]) if len(parameter.shape) > 1 else (0, 1)
+    matrix_rows = math.prod(parameter.shape[1:-1])  # cut along the first axis only
+    first_row, last_row = box.start[0] * matrix_rows, box.stop[0] * matrix_rows
     place = zlib.crc32(parameter.name.encode())
     rows_together = max(1, min(_POOL_LENGTH // width, _BLOCK_ELEMENTS // columns))
-    for row in range(box.start[0], box.stop[0], rows_together):
-        rows = min(rows_together, box.stop[0] - row)
+    for row in range(first_row, last_row, rows_together):
+        rows = min(rows_together, last_row - row)
         start = (place + row * width + first_column) % _POOL_LENGTH
         strides = (width * FLOAT.itemsize, FLOAT.itemsize)
         window = as_strided(_pool()[start:], (rows, columns), strides, writeable=False)
         yield np.ascontiguousarray(window).reshape(-1).view(np.uint8)
+
+
+def whole_values(parameter: Parameter) -> np.ndarray:
+    """All values of a parameter, in its shape."""
+    return (
+        np.concatenate(list(blocks(parameter, TensorSlice.whole(parameter.shape))))
+        .view(np.float32)
+        .reshape(parameter.shape)
+    )
 
 
 @cache
@@ -124,6 +159,144 @@ def transformer(hidden: int, layers: int, feed_forward: int, vocabulary: int) ->
             for name, shape, axis in weights
         )
     )
+
+
+def fused_transformer(hidden: int, layers: int, feed_forward: int, vocabulary: int) -> Model:
+    """A llama's weights on 8 ranks (2 data x 4 model parallel), q, k and v in one, gate and up row by row in another.
+
+    Heads have 128 elements; two of q share one of k and v.
+    """
+    head = 128
+    groups = hidden // head // 2
+    export = _Exporting(2, 4)
+    export.add("model.tok_embeddings.embedding_weight", (vocabulary, hidden), 0, {"model.embed_tokens.weight": _same})
+    for layer in range(layers):
+        mine, theirs = f"model.layers.{layer}", f"model.layers.{layer}"
+        heads = {
+            f"{theirs}.self_attn.{name}_proj.weight": partial(_of_groups, groups, head * start, head * stop)
+            for name, start, stop in (("q", 0, 2), ("k", 2, 3), ("v", 3, 4))
+        }
+        export.add(f"{mine}.attention.w_qkv.weight", (groups * 4 * head, hidden), 0, heads)
+        export.add(f"{mine}.attention.wo.weight", (hidden, hidden), 1, {f"{theirs}.self_attn.o_proj.weight": _same})
+        in_turn = {
+            f"{theirs}.mlp.{name}_proj.weight": partial(_of_groups, feed_forward, number, number + 1)
+            for number, name in enumerate(("gate", "up"))
+        }
+        export.add(f"{mine}.feed_forward.w_gate_hidden.weight", (2 * feed_forward, hidden), 0, in_turn)
+        export.add(
+            f"{mine}.feed_forward.w2.weight", (hidden, feed_forward), 1, {f"{theirs}.mlp.down_proj.weight": _same}
+        )
+        export.add(f"{mine}.attention_norm.weight", (hidden,), None, {f"{theirs}.input_layernorm.weight": _same})
+        export.add(f"{mine}.ffn_norm.weight", (hidden,), None, {f"{theirs}.post_attention_layernorm.weight": _same})
+    export.add("model.norm_out.weight", (hidden,), None, {"model.norm.weight": _same})
+    export.add("lm_head.weight", (vocabulary, hidden), 0, {"lm_head.weight": _same})
+    config = _config("llama", hidden, layers, feed_forward, vocabulary, hidden // head, groups, head)
+    return export.model(("--preset", "llama"), config)
+
+
+def experts_transformer(hidden: int, layers: int, experts: int, expert_hidden: int, vocabulary: int) -> Model:
+    """A Qwen3-MoE's weights on 8 ranks (2 data x 4 expert parallel): the experts of a layer are stacked, transposed."""
+    head = 128
+    heads = groups = hidden // head
+    export = _Exporting(2, 4)
+    export.add("embedding.word_embeddings.weight", (vocabulary, hidden), 0, {"model.embed_tokens.weight": _same})
+    for layer in range(layers):
+        mine, theirs = f"decoder.layers.{layer}", f"model.layers.{layer}"
+        parts = {
+            f"{theirs}.self_attn.{name}_proj.weight": partial(_of_groups, groups, head * number, head * (number + 1))
+            for number, name in enumerate("qkv")
+        }
+        export.add(f"{mine}.self_attention.linear_qkv.weight", (3 * hidden, hidden), 0, parts)
+        export.add(
+            *(f"{mine}.self_attention.linear_proj.weight", (hidden, hidden), 1),
+            {f"{theirs}.self_attn.o_proj.weight": _same},
+        )
+        for name, other in (("q", "q_norm"), ("k", "k_norm")):
+            export.add(
+                *(f"{mine}.self_attention.{name}_layernorm.weight", (head,), None),
+                {f"{theirs}.self_attn.{other}.weight": _same},
+            )
+        export.add(f"{mine}.input_layernorm.weight", (hidden,), None, {f"{theirs}.input_layernorm.weight": _same})
+        export.add(
+            *(f"{mine}.pre_mlp_layernorm.weight", (hidden,), None),
+            {f"{theirs}.post_attention_layernorm.weight": _same},
+        )
+        export.add(f"{mine}.mlp.router.weight", (experts, hidden), None, {f"{theirs}.mlp.gate.weight": _same})
+        halves = {
+            f"{theirs}.mlp.experts.{expert}.{name}_proj.weight": partial(
+                _of_expert, expert, expert_hidden * number, expert_hidden * (number + 1)
+            )
+            for expert in range(experts)
+            for number, name in enumerate(("gate", "up"))
+        }
+        export.add(f"{mine}.mlp.experts.weight1", (experts, hidden, 2 * expert_hidden), 0, halves)
+        down = {
+            f"{theirs}.mlp.experts.{expert}.down_proj.weight": partial(_of_expert, expert, 0, hidden)
+            for expert in range(experts)
+        }
+        export.add(f"{mine}.mlp.experts.weight2", (experts, expert_hidden, hidden), 0, down)
+    export.add("decoder.final_layernorm.weight", (hidden,), None, {"model.norm.weight": _same})
+    export.add("output_layer.weight", (vocabulary, hidden), 0, {"lm_head.weight": _same})
+    config = _config("qwen3_moe", hidden, layers, 4 * expert_hidden, vocabulary, heads, groups, head)
+    more = {"num_experts": experts, "moe_intermediate_size": expert_hidden}
+    grouped = "--switch", "use_contiguous_weight_layout_attention=false"
+    return export.model(("--preset", "qwen3_moe", *grouped), config | more)
+
+
+class _Exporting:
+    """Collects parameters, and those that they become."""
+
+    def __init__(self, data: int, tensor: int) -> None:
+        self._devices = data, tensor
+        self._parameters: list[Parameter] = []
+        self._exported: list[Exported] = []
+
+    def add(
+        self,
+        name: str,
+        shape: Shape,
+        axis: int | None,
+        parts: Mapping[str, Callable[[np.ndarray], np.ndarray]],
+    ) -> None:
+        """Add a parameter cut along an axis, and the names and values of its parts."""
+        parameter = Parameter(name, shape, _megatron(*self._devices, shape, axis), cut_by(None, 1, len(shape)))
+        self._parameters.append(parameter)
+        self._exported += [Exported(each, parameter, part) for each, part in parts.items()]
+
+    def model(self, options: tuple[str, ...], config: Mapping[str, object]) -> Model:
+        """Return the model."""
+        return Model(tuple(self._parameters), Export(options, config, tuple(self._exported)))
+
+
+def _same(whole: np.ndarray) -> np.ndarray:
+    return whole
+
+
+def _of_groups(groups: int, start: int, stop: int, whole: np.ndarray) -> np.ndarray:
+    """Rows `start` to `stop` of every group of rows."""
+    return whole.reshape(groups, -1, whole.shape[1])[:, start:stop].reshape(-1, whole.shape[1])
+
+
+def _of_expert(expert: int, start: int, stop: int, whole: np.ndarray) -> np.ndarray:
+    """Some columns of a stacked matrix, as rows."""
+    return whole[expert, :, start:stop].T
+
+
+def _config(
+    family: str, hidden: int, layers: int, feed_forward: int, vocabulary: int, heads: int, groups: int, head: int
+) -> dict[str, object]:
+    return {
+        "model_type": family,
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": feed_forward,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": head,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    }
 
 
 def _transformer_weights(

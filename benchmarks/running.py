@@ -14,7 +14,7 @@ import psutil
 from benchmarks import measure
 from benchmarks.contenders import CP, NONE, S3_COPY, Contender, Job
 from benchmarks.errors import BenchmarkError
-from benchmarks.files import check_target, write_checkpoint, write_strategies
+from benchmarks.files import check_target, write_checkpoint, write_config, write_strategies
 from benchmarks.models import Model, Side
 from benchmarks.object_store import ObjectStore, object_store
 from benchmarks.results import Result, Run, this_machine
@@ -82,7 +82,8 @@ class Plan:
         model = self.scenario.model() if self.scenario.model else None
         with _new_directory(directory):
             first_ranks = model.first_with_same_content(Side.SOURCE) if model else {}
-            job = Job(directory, first_ranks, self.scenario.copies_source)
+            export_options = model.export.options if model and model.export else ()
+            job = Job(directory, first_ranks, self.scenario.copies_source, export_options)
             if model:
                 self._prepare(model, job, say)
             with object_store(job.buckets) if self.scenario.needs_store else nullcontext() as store:
@@ -122,6 +123,8 @@ class Plan:
         for format in self._formats():
             write_checkpoint(model, format, job.source(format))
         write_strategies(model, job.directory)
+        if model.export:
+            write_config(model.export, job.like)
         for contender in self.in_round(1):
             if contender.preparation:
                 measure.run(contender.preparation(job))

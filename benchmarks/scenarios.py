@@ -28,7 +28,7 @@ from benchmarks.contenders import (
     TORCH,
     Contender,
 )
-from benchmarks.models import Model, cut_by, matrices, transformer
+from benchmarks.models import Model, cut_by, experts_transformer, fused_transformer, matrices, transformer
 
 _ROWS, _COLUMNS = 0, 1
 _RESHARD = (CP, NONE, CHECKSUM)
@@ -136,6 +136,18 @@ SCENARIOS = (
     Scenario("fan-in-columns", "64 ranks by columns → 1", _RESHARD, _fan(64, 1, _COLUMNS), once=_MINDSPORE),
     Scenario("fan-out-rows", "1 → 64 ranks by rows", _RESHARD, _fan(1, 64, _ROWS), once=_MINDSPORE),
     Scenario("fan-out-columns", "1 → 64 ranks by columns", _RESHARD, _fan(1, 64, _COLUMNS), once=_MINDSPORE),
+    Scenario(
+        "export-fused",
+        "weights to Hugging Face: grouped q, k, v in one, gate and up row by row, 8 ranks → 5 files",
+        _RESHARD,
+        lambda: fused_transformer(hidden=2048, layers=8, feed_forward=5632, vocabulary=32000),
+    ),
+    Scenario(
+        "export-experts",
+        "weights to Hugging Face: 64 experts stacked and transposed, 8 ranks → 3 files",
+        _RESHARD,
+        lambda: experts_transformer(hidden=1024, layers=4, experts=64, expert_hidden=384, vocabulary=8192),
+    ),
     Scenario(
         "large",
         "the first, 3.2 times larger",

@@ -23,6 +23,7 @@ from benchmarks.scenarios import SCENARIOS, Scenario
 NONE_TIMES_CP = 1.5
 CHECKSUM_TIMES_CP = 2.2
 TIMES_FASTER_THAN_MINDSPORE = 15
+_EXPORT_TIMES_CP = 2.5
 _PEAK_BYTES = 500 * 2**20
 _PLAN_SECONDS = 60
 _PLAN_BYTES = 2 * 2**30
@@ -140,8 +141,8 @@ def targets_table(results: Sequence[Result]) -> Table:
     """The limits that were set, and what was measured."""
     by_name = {result.scenario: result for result in results}
     headers = ("", "limit", "measured", "kept")
-    groups = _speed_targets(by_name), _memory_targets(by_name), _other_targets(by_name), _store_targets(by_name)
-    return Table("Limits", headers, tuple(row for group in groups for row in group))
+    kinds = _speed_targets, _memory_targets, _export_targets, _other_targets, _store_targets
+    return Table("Limits", headers, tuple(row for of_kind in kinds for row in of_kind(by_name)))
 
 
 def _speed_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
@@ -168,6 +169,18 @@ def _memory_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
             result = results[name]
             peak = max(peak_bytes(result, who) for who in _RESHARD if result.has(who))
             rows.append(_at_most(f"memory for {size_text(result.model_bytes)}", _PEAK_BYTES, peak, size_text))
+    return rows
+
+
+def _export_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
+    rows = []
+    for name in ("export-fused", "export-experts"):
+        if name in results:
+            result = results[name]
+            times, peak = ratio(result, CHECKSUM.name, CP.name).median, peak_bytes(result, CHECKSUM.name)
+            title = f"`{name}`, every byte verified"
+            rows.append(_at_most(title, _EXPORT_TIMES_CP, times, _times_text("`cp -r`")))
+            rows.append(_at_most(f"`{name}`, memory", _PEAK_BYTES, peak, size_text))
     return rows
 
 

@@ -1,13 +1,15 @@
 """The benchmarks' own files: readable by others, and a wrong target is noticed."""
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.contenders import CHECKSUM, Job
 from benchmarks.errors import BenchmarkError
-from benchmarks.files import _check_rank, check_target, write_checkpoint, write_strategies
-from benchmarks.models import Model, Side, blocks, transformer
+from benchmarks.files import _check_rank, check_target, write_checkpoint, write_config, write_strategies
+from benchmarks.models import Model, Side, blocks, experts_transformer, fused_transformer, transformer
 from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.conversion.convert import convert
 from reshard.core.request.conversion import ConversionRequest
@@ -69,3 +71,29 @@ def test_a_missing_rank_is_noticed(model: Model, target: Path) -> None:
     (target / "rank_3").rename(target / "elsewhere")
     with pytest.raises(BenchmarkError, match="not .*rank_3"):
         check_target(model, target)
+
+
+@pytest.mark.parametrize("kind", ["fused", "experts"])
+def test_a_right_export_passes_and_a_wrong_byte_or_name_is_noticed(tmp_path: Path, kind: str) -> None:
+    exported = {
+        "fused": lambda: fused_transformer(hidden=256, layers=1, feed_forward=24, vocabulary=64),
+        "experts": lambda: experts_transformer(hidden=128, layers=1, experts=8, expert_hidden=24, vocabulary=64),
+    }[kind]()
+    assert exported.export is not None
+    job = Job(tmp_path, exported.first_with_same_content(Side.SOURCE), export_options=exported.export.options)
+    write_checkpoint(exported, CheckpointFormat.CKPT, job.source(CheckpointFormat.CKPT))
+    write_strategies(exported, tmp_path)
+    write_config(exported.export, job.like)
+    subprocess.run(CHECKSUM.command(job), check=True, capture_output=True)
+    check_target(exported, job.target)
+
+    [path] = job.target.glob("*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    with pytest.raises(BenchmarkError, match="holds other values than it should"):
+        check_target(exported, job.target)
+    path.write_bytes(bytes(data).replace(b"model.norm.weight", b"model.none.weight"))
+    with pytest.raises(BenchmarkError, match="has other parameters"):
+        check_target(exported, job.target)
