@@ -73,7 +73,7 @@ def _lost_before_reading(found: CheckpointSurvey, iteration: Iteration, damage: 
             f"{ranks.start} to {ranks.stop - 1}"
         )
     missing = {rank: names for rank in iteration.files if (names := iteration.missing_from(rank))}
-    lost = {rank: f"its file {names[0]} is missing" for rank, names in missing.items()}
+    lost = {rank: _missing_text(iteration.files[rank], names) for rank, names in missing.items()}
     if missing and not damage.recovers:
         files = [name for each in missing.values() for name in each]
         raise CatalogError(
@@ -84,6 +84,14 @@ def _lost_before_reading(found: CheckpointSurvey, iteration: Iteration, damage: 
     if iteration.files and not iteration.files.keys() - lost.keys():
         raise CatalogError(f"{found.url}: no rank is left to recover anything from")
     return lost
+
+
+def _missing_text(files: Sequence[str], missing: Sequence[str]) -> str:
+    """Format which files of a rank are missing, and which others that leaves unused."""
+    there = [name for name in files if name not in missing]
+    text = f"missing: {listed(missing, _MAX_NAMES)}"
+    # a rank is one record, whole or lost: what its other file holds comes from replicas, too
+    return f"{text}; unused without that: {listed(there, _MAX_NAMES)}" if there else text
 
 
 def _empty_records(iteration: Iteration, lost: dict[int, str]) -> dict[int, CatalogRecord]:

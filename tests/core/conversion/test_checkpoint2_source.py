@@ -149,7 +149,7 @@ class TestMissingFiles:
     def test_other_ranks_replace_it(self, case: IterationCase, tmp_path: Path) -> None:
         report = assess_recovery(SourceRequest(source=str(case.source)))
         assert [(each.rank, each.why) for each in report.lost_ranks] == [
-            (1, "its file opt-0000001-0000004.safetensors is missing")
+            (1, "missing: opt-0000001-0000004.safetensors; unused without that: model-0000001-0000004.safetensors")
         ]
         assert report.recoverable
         convert(case.request(tmp_path / "out", recover=True))
