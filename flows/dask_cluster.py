@@ -1,4 +1,4 @@
-"""Tasks on the workers of a Dask cluster, with Prefect's runner for it; needs `reshard[dask]`.
+"""Tasks on the workers of a Dask cluster, with Prefect's client for it; needs `reshard[dask]`.
 
 Dask moves work between machines, repeats it elsewhere if a worker dies, and gives up a task whose workers die again and
 again. This module adds the rest: the outcome of each task, and a check that workers are left to run them.
@@ -9,7 +9,8 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
+from uuid import uuid4
 
 import distributed
 from distributed.deploy.utils import nprocesses_nthreads
@@ -19,6 +20,7 @@ from prefect_dask.task_runners import DaskTaskRunner
 
 from reshard.core.errors import ConversionError, InputError
 from reshard.core.runtime.budget import WorkerPool
+from reshard.flows.dask_worker import pickled_context, run_in_context
 from reshard.flows.embedded_server import is_embedded
 from reshard.flows.runner import Future, Outcome, RunnerLostError
 
@@ -38,7 +40,7 @@ class DaskRunner:
     """Runs tasks on the workers of a Dask cluster."""
 
     def __init__(self, runner: DaskTaskRunner, name: str) -> None:
-        self._runner = runner
+        self._context = pickled_context()
         self._client: Any = runner.client  # distributed is not typed
         self._name = name
         self._threads: dict[str, int] = {}
@@ -54,19 +56,19 @@ class DaskRunner:
         """Run a task on a worker."""
         if self._client.status != "running":
             raise RunnerLostError(f"{self._name}: the scheduler does not answer any more")
-        future = self._runner.submit(task, parameters)
-        _when_done(future, ended)
-        return future
+        future = self._client.submit(run_in_context, self._context, task, uuid4(), parameters)
+        future.add_done_callback(ended)
+        return cast(Future, future)
 
     def outcome(self, future: Any, ended: Callable[[Future], None]) -> Outcome | None:
         """Return the state, or the error in its place: KilledWorker, a lost scheduler, an unreadable result."""
         try:
-            state: Outcome = future.wrapped_future.result(timeout=_ANSWER_SECONDS)
+            state: Outcome = future.result(timeout=_ANSWER_SECONDS)
         except TimeoutError as error:
-            if future.wrapped_future.done():
+            if future.done():
                 return error
             # the worker died with the answer: another worker repeats the task
-            _when_done(future, ended)
+            future.add_done_callback(ended)
             return None
         except (Exception, CancelledError) as error:
             return error
@@ -100,10 +102,6 @@ class DaskRunner:
                     "dask worker SCHEDULER"
                 )
             time.sleep(0 if self._threads else 0.1)
-
-
-def _when_done(future: Any, ended: Callable[[Future], None]) -> None:
-    future.wrapped_future.add_done_callback(lambda _: ended(future))
 
 
 @contextmanager
