@@ -326,7 +326,7 @@ OVERHEAD = tuple(
         counted="flow_seconds",
     )
     for kind, title in (("threads", "threads"), ("local", "local Dask cluster"), ("cluster", "running Dask cluster"))
-    for ranks in (4, 100, 1000)
+    for ranks in (4, 16, 100, 1000, 4096)
 )
 
 CONTENDERS = {

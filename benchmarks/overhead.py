@@ -1,22 +1,28 @@
 """What the flow adds to ranks that are next to no work: `python -m benchmarks.overhead threads|local|cluster RANKS`.
 
 Prints as JSON how long the flow took, that for each rank, and how much later the server had recorded the last task
-run. Starting a cluster is not in it if it runs already: `cluster` is a scheduler and two workers on this machine.
+run; the peak memory of the run's process, the server's memory at the end, and its slowest answer meanwhile. Starting a
+cluster is not in it if it runs already: `cluster` is a scheduler and two workers on this machine.
 """
 
 import json
+import resource
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import UUID
 
+import psutil
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.sorting import TaskRunSort
 from prefect.events.worker import EventsWorker
+from prefect.settings import PREFECT_API_URL
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import write_checkpoint, write_strategies
@@ -28,10 +34,11 @@ from tests.support.dask_processes import dask_processes
 
 KINDS = ("threads", "local", "cluster")
 _WORKERS = 2
-_SHAPE = (4000, 8)  # divides by every number of ranks that is measured
+_ROWS, _COLUMNS = 4000, 8
 _RECORDED_SECONDS = 120
 _QUIET_POLLS = 4
 _POLL_SECONDS = 0.25
+_ASK_SECONDS = 0.5
 
 
 def main() -> None:
@@ -39,18 +46,27 @@ def main() -> None:
     kind, ranks = sys.argv[1], int(sys.argv[2])
     with tempfile.TemporaryDirectory(prefix="reshard-overhead-") as place, _scheduler(kind, Path(place)) as scheduler:
         request = _request(Path(place), ranks).model_copy(update={"dask_scheduler": scheduler})
-        started = time.perf_counter()
-        state = convert_checkpoint(request, return_state=True)
-        seconds = time.perf_counter() - started
+        with _asking() as answers:
+            started = time.perf_counter()
+            state = convert_checkpoint(request, return_state=True)
+            seconds = time.perf_counter() - started
         if not state.is_completed() or state.state_details.flow_run_id is None:
             raise BenchmarkError(f"the conversion failed: {state.message}")
         recorded = _await_recording(state.state_details.flow_run_id)
-    figures = {"flow_seconds": seconds, "seconds_per_rank": seconds / ranks, "recorded_seconds": recorded}
+    figures = {
+        "flow_seconds": seconds,
+        "seconds_per_rank": seconds / ranks,
+        "recorded_seconds": recorded,
+        "slowest_answer_seconds": max(answers),
+        "run_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "server_bytes": _server_bytes(),
+    }
     print(json.dumps(figures))
 
 
 def _request(directory: Path, ranks: int) -> ConversionRequest:
-    model = matrices(1, _SHAPE, cut_by(0, 1), cut_by(0, ranks))
+    rows = -(-_ROWS // ranks) * ranks
+    model = matrices(1, (rows, _COLUMNS), cut_by(0, 1), cut_by(0, ranks))
     write_checkpoint(model, CheckpointFormat.CKPT, directory / "source")
     write_strategies(model, directory)
     return ConversionRequest(
@@ -70,6 +86,35 @@ def _scheduler(kind: str, directory: Path) -> Iterator[str]:
     with dask_processes(directory / "dask") as cluster:
         cluster.add_workers(_WORKERS)
         yield cluster.address
+
+
+@contextmanager
+def _asking() -> Iterator[list[float]]:
+    """Ask the server for its health twice a second; yields how long its answers took."""
+    answers = [0.0]
+    ended = threading.Event()
+
+    def ask() -> None:
+        with get_client(sync_client=True) as client:
+            while not ended.wait(_ASK_SECONDS):
+                started = time.perf_counter()
+                client.hello()
+                answers.append(time.perf_counter() - started)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _server_bytes() -> int:
+    """Resident memory of the server's process on this machine; 0 if it is elsewhere."""
+    port = urlsplit(str(PREFECT_API_URL.value())).port
+    listening = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN and each.pid]
+    return sum(int(psutil.Process(each.pid).memory_info().rss) for each in listening if each.laddr.port == port)
 
 
 def _await_recording(flow_run_id: UUID) -> float:

@@ -37,6 +37,8 @@ MAX_TABLE_ROWS = 5000
 """The UI's tables are quick up to this size."""
 _MAX_MARKDOWN_ROWS = 100
 _MAX_LISTED = 4
+_MAX_SOURCES = 16
+"""Ranks and ranges that a row lists: thousands of rows may each have thousands."""
 _MAX_MESSAGE_CHARACTERS = 100_000
 # markup in the middle of a line, and the beginnings of text that the UI turns into links
 _MARKUP = re.compile(r"[\\`*\[\]<|~&@]|(?<![^\W_])_|_(?![^\W_])|(?<=[a-zA-Z]):(?=//)|(?<=www)\.", re.IGNORECASE)
@@ -102,7 +104,7 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
             rank.rank,
             _code(rank.file),
             size_text(rank.shard_bytes),
-            listed_ranks(rank.source_ranks, 16),
+            listed_ranks(rank.source_ranks, _MAX_SOURCES),
             _copy(rank.copy_of),
         )
         for rank in summary.ranks[:_MAX_MARKDOWN_ROWS]
@@ -289,11 +291,11 @@ def latest_page(report: LatestReport) -> str:
 
 def rank_rows(ranks: Sequence[RankReport]) -> list[dict[str, Any]]:
     """Return the table of the ranks, with plain numbers; the UI scrolls to columns that do not fit."""
-    return [
+    table: list[dict[str, Any]] = [
         {
             "rank": rank.rank,
             "outcome": str(rank.outcome),
-            "sources": ranks_text(rank.source_ranks),
+            "sources": listed_ranks(rank.source_ranks, _MAX_SOURCES),
             "size_bytes": rank.size_bytes,
             "seconds": rank.seconds,
             "MiB/s": _mib_per_second(rank),
@@ -304,6 +306,9 @@ def rank_rows(ranks: Sequence[RankReport]) -> list[dict[str, Any]]:
         }
         for rank in ranks[:MAX_TABLE_ROWS]
     ]
+    if len(ranks) > len(table):
+        table.append(dict.fromkeys(table[0], "") | {"rank": f"and {len(ranks) - len(table)} more"})
+    return table
 
 
 def _sentence(report: LatestReport) -> str:

@@ -30,19 +30,29 @@ def seconds_text(seconds: float) -> str:
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """Format ascending ranks as `0-3,7`, the syntax of --ranks."""
+    return _format_spans(_spans(ranks))
+
+
+def _spans(ranks: Iterable[int]) -> list[list[int]]:
+    """Each run of consecutive ranks: its first and its last."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and spans[-1][1] == rank - 1:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
+    return spans
+
+
+def _format_spans(spans: Iterable[Sequence[int]]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def listed_ranks(ranks: Sequence[int], limit: int) -> str:
-    """Format ascending ranks as `0-3,7`; beyond `limit` ranks, `and N more`."""
-    more = len(ranks) - limit
-    return f"{ranks_text(ranks[:limit])} and {more} more" if more > 0 else ranks_text(ranks)
+    """Format ascending ranks as `0-3,7`; beyond `limit` numbers and ranges, `and N more` ranks."""
+    spans = _spans(ranks)
+    more = sum(last - first + 1 for first, last in spans[limit:])
+    return f"{_format_spans(spans[:limit])} and {more} more" if more else _format_spans(spans)
 
 
 def printable(text: str) -> str:

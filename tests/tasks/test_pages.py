@@ -156,7 +156,13 @@ def test_the_table_holds_plain_numbers_and_the_manifests_digests(target: Path, r
 
 def test_thousands_of_ranks_make_no_endless_page(target: Path, report: ConversionReport) -> None:
     many = report.model_copy(update={"ranks": report.ranks * 4000})
-    assert len(rank_rows(many.ranks)) == MAX_TABLE_ROWS
+    rows = rank_rows(many.ranks)
+    assert len(rows) == MAX_TABLE_ROWS + 1
+    assert rows[-1].keys() == rows[0].keys()
+    assert rows[-1]["rank"] == f"and {len(many.ranks) - MAX_TABLE_ROWS} more"
+    scattered = report.ranks[0].model_copy(update={"source_ranks": (*range(64), *range(100, 4000, 2))})
+    [row] = rank_rows([scattered])
+    assert row["sources"] == f"0-63,{','.join(map(str, range(100, 130, 2)))} and 1935 more"
     assert len(report_page(many)) < 20_000
     plan = make_plan(FOUR_TO_THREE.request(target))
     summary = summarize_plan(plan, Budget(2, 2**21, 64), [(0,)], 1)
