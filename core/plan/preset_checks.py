@@ -4,6 +4,7 @@ Only names in the source are looked at, so that further changes, and whatever th
 matter. What is missing may be left out on purpose, or allowed.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,6 +22,8 @@ from reshard.core.tensor.slices import Shape
 _LAYER = "L"
 _MAX_WANTED = 2**20
 """Parameters that a config.json may count: ten times those of the largest models."""
+_ADAPTER = re.compile(r"\.(\w*lora_[abAB])(\.\w+)*$")
+"""Names of LoRA's parameters, MindFormers' and Hugging Face's."""
 
 
 def check_names(
@@ -116,7 +119,14 @@ class _Names:
             if name in excluded or name in self._state or name in known:
                 continue
             is_scale = bool(ending) and name.endswith(ending) and name.removesuffix(ending) in self._known
-            if self._to_hf or not is_scale:
+            if not self._to_hf and is_scale:
+                continue
+            if _ADAPTER.search(name):
+                yield (
+                    f"parameter {name!r} is LoRA's, and the preset has no name for it, as where a weight is fused on "
+                    f"one side: merge it into its weight where it was trained, or leave it out, --exclude {name}"
+                )
+            else:
                 yield (
                     f"parameter {name!r} is in no row of the preset: leave it out, --exclude {name}, or add a row to a "
                     f"copy of the preset (reshard presets {self._compiled.preset.preset})"

@@ -244,8 +244,13 @@ class _Compiler:
             missing = self._missing_variables(row)
             if missing and present:
                 raise self._lacks(missing, row)
-            if not missing:
-                yield prefix, row
+            if missing:
+                continue
+            if any(expression and self._number(expression) < 1 for expression in (row.groups, row.stacked)):
+                if present:
+                    raise self._contradiction(f"{row.name!r} has nothing in it ({row.groups or row.stacked} is 0)")
+                continue
+            yield prefix, row
 
     def _missing_variables(self, row: Row) -> str:
         """A variable that the row's steps need and that is not known; empty if there is none."""
@@ -258,6 +263,9 @@ class _Compiler:
             except ValueError:
                 return expression
         return "" if all(self._is_known(text) for text in (*row.mf, *row.hf)) else "N"
+
+    def _number(self, expression: str) -> int:
+        return whole_number(expression, self._variables)
 
     def _is_known(self, text: str) -> bool:
         return parsed(text, self._variables) is not None
@@ -273,9 +281,14 @@ class _Compiler:
         if self._settings.config is None:
             return InputError(
                 f"preset {self._preset.preset}: {row.name!r} needs numbers of config.json, {wanted}: {where} has none: "
-                "put the model's there, or name its Hugging Face directory with --like"
+                f"put the model's there, or name its Hugging Face directory with --like{self._advice_on_states()}"
             )
         return InputError(f"{where}: has no {wanted}, which preset {self._preset.preset} needs for {row.name!r}")
+
+    def _advice_on_states(self) -> str:
+        if all(name == without_state(name) for name in self._known.axes):
+            return ""
+        return "; the latter only without the optimizer's moments (--select weights-only), which no such directory has"
 
     def _is_so(self, name: str, value: str, *, needed: bool) -> bool:
         """True if a switch has a value; it is decided for the first row whose parameters are there, `needed`."""
@@ -386,16 +399,16 @@ class _Compiler:
 
     def _parts(self, row: Row, axis: int) -> list[int]:
         """The rows of each part in a group; `axis` is that of rows."""
-        groups = whole_number(row.groups, self._variables) if row.groups else 1
-        rows = [whole_number(shape[axis], self._variables) if shape else groups for shape in row.parts.values()]
+        groups = self._number(row.groups) if row.groups else 1
+        rows = [self._number(shape[axis]) if shape else groups for shape in row.parts.values()]
         if any(count < 1 or count % max(1, groups) for count in rows):
             raise self._contradiction(f"{row.name!r} would have {' and '.join(map(str, rows))} rows in {groups} groups")
         return [count // groups for count in rows]
 
     def _halves(self, row: Row, name: str) -> tuple[int, int]:
         """Half the rows of a part, and its heads."""
-        rows = whole_number(row.parts[name][0], self._variables)
-        of_head = whole_number(row.rope[name], self._variables)
+        rows = self._number(row.parts[name][0])
+        of_head = self._number(row.rope[name])
         if of_head < 2 or of_head % 2 or rows % of_head:
             raise self._contradiction(f"{name!r} would have {rows} rows, {of_head} for each head")
         return rows // 2, rows // of_head

@@ -22,6 +22,7 @@ from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import listed_lines, quoted
 
 _SUFFIX = ".yaml"
+_WEIGHT = ".weight"
 
 
 def _several(value: Any) -> Any:
@@ -134,6 +135,8 @@ class Names(Rule):
         layers: where layers are: MindFormers' prefix -> Hugging Face's.
         layer: rows below each of these prefixes.
         copies: Hugging Face's name -> what it is a copy of.
+        adapters: names of LoRA's parameters, in place of `weight`: MindFormers' -> Hugging Face's. Those of matrices
+            that are one parameter on either side, and lie alike, are known.
         proof: as the preset's, where it is another.
     """
 
@@ -141,14 +144,31 @@ class Names(Rule):
     layers: dict[TemplateText, TemplateText]
     layer: tuple[Row, ...]
     copies: dict[TemplateText, CopyRow] = Field(default={})
+    adapters: dict[str, str] = Field(default={})
     proof: Literal["", "run", "read"] = ""
 
     @property
     def rows(self) -> Iterator[tuple[str, Row]]:
         """All rows with whole names, each with MindFormers' prefix of its layer."""
+        for prefix, row in self._rows_of_weights:
+            yield prefix, row
+            yield from ((prefix, each) for each in self._adapters_of(row))
+
+    @property
+    def _rows_of_weights(self) -> Iterator[tuple[str, Row]]:
         yield from (("", row) for row in self.model)
         for mf, hf in self.layers.items():
             yield from ((mf, row.below(mf, hf)) for row in self.layer)
+
+    def _adapters_of(self, row: Row) -> Iterator[Row]:
+        """The rows of LoRA's parameters of a row's matrix."""
+        [mf, *other_mf], [(hf, shape), *other_hf] = row.mf, row.hf.items()
+        is_plain = not (other_mf or other_hf or row.rope or row.stacked or row.transposed) and len(shape) == 2
+        if is_plain and mf.endswith(_WEIGHT) and hf.endswith(_WEIGHT):
+            for ours, theirs in self.adapters.items():
+                names = {"mf": {f"{mf.removesuffix(_WEIGHT)}.{ours}": ()}}
+                names |= {"hf": {f"{hf.removesuffix(_WEIGHT)}.{theirs}": ()}}
+                yield Row.model_validate({**names, "optional": True, "when": row.when})
 
 
 class Switch(Rule):

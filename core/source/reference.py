@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reshard.core.checkpoint.companions import Companions, companions_of, read_config
+from reshard.core.checkpoint.companions import CONFIG_NAME, Companions, companions_of, read_config
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import InputError, PlanError, raise_problems
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.names import fits_any
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.plan.preset_steps import without_state
 from reshard.core.request.changes import FLOAT_NAMES
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.wording import counted, listed
@@ -170,6 +171,11 @@ def _surplus(parameter: ReshardedParameter, weights: Mapping[str, TensorEntry]) 
         return (
             f"parameter {parameter.name!r}{made} is not in the reference, whose head is tied to its embedding: if the "
             f"two are equal in the source as well, leave it out, --exclude {parameter.sources[0].name}"
+        )
+    if without_state(parameter.name) != parameter.name:
+        return (
+            f"parameter {parameter.name!r}{made} is an optimizer's, which no directory of Hugging Face's has: leave "
+            f"such out, --select weights-only, or do without --like and put its {CONFIG_NAME} beside the source"
         )
     return (
         f"parameter {parameter.name!r}{made} is not in the reference: leave it out with --exclude or --select "

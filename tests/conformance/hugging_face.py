@@ -36,15 +36,24 @@ _FAMILIES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "qwen2": ("qwen2", True, {}),
     "mixtral": ("mixtral", True, {**_MOE}),
     "glm4": ("glm4", True, {"attention_bias": True}),
+    "qwen2_moe": ("qwen2_moe", True, {**_MOE, "decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "telechat3": ("llama", True, {}),
+    "telechat3_moe": ("deepseek_v3", False, {**_MOE, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}),
 }
-"""Preset -> transformers' type, whether heads are grouped, fields of its configuration."""
+"""Preset -> transformers' type, whether heads are grouped, fields of its configuration.
+
+transformers has no TeleChat3, which has the names and the shapes of these.
+"""
+UNKNOWN = ("chatglm", "telechat2")
+"""Presets of models that only the hub's own code has."""
 _CUTS = {
     "legacy": ("*embedding_weight=0", "*.w[qkv].weight=0", "*.w_qkv.weight=0", "*.wo.weight=1", "*.w[123].weight=0",
                "*.l2q_*.weight=0", "*.lkv2kv_*.weight=0", "*.ffn.w[123]=0"),
     "mcore": ("*word_embeddings.weight=0", "*linear_qkv.weight=0", "*linear_proj.weight=1", "*linear_fc1.weight=0",
               "*linear_fc2.weight=1", "*experts.weight1=0", "*experts.weight2=0"),
 }  # fmt: skip
-_LEGACY = ("llama", "qwen2", "mixtral")
+_MLA = ("deepseek3", "telechat3_moe")
+_LEGACY = ("llama", "qwen2", "mixtral", "qwen2_moe")
 """Presets of older names only."""
 
 
@@ -92,23 +101,25 @@ def build_case(seed: int, preset: str) -> Case:
         "num_attention_heads": heads,
         "num_key_value_heads": groups if grouped else heads,
         "max_position_embeddings": 64,
-        "tie_word_embeddings": draw.random() < 0.3 and preset != "mixtral",
+        "tie_word_embeddings": draw.random() < 0.3 and preset not in ("mixtral", "qwen2_moe"),
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": None,
         **fields,
     }
-    if preset in _LEGACY:  # their heads are parts of the hidden size
+    if preset in (*_LEGACY, "telechat3"):  # their heads are parts of the hidden size
         config["hidden_size"] = heads * 8
-    if preset not in ("qwen2", "mixtral", "deepseek3"):
+    if preset not in ("qwen2", "mixtral", "qwen2_moe", "deepseek3", "telechat3_moe"):
         config["head_dim"] = 8
     experts = draw.choice((4, 12))  # as text, 10 comes before 2
     if preset == "mixtral":
         config["num_local_experts"] = experts
-    if preset in ("qwen3_moe", "deepseek3"):
+    if preset in ("qwen3_moe", "qwen2_moe", *_MLA):
         config |= {"moe_intermediate_size": 8 * draw.randint(1, 3)}
-        config |= {"num_experts" if preset == "qwen3_moe" else "n_routed_experts": experts}
-    if preset == "deepseek3":
+        config |= {"n_routed_experts" if preset in _MLA else "num_experts": experts}
+    if preset == "qwen2_moe":
+        config["shared_expert_intermediate_size"] = 8 * draw.randint(1, 3)
+    if preset in _MLA:
         config |= {
             "q_lora_rank": draw.choice((24, None)),
             "kv_lora_rank": 16,
@@ -118,16 +129,16 @@ def build_case(seed: int, preset: str) -> Case:
             "first_k_dense_replace": draw.choice((0, 1)),
         }
     switches = _switches(draw, preset)
-    if config.get("q_lora_rank") is None:
+    if config.get("q_lora_rank", 1) is None:
         # MindFormers' converters know them with one only
         switches = [each.replace("mla_qkv_concat=true", "mla_qkv_concat=false") for each in switches]
-    if "names=legacy" in switches and preset == "deepseek3":
+    if preset == "deepseek3" and "names=legacy" in switches:
         config["q_lora_rank"] = 24
     return Case(
         seed,
         preset,
         config,
-        draw.choice(("float32", "bfloat16", "float16") if preset != "deepseek3" else ("float32", "bfloat16")),
+        draw.choice(("float32", "bfloat16", "float16") if preset not in _MLA else ("float32", "bfloat16")),
         tuple(switches),
         data=draw.choice((1, 2)),
         model=draw.choice((2, 4)),
@@ -141,19 +152,21 @@ def _switches(draw: random.Random, preset: str) -> list[str]:
     names: dict[str, tuple[str, ...]] = {}
     if preset == "deepseek3" and draw.random() < 0.4:
         return ["names=legacy", f"use_gmm={draw.choice(('true', 'false'))}"]
-    if preset in ("qwen3", "qwen3_moe", "deepseek3"):
+    if preset == "telechat3" and draw.random() < 0.4:
+        return ["names=legacy"]
+    if preset in ("qwen3", "qwen3_moe", "telechat3", *_MLA):
         names["use_interleaved_weight_layout_mlp"] = ("true", "false")
-    if preset in ("qwen3", "qwen3_moe"):
+    if preset in ("qwen3", "qwen3_moe", "telechat3"):
         names["use_contiguous_weight_layout_attention"] = ("true", "false")
-    if preset in ("qwen3_moe", "deepseek3"):
+    if preset in ("qwen3_moe", *_MLA):
         names["experts_axes"] = ("2", "3")
-    if preset == "deepseek3":
+    if preset in _MLA:
         names["mla_qkv_concat"] = ("true", "false")
     if preset in _LEGACY:
         names["qkv_concat"] = ("true", "false")
-    if preset == "qwen2":
+    if preset in ("qwen2", "qwen2_moe"):
         names["bias_groups"] = ("true", "false")
-    if preset == "mixtral":
+    if preset in ("mixtral", "qwen2_moe"):
         names["use_gmm"] = ("true", "false")
     return [f"{name}={draw.choice(values)}" for name, values in names.items()]
 
@@ -204,12 +217,12 @@ def _check(case: Case, judge: TransformersJudge, directory: Path) -> list[str]:
 
 def _against_rules(case: Case, model: Path, whole: Path) -> list[str]:
     """What MindFormers' side has other than by its rules in numpy."""
-    switches = {name: value == "true" for name, value in (each.split("=") for each in case.switches)}
+    switches = {name: value == "true" for name, value in (each.split("=") for each in case.switches) if name != "names"}
     rules = RULES.get((case.preset, case.is_legacy))
     if rules is None:
         return []
     hf = {name: _array(entry) for name, entry in directory_contents(model).items()}
-    expected = {name: array.tobytes() for name, array in rules(hf, case.config, switches).items()}
+    expected = {name: array.tobytes() for name, array in rules(hf, case.config, **switches).items()}
     found = {name: entry[2] for name, entry in directory_contents(whole).items()}
     return [
         f"{name}: not as MindFormers' rules have it"

@@ -127,7 +127,103 @@ def _deepseek3_experts(hf: Arrays, old: str, new: str, *, use_gmm: bool) -> Arra
     }
 
 
-RULES: dict[tuple[str, bool], Callable[[Arrays, Config, Mapping[str, bool]], Arrays]] = {
-    ("deepseek3", True): lambda hf, config, switches: deepseek3_legacy(hf, config, use_gmm=switches["use_gmm"]),
+def qwen2_moe(hf: Arrays, config: Config, *, qkv_concat: bool, bias_groups: bool, use_gmm: bool) -> Arrays:
+    """Qwen2 with experts."""
+    groups = config["num_key_value_heads"]
+    mf = {name: hf[key] for key, name in _LEGACY_MODEL.items() if key in hf}
+    names = {f"mlp.shared_expert.{key}_proj.weight": f"feed_forward.shared_experts.{name}.weight"
+             for key, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))}  # fmt: skip
+    names |= {"mlp.gate.weight": "feed_forward.routed_experts.router.dense.weight",
+              "mlp.shared_expert_gate.weight": "feed_forward.shared_experts_gate.weight",
+              "self_attn.o_proj.weight": "attention.wo.weight"}  # fmt: skip
+    for number in _layers(hf, "model.layers"):
+        layer = f"model.layers.{number}"
+        mf |= _renamed(hf, layer, layer, _LEGACY_NORMS | names)
+        mf |= _qkv(hf, layer, groups, qkv_concat=qkv_concat, bias_groups=bias_groups)
+        for key, name in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+            stack = _experts(hf, f"{layer}.mlp.experts", f"{key}_proj.weight")
+            mf[f"{layer}.feed_forward.routed_experts.ffn.{name}.weight"] = stack.swapaxes(1, 2) if use_gmm else stack
+    return mf
+
+
+def _qkv(hf: Arrays, layer: str, groups: int, *, qkv_concat: bool, bias_groups: bool) -> Arrays:
+    weights, biases = ([hf[f"{layer}.self_attn.{name}_proj.{kind}"] for name in "qkv"] for kind in ("weight", "bias"))
+    if qkv_concat:
+        bias = grouped(biases, groups) if bias_groups else np.concatenate(biases)
+        whole = f"{layer}.attention.w_qkv"
+        return {f"{whole}.weight": grouped(weights, groups), f"{whole}.bias": bias}
+    found = {f"{layer}.attention.w{name}.weight": weight for name, weight in zip("qkv", weights, strict=True)}
+    return found | {f"{layer}.attention.w{name}.bias": bias for name, bias in zip("qkv", biases, strict=True)}
+
+
+def telechat2(hf: Arrays, config: Config, *, use_gmm: bool) -> Arrays:
+    """TeleChat2, with and without experts."""
+    mf = {
+        "model.tok_embeddings.embedding_weight": hf["transformer.word_embeddings.weight"],
+        "model.norm_out.weight": hf["transformer.ln_f.weight"],
+        "lm_head.weight": hf["lm_head.weight"],
+    }
+    names = {
+        "self_attention.query.weight": "attention.wq.weight",
+        "self_attention.key_value.weight": "attention.wk_v.weight",
+        "self_attention.dense.weight": "attention.wo.weight",
+        "self_attention.dense.bias": "attention.wo.bias",
+        "mlp.down_proj.bias": "feed_forward.w2.bias",
+        "mlp.router.weight": "feed_forward.router.dense.weight",
+    }
+    for number in range(config["n_layer"]):
+        old, new = f"transformer.h.{number}", f"model.layers.{number}"
+        mf |= _renamed(hf, old, new, _LEGACY_NORMS | _LEGACY_MLP | names)
+        if f"{old}.mlp.router.weight" in hf:
+            for key, name in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+                stack = _experts(hf, f"{old}.mlp.local_experts", f"{key}_proj.weight")
+                mf[f"{new}.feed_forward.ffn.{name}.weight"] = stack.swapaxes(1, 2) if use_gmm else stack
+            bias = _experts(hf, f"{old}.mlp.local_experts", "down_proj.bias")
+            mf[f"{new}.feed_forward.ffn.w2.bias"] = bias[None, :, None, :]
+    return mf
+
+
+def chatglm(hf: Arrays, config: Config, *, qkv_concat: bool, mlp_concat: bool, use_rearrange_rope: bool) -> Arrays:
+    """GLM under the names of the hub's own code."""
+    of_head = config["kv_channels"]
+    lengths = [of_head * config["num_attention_heads"], of_head * config["multi_query_group_num"]]
+    ends = [lengths[0], sum(lengths)]
+    mf: Arrays = {}
+    for name, array in hf.items():
+        if name.endswith("word_embeddings.weight"):
+            mf[name.replace("word_embeddings.weight", "embedding_weight")] = array
+        elif "query_key_value" in name and not qkv_concat:
+            q, k, v = np.split(array, ends)
+            if use_rearrange_rope:
+                q, k = rope_rows(q, of_head), rope_rows(k, of_head)
+            mf |= {
+                name.replace("query_key_value", f"w{letter}"): part
+                for letter, part in zip("qkv", (q, k, v), strict=True)
+            }
+        elif "dense_h_to_4h" in name and not mlp_concat:
+            mf[name.replace("dense_h_to_4h", "dense_left")] = array[: config["ffn_hidden_size"]]
+            mf[name.replace("dense_h_to_4h", "dense_right")] = array[config["ffn_hidden_size"] :]
+        else:
+            mf[name] = array
+    return mf
+
+
+def mixtral_experts(hf: Arrays, config: Config, *, use_gmm: bool) -> Arrays:
+    """Mixtral, its attention apart."""
+    mf = {name: hf[key] for key, name in _LEGACY_MODEL.items() if key in hf}
+    names = {f"self_attn.{name}_proj.weight": f"attention.w{name}.weight" for name in "qkvo"}
+    names |= {"block_sparse_moe.gate.weight": "feed_forward.router.dense.weight"}
+    for number in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        mf |= _renamed(hf, layer, layer, _LEGACY_NORMS | names)
+        for name in ("w1", "w2", "w3"):
+            stack = _experts(hf, f"{layer}.block_sparse_moe.experts", f"{name}.weight")
+            mf[f"{layer}.feed_forward.ffn.{name}.weight"] = stack.swapaxes(1, 2) if use_gmm else stack
+    return mf
+
+
+RULES: dict[tuple[str, bool], Callable[..., Arrays]] = {
+    ("deepseek3", True): deepseek3_legacy,
+    ("qwen2_moe", True): qwen2_moe,
 }
-"""Preset, whether names are older ones -> rules, given switches."""
+"""Preset, whether names are older ones -> rules; their keywords are switches."""

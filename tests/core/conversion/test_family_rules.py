@@ -18,7 +18,14 @@ from reshard.core.request.conversion import build_request
 from reshard.core.verification.compare import compare_checkpoints
 from tests.support.checkpoints import read_safetensors
 from tests.support.families import Family, directory_contents
-from tests.support.mindformers_rules import Arrays, deepseek3_legacy
+from tests.support.mindformers_rules import (
+    Arrays,
+    chatglm,
+    deepseek3_legacy,
+    mixtral_experts,
+    qwen2_moe,
+    telechat2,
+)
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,147 @@ def deepseek3_case(fixture: str, *, use_gmm: bool) -> Case:
     )
 
 
+def random_model(shapes: dict[str, tuple[int, ...]], config: dict[str, Any]) -> Model:
+    draw = np.random.default_rng(1)
+    return Model({name: draw.standard_normal(shape, np.float32) for name, shape in shapes.items()}, config)
+
+
+def qwen2_moe_model() -> Model:
+    config = {"num_hidden_layers": 2, "hidden_size": 16, "vocab_size": 32, "num_experts": 12, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "moe_intermediate_size": 6, "shared_expert_intermediate_size": 10}  # fmt: skip
+    of_layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (16,),
+        "post_attention_layernorm.weight": (16,),
+        **{f"self_attn.{name}_proj.weight": (rows, 16) for name, rows in (("q", 16), ("k", 8), ("v", 8), ("o", 16))},
+        **{f"self_attn.{name}_proj.bias": (rows,) for name, rows in (("q", 16), ("k", 8), ("v", 8))},
+        "mlp.gate.weight": (12, 16),
+        "mlp.shared_expert_gate.weight": (1, 16),
+        **{f"mlp.shared_expert.{name}_proj.weight": (10, 16) for name in ("gate", "up")},
+        "mlp.shared_expert.down_proj.weight": (16, 10),
+        **{f"mlp.experts.{e}.{name}_proj.weight": (6, 16) for e in range(12) for name in ("gate", "up")},
+        **{f"mlp.experts.{e}.down_proj.weight": (16, 6) for e in range(12)},
+    }
+    shapes = {f"model.layers.{layer}.{name}": shape for layer in range(2) for name, shape in of_layer.items()}
+    shapes |= {"model.embed_tokens.weight": (32, 16), "model.norm.weight": (16,), "lm_head.weight": (32, 16)}
+    return random_model(shapes, config)
+
+
+def telechat2_model(experts: int) -> Model:
+    config = {"n_layer": 2, "hidden_size": 16, "vocab_size": 32, "n_head": 4, "num_key_value_heads": 2,
+              "ffn_hidden_size": 12, "num_experts": experts}  # fmt: skip
+    of_layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (16,),
+        "post_attention_layernorm.weight": (16,),
+        **{f"self_attention.{name}.weight": (16, 16) for name in ("query", "key_value", "dense")},
+        "self_attention.dense.bias": (16,),
+    }
+    mlp: dict[str, tuple[int, ...]] = {"gate_proj.weight": (12, 16), "up_proj.weight": (12, 16),
+                                       "down_proj.weight": (16, 12), "down_proj.bias": (16,)}  # fmt: skip
+    if experts:
+        of_layer["mlp.router.weight"] = (experts, 16)
+        numbers = range(experts)
+        of_layer |= {f"mlp.local_experts.{e}.{name}": shape for e in numbers for name, shape in mlp.items()}
+    else:
+        of_layer |= {f"mlp.{name}": shape for name, shape in mlp.items()}
+    shapes = {f"transformer.h.{layer}.{name}": shape for layer in range(2) for name, shape in of_layer.items()}
+    shapes |= {"transformer.word_embeddings.weight": (32, 16), "transformer.ln_f.weight": (16,)}
+    return random_model(shapes | {"lm_head.weight": (32, 16)}, config)
+
+
+def chatglm_model() -> Model:
+    config = {"num_layers": 2, "hidden_size": 16, "padded_vocab_size": 32, "num_attention_heads": 4, "kv_channels": 6,
+              "multi_query_group_num": 2, "ffn_hidden_size": 10}  # fmt: skip
+    of_layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (16,),
+        "post_attention_layernorm.weight": (16,),
+        "self_attention.query_key_value.weight": (48, 16),
+        "self_attention.query_key_value.bias": (48,),
+        "self_attention.dense.weight": (16, 24),
+        "mlp.dense_h_to_4h.weight": (20, 16),
+        "mlp.dense_4h_to_h.weight": (16, 10),
+    }
+    shapes = {f"transformer.encoder.layers.{n}.{name}": shape for n in range(2) for name, shape in of_layer.items()}
+    shapes |= {"transformer.embedding.word_embeddings.weight": (32, 16), "transformer.output_layer.weight": (32, 16)}
+    shapes |= {"transformer.encoder.final_layernorm.weight": (16,), "transformer.rotary_pos_emb.inv_freq": (3,)}
+    return random_model(shapes, config)
+
+
+def text(**switches: bool) -> tuple[str, ...]:
+    return tuple(f"{name}={str(value).lower()}" for name, value in switches.items())
+
+
+def qwen2_moe_case(*, qkv_concat: bool, bias_groups: bool, use_gmm: bool) -> Case:
+    switches = {"qkv_concat": qkv_concat, "bias_groups": bias_groups, "use_gmm": use_gmm}
+    return Case(
+        f"qwen2_moe {switches}",
+        "qwen2_moe",
+        qwen2_moe_model,
+        lambda model: qwen2_moe(model.hf, model.config, **switches),
+        switch=text(use_gmm=use_gmm, **({"bias_groups": bias_groups} if qkv_concat else {})),
+        asked=text(qkv_concat=qkv_concat),
+    )
+
+
+def telechat2_case(experts: int, *, use_gmm: bool = False) -> Case:
+    return Case(
+        f"telechat2 {experts} experts use_gmm {use_gmm}",
+        "telechat2",
+        lambda: telechat2_model(experts),
+        lambda model: telechat2(model.hf, model.config, use_gmm=use_gmm),
+        switch=text(use_gmm=use_gmm) if experts else (),
+    )
+
+
+def chatglm_case(*, qkv_concat: bool, mlp_concat: bool, use_rearrange_rope: bool) -> Case:
+    switches = {"qkv_concat": qkv_concat, "mlp_concat": mlp_concat, "use_rearrange_rope": use_rearrange_rope}
+    return Case(
+        f"chatglm {switches}",
+        "chatglm",
+        chatglm_model,
+        lambda model: chatglm(model.hf, model.config, **switches),
+        switch=text(use_rearrange_rope=use_rearrange_rope),
+        asked=text(qkv_concat=qkv_concat, mlp_concat=mlp_concat),
+    )
+
+
+def of_mcore(fixture: str, preset: str, *switches: str, asked: tuple[str, ...] = ()) -> Case:
+    """MindFormers' side is a fixture's: another preset has the same names."""
+    return Case(
+        f"{preset} as {fixture}",
+        preset,
+        lambda: of_fixture(fixture),
+        lambda _: load_file(Family(fixture).mf),
+        switch=switches,
+        asked=asked,
+    )
+
+
+def mixtral_case(*, use_gmm: bool) -> Case:
+    return Case(
+        f"mixtral use_gmm {use_gmm}",
+        "mixtral",
+        lambda: of_fixture("mixtral"),
+        lambda model: mixtral_experts(model.hf, model.config, use_gmm=use_gmm),
+        switch=text(use_gmm=use_gmm),
+    )
+
+
+INTERLEAVED = "use_interleaved_weight_layout_mlp=true"
 CASES = [
     *(deepseek3_case(fixture, use_gmm=gmm) for fixture in ("deepseek3", "deepseek3_mtp") for gmm in (True, False)),
+    qwen2_moe_case(qkv_concat=False, bias_groups=False, use_gmm=True),
+    qwen2_moe_case(qkv_concat=True, bias_groups=True, use_gmm=False),
+    qwen2_moe_case(qkv_concat=True, bias_groups=False, use_gmm=True),
+    telechat2_case(0),
+    telechat2_case(12),
+    telechat2_case(3, use_gmm=True),
+    chatglm_case(qkv_concat=True, mlp_concat=True, use_rearrange_rope=False),
+    chatglm_case(qkv_concat=False, mlp_concat=True, use_rearrange_rope=True),
+    chatglm_case(qkv_concat=False, mlp_concat=False, use_rearrange_rope=False),
+    mixtral_case(use_gmm=True),
+    of_mcore("llama", "telechat3", asked=("names=legacy",)),
+    of_mcore("qwen3", "telechat3", INTERLEAVED, "use_contiguous_weight_layout_attention=false"),
+    of_mcore("deepseek3_mtp", "telechat3_moe", INTERLEAVED, asked=("mla_qkv_concat=false",)),
 ]
 
 
@@ -92,26 +238,34 @@ def test_both_ways_as_numpy_has_it(case: Case, tmp_path: Path) -> None:
     assert compare_checkpoints(build_comparison(**comparison)).same
 
 
-def fused(hf: Arrays, experts: int) -> Arrays:
+def fused(hf: Arrays) -> Arrays:
     """The dialect with all experts of a layer in one."""
-    found = {name: array for name, array in hf.items() if ".experts." not in name}
+    found = {
+        name.replace("block_sparse_moe.gate", "mlp.gate"): each for name, each in hf.items() if ".experts." not in name
+    }
     for prefix in {name.partition(".experts.")[0] for name in hf if ".experts." in name}:
+        kinds = ("w1", "w3", "w2") if "block_sparse" in prefix else ("gate_proj", "up_proj", "down_proj")
+        count = len({name for name in hf if name.startswith(f"{prefix}.experts.")}) // 3
         gate, up, down = (
-            np.stack([hf[f"{prefix}.experts.{number}.{name}_proj.weight"] for number in range(experts)])
-            for name in ("gate", "up", "down")
+            np.stack([hf[f"{prefix}.experts.{number}.{kind}.weight"] for number in range(count)]) for kind in kinds
         )
-        found[f"{prefix}.experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
-        found[f"{prefix}.experts.down_proj"] = down
+        mlp = f"{prefix.rpartition('.')[0]}.mlp.experts"
+        found[f"{mlp}.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        found[f"{mlp}.down_proj"] = down
     return found
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[1]], ids=str)
+FUSED = [case for case in CASES if case.preset in ("qwen2_moe", "mixtral") or str(case).startswith("deepseek3 ")]
+
+
+@pytest.mark.parametrize("case", FUSED, ids=str)
 def test_the_fused_dialect_of_experts(case: Case, tmp_path: Path) -> None:
     model = case.model()
-    hf = written(tmp_path / "hf", fused(model.hf, model.config["n_routed_experts"]), model.config)
+    hf = written(tmp_path / "hf", fused(model.hf), model.config)
     mf = written(tmp_path / "mf", case.rules(model))
     options: dict[str, Any] = {"preset": case.preset, "layout": "unified"}
-    convert(build_request(source=str(mf), target=str(tmp_path / "to_hf"), like=str(hf), **options))
+    switch = list(case.switch)
+    convert(build_request(source=str(mf), target=str(tmp_path / "to_hf"), like=str(hf), switch=switch, **options))
     assert directory_contents(tmp_path / "to_hf") == directory_contents(hf)
     both = [*case.switch, *case.asked]
     convert(build_request(source=str(hf), target=str(tmp_path / "to_mf"), switch=both, **options))
@@ -197,3 +351,154 @@ def test_moments_follow_the_rope(tmp_path: Path) -> None:
     assert found.keys() == model.hf.keys() | {f"adam_m.{name}" for name in model.hf}
     for name, array in model.hf.items():
         assert np.array_equal(found[f"adam_m.{name}"], array.astype(np.float32) + 1)
+
+
+@pytest.mark.parametrize("field", ["num_experts", "num_key_value_heads"])
+def test_a_configuration_with_nothing_in_it(field: str, tmp_path: Path) -> None:
+    model = qwen2_moe_model()
+    hf = written(tmp_path / "hf", model.hf, model.config | {field: 0})
+    options = {"preset": "qwen2_moe", "switch": ["use_gmm=true", "qkv_concat=true", "bias_groups=true"]}
+    text = refusal(hf, InputError, **options)
+    assert "its numbers do not go together" in text
+    assert "has nothing in it" in text
+
+
+def adapted(model: Model, *weights: str) -> Model:
+    """The model with LoRA's parameters of some weights."""
+    further = {}
+    for name in weights:
+        rows, columns = model.hf[name].shape
+        base = name.removesuffix(".weight")
+        further[f"{base}.lora_A.weight"] = np.arange(4 * columns, dtype=np.float32).reshape(4, columns)
+        further[f"{base}.lora_B.weight"] = np.arange(4 * rows, dtype=np.float32).reshape(rows, 4)
+    return Model({**model.hf, **further}, model.config)
+
+
+def test_loras_parameters_are_renamed(tmp_path: Path) -> None:
+    plain = of_fixture("llama")
+    names = [f"model.layers.1.{name}.weight" for name in ("self_attn.q_proj", "mlp.down_proj")]
+    model = adapted(plain, *names)
+    hf = written(tmp_path / "hf", model.hf, model.config)
+    ours = {"self_attn.q_proj": "attention.wq", "mlp.down_proj": "feed_forward.w2"}
+    lora = {name: array for name, array in model.hf.items() if "lora" in name}
+    for old, new in ours.items():
+        lora = {name.replace(old, new): array for name, array in lora.items()}
+    lora = {
+        name.replace("lora_A.weight", "tk_delta_lora_a").replace("lora_B.weight", "tk_delta_lora_b"): array
+        for name, array in lora.items()
+    }
+    mf = written(tmp_path / "mf", load_file(Family("llama").mf) | lora)
+    options: dict[str, Any] = {"preset": "llama", "layout": "unified", "verify": "content"}
+    convert(build_request(source=str(hf), target=str(tmp_path / "to_mf"), **options))
+    assert directory_contents(tmp_path / "to_mf") == directory_contents(mf)
+    convert(build_request(source=str(mf), target=str(tmp_path / "to_hf"), like=str(hf), **options))
+    assert directory_contents(tmp_path / "to_hf") == directory_contents(hf)
+    only = {"include": ["*lora*"], "rename": [r"re:model\.(.*)=base_model.model.model.\1"], "preset": "llama"}
+    convert(build_request(source=str(mf), target=str(tmp_path / "adapter"), layout="unified", **only))
+    expected = {f"base_model.model.{name}" for name in model.hf if "lora" in name}
+    assert read_safetensors(tmp_path / "adapter/model.safetensors").keys() == expected
+
+
+def test_loras_parameters_of_fused_weights_are_refused(tmp_path: Path) -> None:
+    """Those of q, k and v would share one matrix, and B's rows would be in groups."""
+    config = of_fixture("llama").config
+    name = "model.layers.0.attention.w_qkv.tk_delta_lora_a"
+    whole = tmp_path / "whole"
+    options = {"preset": "llama", "layout": "unified", "switch": ["qkv_concat=true"]}
+    convert(build_request(source=str(Family("llama").hf), target=str(whole), **options))
+    arrays = {**load_file(whole / "model.safetensors"), name: np.zeros((4, 32), np.float32)}
+    text = refusal(written(tmp_path / "mf", arrays, config), preset="llama")
+    assert (
+        f"parameter {name!r} is LoRA's, and the preset has no name for it, as where a weight is fused on one side: "
+        f"merge it into its weight where it was trained, or leave it out, --exclude {name}" in text
+    )
+
+
+def test_moments_have_no_place_in_a_reference(tmp_path: Path) -> None:
+    family = Family("qwen3")
+    weights = load_file(family.mf)
+    source = written(tmp_path / "mf", weights | {f"adam_m.{name}": array for name, array in weights.items()})
+    options: dict[str, Any] = {
+        "preset": "qwen3",
+        "switch": [INTERLEAVED, "use_contiguous_weight_layout_attention=false"],
+    }
+    text = refusal(source, like=str(family.hf), **options)
+    name = "model.layers.0.mlp.down_proj.weight"
+    made = "made from 'adam_m.decoder.layers.0.mlp.linear_fc2.weight', is an optimizer's, which no directory"
+    assert f"parameter 'adam_m.{name}', {made} of Hugging Face's has: leave such out" in text
+    assert "--select weights-only, or do without --like and put its config.json beside the source" in text
+    text = refusal(source, InputError, **options)
+    assert (
+        "has none: put the model's there, or name its Hugging Face directory with --like; the latter only without the "
+        "optimizer's moments (--select weights-only), which no such directory has" in text
+    )
+
+
+WRONG: list[tuple[Case, dict[str, str]]] = [
+    (qwen2_moe_case(qkv_concat=True, bias_groups=True, use_gmm=False), {"bias_groups": "false"}),
+    (qwen2_moe_case(qkv_concat=True, bias_groups=False, use_gmm=False), {"bias_groups": "true"}),
+    (chatglm_case(qkv_concat=False, mlp_concat=True, use_rearrange_rope=True), {"use_rearrange_rope": "false"}),
+    (chatglm_case(qkv_concat=False, mlp_concat=True, use_rearrange_rope=False), {"use_rearrange_rope": "true"}),
+]
+
+
+@pytest.mark.parametrize(("case", "wrong"), WRONG, ids=str)
+def test_a_wrong_switch_that_shapes_do_not_show_is_found_by_a_comparison(
+    case: Case, wrong: dict[str, str], tmp_path: Path
+) -> None:
+    model = case.model()
+    hf = written(tmp_path / "hf", model.hf, model.config)
+    mf = written(tmp_path / "mf", case.rules(model))
+    right = dict(each.split("=") for each in case.switch)
+    comparisons = [
+        build_comparison(
+            a=str(mf), b=str(hf), preset=case.preset, switch=[f"{name}={value}" for name, value in given.items()]
+        )
+        for given in (right, right | wrong)
+    ]
+    assert [compare_checkpoints(each).same for each in comparisons] == [True, False]
+
+
+def square_experts() -> Model:
+    """Experts whose matrices are square: a transposed one has the same shape."""
+    model = qwen2_moe_model()
+    draw = np.random.default_rng(2)
+    hf = {
+        name: draw.standard_normal((16, 16), np.float32) if ".experts." in name else array
+        for name, array in model.hf.items()
+    }
+    return Model(hf, model.config | {"moe_intermediate_size": 16})
+
+
+def test_wrongly_transposed_experts_are_found(tmp_path: Path) -> None:
+    """By their shapes, or if they are square by a comparison."""
+    plain = {"qkv_concat": False, "bias_groups": False, "use_gmm": True}
+    model = qwen2_moe_model()
+    source = written(tmp_path / "mf", qwen2_moe(model.hf, model.config, **plain), model.config)
+    assert "by config.json it would be" in refusal(source, preset="qwen2_moe", switch=["use_gmm=false"])
+    square = square_experts()
+    hf = written(tmp_path / "square_hf", square.hf, square.config)
+    mf = written(tmp_path / "square_mf", qwen2_moe(square.hf, square.config, **plain))
+    comparisons = [
+        build_comparison(a=str(mf), b=str(hf), preset="qwen2_moe", switch=[f"use_gmm={value}"])
+        for value in ("true", "false")
+    ]
+    assert [compare_checkpoints(each).same for each in comparisons] == [True, False]
+
+
+def test_switches_that_names_show_are_not_taken_otherwise(tmp_path: Path) -> None:
+    case = chatglm_case(qkv_concat=False, mlp_concat=False, use_rearrange_rope=False)
+    model = case.model()
+    mf = written(tmp_path / "mf", case.rules(model), model.config)
+    for switch in ("qkv_concat", "mlp_concat"):
+        given = [*case.switch, f"{switch}=true"]
+        text = refusal(mf, InputError, preset="chatglm", switch=given)
+        assert text == f"--switch {switch}=true: the names and axes show that it is false"
+
+
+def test_a_fused_weight_with_rearranged_rows_is_refused(tmp_path: Path) -> None:
+    case = chatglm_case(qkv_concat=True, mlp_concat=True, use_rearrange_rope=False)
+    model = case.model()
+    mf = written(tmp_path / "mf", case.rules(model), model.config)
+    text = refusal(mf, preset="chatglm", switch=["use_rearrange_rope=true"])
+    assert "query_key_value.weight' is in no row of the preset" in text

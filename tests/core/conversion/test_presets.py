@@ -331,7 +331,7 @@ def test_switches_that_do_not_exist(switch: list[str], problem: str, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"preset": "gpt"}, "there is no preset 'gpt': deepseek3, glm4, llama"),
+        ({"preset": "gpt"}, "there is no preset 'gpt': chatglm, deepseek3, glm4, llama"),
         ({"preset": "llama", "switch": []}, "preset llama: none of the source's names is one of its ("),
         (
             {"like": "", "layout": "ranks"},

@@ -75,7 +75,7 @@ def test_malformed_documents(old: str, new: str, problem: str) -> None:
 
 
 def test_presets_that_do_not_exist() -> None:
-    with pytest.raises(InputError, match=r"there is no preset 'gpt': deepseek3, .*, or a .yaml file of your own"):
+    with pytest.raises(InputError, match=r"there is no preset 'gpt': chatglm, .*, or a .yaml file of your own"):
         preset_text("gpt")
     with pytest.raises(InputError, match="nothing.yaml"):
         read_preset("/nowhere/nothing.yaml")
