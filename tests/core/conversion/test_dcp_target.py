@@ -13,16 +13,21 @@ from reshard.core.conversion.report import Outcome
 from reshard.core.errors import InputError, TargetError
 from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
+from reshard.core.request.source import FingerprintRequest
+from reshard.core.source.description import describe
+from reshard.core.source.diagnosis import diagnose
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.target.dcp_metadata import build_dcp_metadata
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
+from reshard.core.verification.compare import fingerprint_checkpoint
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import Contents, read_safetensors, read_tree, write_safetensors
 from tests.support.checkpoints import case as rank_case
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.conversions import damage, stop_before_commit
 from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, dcp_case, read_dcp, read_written
+from tests.support.loading import load_rank
 
 UNEVEN = dcp_case("fsdp_uneven")
 DTYPES = dcp_case("dtypes")
@@ -173,6 +178,26 @@ def test_many_blocks_have_one_crc(tmp_path: Path) -> None:
     convert(dcp_request(tmp_path / "w.safetensors", tmp_path / "out", memory_limit="16MiB", workers=4, shards=2))
     assert read_dcp(tmp_path / "out") == read_safetensors(tmp_path / "w.safetensors")
     assert verify_target(str(tmp_path / "out"), VerifyLevel.CHECKSUM).problems == ()
+
+
+def test_it_is_a_source_as_any_other(tmp_path: Path) -> None:
+    convert(dcp_request(UNEVEN.source, tmp_path / "out", shards=3))
+    before, after = (
+        fingerprint_checkpoint(FingerprintRequest(source=str(source))) for source in (UNEVEN.source, tmp_path / "out")
+    )
+    assert {each.name: each for each in after.parameters} == {each.name: each for each in before.parameters}
+    diagnosis = diagnose(str(tmp_path / "out"))
+    assert diagnosis.fits
+    assert "DCP, 3 files" in diagnosis.facts[0][1]
+    assert describe(str(tmp_path / "out"))["manifest"]["layout"] == "dcp"
+    (tmp_path / "out" / ".metadata").rename(tmp_path / "metadata")
+    with pytest.raises(InputError, match=r"has files of a DCP checkpoint, but no \.metadata"):
+        diagnose(str(tmp_path / "out"))
+    (tmp_path / "metadata").rename(tmp_path / "out" / ".metadata")
+    loaded = dict(load_rank(str(tmp_path / "out"), "", "", 0))
+    assert {name: value.tobytes() for name, value in loaded.items() if isinstance(value, np.ndarray)} == {
+        name: data for name, (_, _, data) in UNEVEN.whole.items()
+    }
 
 
 class TestRuns:

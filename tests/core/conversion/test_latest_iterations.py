@@ -11,6 +11,7 @@ from reshard.core.conversion.latest import LatestOutcome, LatestReport, convert_
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.request.latest import LatestConversionRequest
 from tests.support.checkpoints import read_tree
+from tests.support.dcp import read_dcp
 from tests.support.iterations import IterationCase, iteration_case, tracked
 from tests.support.training import latest_request, save_step
 
@@ -59,6 +60,17 @@ def test_the_next_iteration_gets_its_own_directory(case: IterationCase, tmp_path
     report = taken(case, tmp_path / "out", keep_checkpoint_max=1, patience_seconds=0, settle_seconds=0)
     assert (report.step, report.removed) == ("40", ("33",))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["40"]
+
+
+def test_steps_become_dcp_checkpoints_of_which_the_newest_stays(case: IterationCase, tmp_path: Path) -> None:
+    given = {"layout": "dcp", "keep_checkpoint_max": 1, "patience_seconds": 0, "settle_seconds": 0}
+    track(case, 33)
+    assert taken(case, tmp_path / "out", **given).step == "33"
+    track(case, 40)
+    report = taken(case, tmp_path / "out", **given)
+    assert (report.step, report.removed) == ("40", ("33",))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["40"]
+    assert read_dcp(tmp_path / "out" / "40").keys() == {*case.whole, "global_step"}
 
 
 def test_an_incomplete_tracked_iteration_is_passed_over(case: IterationCase, tmp_path: Path) -> None:
