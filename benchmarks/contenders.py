@@ -267,6 +267,12 @@ FROM_DCP_NONE = Contender(
     preparation=_as_dcp,
 )
 FROM_DCP = Contender("from-dcp", "reshard from DCP, every byte verified", _from_dcp())
+TO_DCP = Contender(
+    "to-dcp",
+    "reshard to DCP, every byte verified",
+    _reshard("--layout", "dcp", "--engine", "direct"),
+    converts=False,
+)
 TORCH = Contender(
     "torch",
     "PyTorch, 4 processes: load, save",
@@ -341,6 +347,7 @@ CONTENDERS = {
         TO_CHECKPOINT2,
         FROM_DCP_NONE,
         FROM_DCP,
+        TO_DCP,
         TORCH,
         FLOW,
         MINDSPORE_CKPT,
