@@ -12,6 +12,7 @@ Earlier versions wrote no digests.
 """
 
 import base64
+import math
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -34,7 +35,7 @@ from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.target_names import is_document_name, is_target_name
 from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import Location
-from reshard.core.tensor.dtypes import dtype_from_name
+from reshard.core.tensor.dtypes import dtype_from_ckpt
 from reshard.core.tensor.fingerprint import TEXT_PATTERN
 
 PLAN_NAME = "plan.json.gz"
@@ -129,7 +130,11 @@ def record_entries(record: ShardRecord) -> list[OutputEntry]:
     Raises:
         CheckpointError: a dtype is unknown.
     """
-    return [OutputEntry(each.name, dtype_from_name(each.dtype), each.shape) for each in record.parameters]
+    return [
+        # floats of 8 bits are known by their names in other frameworks
+        OutputEntry(each.name, dtype_from_ckpt(each.dtype, math.prod(each.shape), math.prod(each.shape)), each.shape)
+        for each in record.parameters
+    ]
 
 
 class IndexSummary(_Record):

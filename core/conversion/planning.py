@@ -137,7 +137,7 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
                 catalog, strategy, plan.match, asked, samples=samples, trusted=trusted, shards=source.shards
             )
         )
-    check_convertible(plan.match, catalog, carries_float8=request.layout is TargetLayout.UNIFIED)
+    check_convertible(plan.match, catalog, carries_float8=request.layout in (TargetLayout.UNIFIED, TargetLayout.DCP))
     _check_one_step(plan)
     plan = with_tied_compared(plan, fails_on_differing)
     check_dropped_copies(plan)

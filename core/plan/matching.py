@@ -125,7 +125,7 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, *, carr
 
 def _why_foreign(dtype: DType) -> str:
     if dtype.is_float8:
-        return "only --layout unified carries, as it is; write that, or leave it out"
+        return "only --layout unified and dcp carry, as it is; write that, or leave it out"
     return "reshard cannot convert; leave it out"
 
 

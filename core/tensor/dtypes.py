@@ -105,7 +105,9 @@ def dtype_from_torch(name: str) -> DType:
 
 
 def torch_name(dtype: DType) -> str | None:
-    """Return torch's name of a dtype, without `torch.`; None for one that torch lacks, or that is foreign."""
+    """Return torch's name of a dtype, without `torch.`; None for one that torch lacks, or that cannot be written."""
+    if dtype.is_float8:
+        return next(name for name, tag in _TORCH_NAMES.items() if tag == dtype.name)
     return dtype.name.lower() if dtype in _TENSOR_DTYPES else None
 
 

@@ -99,6 +99,9 @@ TORCH_DTYPES = {
     "bfloat16": "BFloat16",
     "float64": "Float64",
     "bool": "Bool",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
     **{f"{kind}int{bits}": f"{kind.upper()}Int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)},
 }
 """torch's dtypes, and their names in contents."""

@@ -274,6 +274,20 @@ class TestRefusals:
         assert read_dcp(tmp_path / "out").keys() == {"rest"}
 
 
+def test_floats_of_8_bits_are_carried(tmp_path: Path) -> None:
+    case = dcp_case("foreign_dtypes")
+    options = {"include": ["float8_e4m3fn", "float8_e5m2", "plain"], "verify": "content", "shards": 2}
+    convert(dcp_request(case.source, tmp_path / "out", **options))
+    made = read_dcp(tmp_path / "out")
+    assert {name: each[0] for name, each in made.items() if name != "plain"} == {
+        "float8_e4m3fn": "F8_E4M3",
+        "float8_e5m2": "F8_E5M2",
+    }
+    assert verify_target(str(tmp_path / "out"), VerifyLevel.CONTENT).problems == ()
+    convert(build_request(source=str(tmp_path / "out"), target=str(tmp_path / "back"), layout="dcp", shards=1))
+    assert read_dcp(tmp_path / "back") == made
+
+
 class TestVerification:
     @pytest.fixture
     def target(self, tmp_path: Path) -> Path:
