@@ -164,6 +164,7 @@ def _switches(draw: random.Random, preset: str) -> list[str]:
         names["mla_qkv_concat"] = ("true", "false")
     if preset in _LEGACY:
         names["qkv_concat"] = ("true", "false")
+        names["qkv_grouped"] = ("true", "false")
     if preset in ("qwen2", "qwen2_moe"):
         names["bias_groups"] = ("true", "false")
     if preset in ("mixtral", "qwen2_moe"):

@@ -127,7 +127,9 @@ def _deepseek3_experts(hf: Arrays, old: str, new: str, *, use_gmm: bool) -> Arra
     }
 
 
-def qwen2_moe(hf: Arrays, config: Config, *, qkv_concat: bool, bias_groups: bool, use_gmm: bool) -> Arrays:
+def qwen2_moe(
+    hf: Arrays, config: Config, *, qkv_concat: bool, qkv_grouped: bool, bias_groups: bool, use_gmm: bool
+) -> Arrays:
     """Qwen2 with experts."""
     groups = config["num_key_value_heads"]
     mf = {name: hf[key] for key, name in _LEGACY_MODEL.items() if key in hf}
@@ -139,19 +141,20 @@ def qwen2_moe(hf: Arrays, config: Config, *, qkv_concat: bool, bias_groups: bool
     for number in _layers(hf, "model.layers"):
         layer = f"model.layers.{number}"
         mf |= _renamed(hf, layer, layer, _LEGACY_NORMS | names)
-        mf |= _qkv(hf, layer, groups, qkv_concat=qkv_concat, bias_groups=bias_groups)
+        mf |= _qkv(hf, layer, groups, qkv_concat=qkv_concat, qkv_grouped=qkv_grouped, bias_groups=bias_groups)
         for key, name in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
             stack = _experts(hf, f"{layer}.mlp.experts", f"{key}_proj.weight")
             mf[f"{layer}.feed_forward.routed_experts.ffn.{name}.weight"] = stack.swapaxes(1, 2) if use_gmm else stack
     return mf
 
 
-def _qkv(hf: Arrays, layer: str, groups: int, *, qkv_concat: bool, bias_groups: bool) -> Arrays:
+def _qkv(hf: Arrays, layer: str, groups: int, *, qkv_concat: bool, qkv_grouped: bool, bias_groups: bool) -> Arrays:
     weights, biases = ([hf[f"{layer}.self_attn.{name}_proj.{kind}"] for name in "qkv"] for kind in ("weight", "bias"))
     if qkv_concat:
         bias = grouped(biases, groups) if bias_groups else np.concatenate(biases)
         whole = f"{layer}.attention.w_qkv"
-        return {f"{whole}.weight": grouped(weights, groups), f"{whole}.bias": bias}
+        weight = grouped(weights, groups) if qkv_grouped else np.concatenate(weights)
+        return {f"{whole}.weight": weight, f"{whole}.bias": bias}
     found = {f"{layer}.attention.w{name}.weight": weight for name, weight in zip("qkv", weights, strict=True)}
     return found | {f"{layer}.attention.w{name}.bias": bias for name, bias in zip("qkv", biases, strict=True)}
 

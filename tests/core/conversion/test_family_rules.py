@@ -15,6 +15,7 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError, PlanError
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
+from reshard.core.request.preset import preset_text
 from reshard.core.verification.compare import compare_checkpoints
 from tests.support.checkpoints import read_safetensors
 from tests.support.families import Family, directory_contents
@@ -22,6 +23,7 @@ from tests.support.mindformers_rules import (
     Arrays,
     chatglm,
     deepseek3_legacy,
+    grouped,
     mixtral_experts,
     qwen2_moe,
     telechat2,
@@ -139,14 +141,15 @@ def text(**switches: bool) -> tuple[str, ...]:
     return tuple(f"{name}={str(value).lower()}" for name, value in switches.items())
 
 
-def qwen2_moe_case(*, qkv_concat: bool, bias_groups: bool, use_gmm: bool) -> Case:
-    switches = {"qkv_concat": qkv_concat, "bias_groups": bias_groups, "use_gmm": use_gmm}
+def qwen2_moe_case(*, qkv_concat: bool, bias_groups: bool, use_gmm: bool, qkv_grouped: bool = True) -> Case:
+    of_qkv = {"qkv_grouped": qkv_grouped, "bias_groups": bias_groups}
+    switches = {"qkv_concat": qkv_concat, "use_gmm": use_gmm, **of_qkv}
     return Case(
         f"qwen2_moe {switches}",
         "qwen2_moe",
         qwen2_moe_model,
         lambda model: qwen2_moe(model.hf, model.config, **switches),
-        switch=text(use_gmm=use_gmm, **({"bias_groups": bias_groups} if qkv_concat else {})),
+        switch=text(use_gmm=use_gmm, **(of_qkv if qkv_concat else {})),
         asked=text(qkv_concat=qkv_concat),
     )
 
@@ -200,7 +203,7 @@ CASES = [
     *(deepseek3_case(fixture, use_gmm=gmm) for fixture in ("deepseek3", "deepseek3_mtp") for gmm in (True, False)),
     qwen2_moe_case(qkv_concat=False, bias_groups=False, use_gmm=True),
     qwen2_moe_case(qkv_concat=True, bias_groups=True, use_gmm=False),
-    qwen2_moe_case(qkv_concat=True, bias_groups=False, use_gmm=True),
+    qwen2_moe_case(qkv_concat=True, bias_groups=False, use_gmm=True, qkv_grouped=False),
     telechat2_case(0),
     telechat2_case(12),
     telechat2_case(3, use_gmm=True),
@@ -357,7 +360,10 @@ def test_moments_follow_the_rope(tmp_path: Path) -> None:
 def test_a_configuration_with_nothing_in_it(field: str, tmp_path: Path) -> None:
     model = qwen2_moe_model()
     hf = written(tmp_path / "hf", model.hf, model.config | {field: 0})
-    options = {"preset": "qwen2_moe", "switch": ["use_gmm=true", "qkv_concat=true", "bias_groups=true"]}
+    options = {
+        "preset": "qwen2_moe",
+        "switch": ["use_gmm=true", "qkv_concat=true", "qkv_grouped=true", "bias_groups=true"],
+    }
     text = refusal(hf, InputError, **options)
     assert "its numbers do not go together" in text
     assert "has nothing in it" in text
@@ -404,10 +410,10 @@ def test_loras_parameters_of_fused_weights_are_refused(tmp_path: Path) -> None:
     config = of_fixture("llama").config
     name = "model.layers.0.attention.w_qkv.tk_delta_lora_a"
     whole = tmp_path / "whole"
-    options = {"preset": "llama", "layout": "unified", "switch": ["qkv_concat=true"]}
+    options = {"preset": "llama", "layout": "unified", "switch": ["qkv_concat=true", "qkv_grouped=true"]}
     convert(build_request(source=str(Family("llama").hf), target=str(whole), **options))
     arrays = {**load_file(whole / "model.safetensors"), name: np.zeros((4, 32), np.float32)}
-    text = refusal(written(tmp_path / "mf", arrays, config), preset="llama")
+    text = refusal(written(tmp_path / "mf", arrays, config), preset="llama", switch=["qkv_grouped=true"])
     assert (
         f"parameter {name!r} is LoRA's, and the preset has no name for it, as where a weight is fused on one side: "
         f"merge it into its weight where it was trained, or leave it out, --exclude {name}" in text
@@ -437,6 +443,7 @@ def test_moments_have_no_place_in_a_reference(tmp_path: Path) -> None:
 WRONG: list[tuple[Case, dict[str, str]]] = [
     (qwen2_moe_case(qkv_concat=True, bias_groups=True, use_gmm=False), {"bias_groups": "false"}),
     (qwen2_moe_case(qkv_concat=True, bias_groups=False, use_gmm=False), {"bias_groups": "true"}),
+    (qwen2_moe_case(qkv_concat=True, bias_groups=True, use_gmm=False), {"qkv_grouped": "false"}),
     (chatglm_case(qkv_concat=False, mlp_concat=True, use_rearrange_rope=True), {"use_rearrange_rope": "false"}),
     (chatglm_case(qkv_concat=False, mlp_concat=True, use_rearrange_rope=False), {"use_rearrange_rope": "true"}),
 ]
@@ -472,7 +479,7 @@ def square_experts() -> Model:
 
 def test_wrongly_transposed_experts_are_found(tmp_path: Path) -> None:
     """By their shapes, or if they are square by a comparison."""
-    plain = {"qkv_concat": False, "bias_groups": False, "use_gmm": True}
+    plain = {"qkv_concat": False, "qkv_grouped": False, "bias_groups": False, "use_gmm": True}
     model = qwen2_moe_model()
     source = written(tmp_path / "mf", qwen2_moe(model.hf, model.config, **plain), model.config)
     assert "by config.json it would be" in refusal(source, preset="qwen2_moe", switch=["use_gmm=false"])
@@ -502,3 +509,39 @@ def test_a_fused_weight_with_rearranged_rows_is_refused(tmp_path: Path) -> None:
     mf = written(tmp_path / "mf", case.rules(model), model.config)
     text = refusal(mf, preset="chatglm", switch=["use_rearrange_rope=true"])
     assert "query_key_value.weight' is in no row of the preset" in text
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_weights_that_older_converters_fused(shards: int, tmp_path: Path) -> None:
+    """All of q, then of k, then of v: of whole weights, or of each rank's shard; there `groups` are the shards."""
+    model = of_fixture("llama")
+    layers = range(model.config["num_hidden_layers"])
+    arrays = dict(load_file(Family("llama").mf))
+    for layer in (f"model.layers.{number}" for number in layers):
+        qkv = [arrays.pop(f"{layer}.attention.w{name}.weight") for name in "qkv"]
+        gate, up = (arrays.pop(f"{layer}.feed_forward.{name}.weight") for name in ("w1", "w3"))
+        arrays[f"{layer}.attention.w_qkv.weight"] = grouped(qkv, shards)
+        arrays[f"{layer}.feed_forward.w_gate_hidden.weight"] = grouped([gate, up], shards)
+    hf, mf = written(tmp_path / "hf", model.hf, model.config), written(tmp_path / "mf", arrays)
+    preset, switch = "llama", "qkv_grouped=false"
+    if shards > 1:
+        own = (
+            preset_text("llama")
+            .replace("groups: ng", f'groups: "{shards}"')
+            .replace("groups: F", f'groups: "{shards}"')
+        )
+        (tmp_path / "own.yaml").write_text(own)
+        preset, switch = str(tmp_path / "own.yaml"), "qkv_grouped=true"
+    options = {"preset": preset, "switch": [switch], "layout": "unified", "like": str(hf)}
+    convert(build_request(source=str(mf), target=str(tmp_path / "out"), **options))
+    assert directory_contents(tmp_path / "out") == directory_contents(hf)
+
+
+def test_how_fused_weights_lie_is_asked_for(tmp_path: Path) -> None:
+    """Converters of MindFormers have made them in both ways, under the same names."""
+    case = qwen2_moe_case(qkv_concat=True, bias_groups=True, use_gmm=False)
+    model = case.model()
+    mf = written(tmp_path / "mf", case.rules(model), model.config)
+    text = refusal(mf, InputError, preset="qwen2_moe", switch=["use_gmm=false", "bias_groups=true"])
+    assert "a checkpoint does not show how w_qkv is laid out" in text
+    assert "--switch qkv_grouped=true (for each group of heads its q, k and v" in text

@@ -216,7 +216,7 @@ def test_q_and_kv_down_in_one(tmp_path: Path) -> None:
 
 
 def test_legacy_names_with_fused_weights(tmp_path: Path) -> None:
-    for family, switch in ((LLAMA, []), (QWEN2, ["bias_groups=true"])):
+    for family, switch in ((LLAMA, ["qkv_grouped=true"]), (QWEN2, ["qkv_grouped=true", "bias_groups=true"])):
         convert(imported(family, tmp_path / f"{family}", switch=["qkv_concat=true", *switch]))
         source = tmp_path / f"{family}/rank_0/checkpoint_0.safetensors"
         names = read_safetensors(source).keys()
@@ -227,7 +227,7 @@ def test_legacy_names_with_fused_weights(tmp_path: Path) -> None:
 
 def test_fused_weights_are_laid_out_as_the_rules_say(tmp_path: Path) -> None:
     """G: for each group its q, k and v. I: a row of gate, a row of up."""
-    convert(imported(LLAMA, tmp_path / "mf", switch=["qkv_concat=true"], cast=["*=float32"]))
+    convert(imported(LLAMA, tmp_path / "mf", switch=["qkv_concat=true", "qkv_grouped=true"], cast=["*=float32"]))
     found = load_file(tmp_path / "mf/rank_0/checkpoint_0.safetensors")
     hf: dict[str, np.ndarray] = {}
     for path in LLAMA.hf.glob("*.safetensors"):
