@@ -1,10 +1,13 @@
 """Finds files and directories, and lists them."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from reshard.core.errors import StorageError, UnusableStorageError
 from reshard.core.runtime.local_files import is_irregular
+from reshard.core.storage.filesystems import speaks_s3
 from reshard.core.storage.transfers import requested
 from reshard.core.storage.urls import Location
 
@@ -56,9 +59,11 @@ def list_folder(location: Location, action: str = "list it") -> list[dict[str, A
         location.fs.invalidate_cache(location.path)
         return list(location.fs.ls(location.path, detail=True))
 
-    entries = (
-        entry | {"type": "directory"} if _is_marker(entry) else entry for entry in requested(location, action, look)
-    )
+    if _has_prefixes(location):  # s3fs would list all of the parent where nothing is
+        found = _objects(location, action, delimiter="/") or _file_at(location, action)
+    else:
+        found = requested(location, action, look)
+    entries = (entry | {"type": "directory"} if _is_marker(entry) else entry for entry in found)
     return [entry for entry in entries if entry["name"] != f"{location.path}/"]
 
 
@@ -82,7 +87,10 @@ def find_files(location: Location, *, markers: bool = False) -> list[Location]:
     Raises:
         StorageError: the files cannot be listed.
     """
-    found = find_entries(location)
+    if _has_prefixes(location):  # one request, also where nothing is
+        found = {entry["name"]: entry for entry in _objects(location, "list the files in it")}
+    else:
+        found = find_entries(location)
     return [Location(location.fs, path) for path, entry in found.items() if markers or not _is_marker(entry)]
 
 
@@ -98,6 +106,51 @@ def find_entries(location: Location) -> dict[str, dict[str, Any]]:
         return dict(location.fs.find(location.path, detail=True))
 
     return requested(location, "list the files in it", look)
+
+
+def _has_prefixes(location: Location) -> bool:
+    """True if directories of a location's storage are prefixes of an S3 bucket's keys."""
+    return speaks_s3(type(location.fs)) and bool(location.path) and not location.fs.version_aware
+
+
+def _objects(location: Location, action: str, delimiter: str = "") -> list[dict[str, Any]]:
+    """Return the entries below a prefix; with a delimiter, those of a single level, directories among them."""
+    fs = location.fs
+    bucket, key, _ = fs.split_path(location.path)
+    where = {"Bucket": bucket, "Prefix": f"{key.rstrip('/')}/" if key else "", "Delimiter": delimiter} | fs.req_kw
+    found: list[dict[str, Any]] = []
+    while True:
+        page = requested(location, action, partial(fs.call_s3, "list_objects_v2", **where))
+        for each in page.get("Contents", []):
+            name = f"{bucket}/{each['Key']}"
+            found.append({**each, "Key": name, "name": name, "type": "file", "size": each["Size"]})
+        for each in page.get("CommonPrefixes", []):
+            name = f"{bucket}/{each['Prefix'][:-1]}"
+            found.append({"Key": name, "name": name, "type": "directory", "size": 0})
+        if not page.get("IsTruncated"):
+            return sorted(found, key=itemgetter("name"))
+        where |= {"ContinuationToken": page["NextContinuationToken"]}
+
+
+def _file_at(location: Location, action: str) -> list[dict[str, Any]]:
+    """Return the entry of the file at a prefix below which nothing is; none for a bucket.
+
+    Raises:
+        StorageError: there is none.
+    """
+    bucket, key, _ = location.fs.split_path(location.path)
+    if not key:
+        return []
+    head = requested(location, action, partial(location.fs.call_s3, "head_object", Bucket=bucket, Key=key))
+    return [
+        {
+            "name": location.path,
+            "type": "file",
+            "size": head["ContentLength"],
+            "ETag": head.get("ETag", ""),
+            "LastModified": head.get("LastModified"),
+        }
+    ]
 
 
 def _is_marker(entry: Mapping[str, Any]) -> bool:

@@ -35,7 +35,7 @@ def hold_remote(directory: Location, holder: LeaseHolder) -> Iterator[None]:
     write_bytes(lease.location, lease.text(0))
     # of two runs that started at the same moment, both have written by now: each sees the other, and both refuse
     try:
-        holder.refuse_rivals([other for other, _ in _read_leases(directory) if other.run != holder.run])
+        holder.refuse_rivals([other for other, _ in _read_leases(directory, besides=holder.run)])
         with lease.renewed(), claimed_while(lease.check):
             yield
     finally:
@@ -48,7 +48,7 @@ def hold_remote(directory: Location, holder: LeaseHolder) -> Iterator[None]:
 
 def living_remote(directory: Location, run: str) -> list[LeaseHolder]:
     """Holders, other than `run`, of living remote leases; at least one, if there are any. Dead leases are removed."""
-    return _renewed_holders(directory, [lease for lease in _read_leases(directory) if lease[0].run != run])
+    return _renewed_holders(directory, _read_leases(directory, besides=run))
 
 
 class _RemoteLease:
@@ -148,7 +148,7 @@ def watched_holders(directory: Location, run: str) -> tuple[list[LeaseHolder], l
 
     Nothing is removed. The lease of `run` does not count.
     """
-    leases = [lease for lease in _read_leases(directory) if lease[0].run != run]
+    leases = _read_leases(directory, besides=run)
     renewed, dead = _watched(directory, leases)
     return renewed, [holder for holder, _ in leases if holder.run in dead]
 
@@ -177,10 +177,11 @@ def _watched(
     return [], list(watched)
 
 
-def _read_leases(directory: Location) -> list[tuple[LeaseHolder, bytes]]:
+def _read_leases(directory: Location, besides: str = "") -> list[tuple[LeaseHolder, bytes]]:
+    """Read all leases but that of the run `besides`."""
     leases = []
     for location in find_files(directory):
-        if not location.name.endswith(".json"):
+        if not location.name.endswith(".json") or location.name == f"{besides}.json":
             continue
         try:
             text = read_small_file(location, MAX_LEASE_BYTES)

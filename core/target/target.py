@@ -9,7 +9,7 @@ a finished conversion, or another checkpoint    refuse                      repl
 anything else                                   refuse                      refuse
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +43,7 @@ from reshard.core.storage.publishing import (
 )
 from reshard.core.storage.removal import remove_file, remove_files
 from reshard.core.storage.tracker import advance_tracker, read_tracker
+from reshard.core.storage.transfers import submitted
 from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
@@ -89,8 +90,10 @@ class Target:
     @cached_property
     def workspace(self) -> Workspace:
         """The directory that files are written to: apart, unless this plan's own finished target is mended."""
-        mended = read_identity(self.final.child(STATE_DIRECTORY)) == self.identity
-        return Workspace(self.final if mended else working_location(self.final), self.identity)
+        working = working_location(self.final)
+        if working.path != self.final.path and read_identity(self.final.child(STATE_DIRECTORY)) == self.identity:
+            working = self.final
+        return Workspace(working, self.identity)
 
     @contextmanager
     def claimed(self, ranks: Sequence[int]) -> Iterator[Workspace]:
@@ -132,17 +135,13 @@ class Target:
         if self.plan.inputs.iteration is not None and self.plan.inputs.iteration.tracked:
             with self._tracker_refused_as_target():
                 read_tracker(self.final.parent)
-        unfinished = read_identity(self.workspace.state)
-        published_here = not self.final.is_local and self._read_manifest() is not None
+        unfinished, published_here, names = self._look()
         if unfinished not in (None, self.identity) and not published_here and not self.overwrite:
             raise TargetError(
                 f"{self.final}: an unfinished conversion by another plan, or of a source that has changed since, is in "
                 f"{self.workspace.directory}. Finish that one, or pass --overwrite to discard it"
                 f"{self._touched_text(self.workspace)}"
             )
-        names = set(list_names(self.final))
-        if not self.final.is_local:  # it holds the leases even before the first record
-            names.discard(STATE_DIRECTORY)
         if not names or self.is_committed() or (self.is_mended_in_place and unfinished == self.identity):
             return
         refuse_occupied(
@@ -151,6 +150,17 @@ class Target:
             brings_others=self.plan.inputs.unified is not None,
             touched=lambda: self._touched_text(Workspace(self.final, "")),
         )
+
+    def _look(self) -> tuple[str | None, bool, set[str]]:
+        """Return the workspace's identity, whether an object store has a manifest here, and the names at the target."""
+        if self.final.is_local:
+            return read_identity(self.workspace.state), False, set(list_names(self.final))
+        # requests at once: each takes a round trip
+        manifest = submitted(Target._read_manifest, self)
+        listed = submitted(list_names, self.final)
+        identity = read_identity(self.workspace.state)
+        # it holds the leases even before the first record
+        return identity, manifest.result() is not None, set(listed.result()) - {STATE_DIRECTORY}
 
     def check_nothing_foreign(self) -> None:
         """Raise TargetError if the finished target's rank folders contain any files but its own."""
@@ -286,15 +296,20 @@ class Target:
         """Give the workspace to this plan: files of another plan are removed, its commit marker first."""
         state = self.workspace.state
         # listed before the identity is read: on an object store another run of this plan may begin as well
+        there = {file.path: file for file in find_files(state)}
         in_turn = {state.child(name).path for name in (MANIFEST_NAME, PLAN_NAME, IDENTITY_NAME)}
         leases = state.child(LEASES_DIRECTORY).path
-        left = [file for file in find_files(state) if file.path not in in_turn and file.parent.path != leases]
+        left = [file for path, file in there.items() if path not in in_turn and file.parent.path != leases]
         found = read_identity(state)
         if found == self.identity:
             return
         # loaders would find those of an old model beside new files
-        replaced = COMPANION_NAMES if self.final.is_local else recorded_companions(self.final)
-        remove_file(state.child(MANIFEST_NAME))
+        replaced: Collection[str] = COMPANION_NAMES
+        manifest = state.child(MANIFEST_NAME)
+        if not self.final.is_local:  # where each look is a request
+            replaced = recorded_companions(self.final) if manifest.path in there else ()
+        if self.final.is_local or manifest.path in there:
+            remove_file(manifest)
         # loaders would find old ones with new files
         for name in (*replaced, *document_names(self.plan)):
             remove_file(self.workspace.directory.child(name))

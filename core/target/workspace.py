@@ -21,7 +21,7 @@ from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.sealing import keyed_digest, seal, unseal
-from reshard.core.storage.listing import unless_missing
+from reshard.core.storage.listing import find_files, unless_missing
 from reshard.core.storage.local_lease import GATE_NAME
 from reshard.core.storage.own_files import Listing
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, list_names
@@ -107,8 +107,9 @@ class Workspace:
 
     def recorded_ranks(self) -> set[int]:
         """Return the ranks that have a record."""
-        names = map(_RECORD_NAME.fullmatch, list_names(self.state.child(RECORDS_DIRECTORY)))
-        return {int(name[1]) for name in names if name}
+        records = self.state.child(RECORDS_DIRECTORY)
+        names = list_names(records) if records.is_local else [file.name for file in find_files(records)]
+        return {int(found[1]) for name in names if (found := _RECORD_NAME.fullmatch(name))}
 
     def remove_record(self, rank: int) -> None:
         """Remove a rank's record; its file no longer counts."""
