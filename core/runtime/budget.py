@@ -15,7 +15,7 @@ MAX_GROUP_RANKS = 32
 """More blocks would each be too short to be worth a write call."""
 MAX_REMOTE_GROUP_RANKS = 256
 """With more ranks too much would be done again after a crash."""
-MAX_REMOTE_BLOCK_BYTES = 8 * 2**20
+MAX_REMOTE_BLOCK_BYTES = 4 * 2**20
 REMOTE_GROUP_BLOCKS_BYTES = 16 * 2**20
 """Eight workers then have 128 MiB in flight: 30 ms of transfer at 4 GiB/s."""
 PART_BYTES = 8 * 2**20

@@ -194,3 +194,12 @@ def test_the_report_says_what_was_read_and_what_for(converted: Callable[..., Con
     assert conversion.needed_bytes <= report.read_bytes <= conversion.source_bytes
     assert report.verified_bytes == report.written_bytes
     assert (report.crc_bytes, report.retried_requests) == (0, 0)
+
+
+def test_a_new_target_is_claimed_with_few_requests(converted: Callable[..., Conversion]) -> None:
+    """From the first look at it to the last request before the ranks: each waits for the one before, mostly."""
+    conversion = converted(rows(2), rows(1), count=1, shape=(64, 64))
+    calls = [exchange.call for exchange in conversion.store.proxy.exchanges()]
+    first = next(number for number, call in enumerate(calls) if "/out/.reshard/" in call.key)
+    last = next(number for number, call in enumerate(calls) if call.operation == "ListMultipartUploads")
+    assert last - first + 1 <= 21, [(call.operation, call.key) for call in calls[first : last + 1]]
