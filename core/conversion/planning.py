@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from reshard.core.checkpoint.catalog.dcp import find_dcp
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.formats.running_crc import is_crc_in_header
 from reshard.core.checkpoint.model import CheckpointFormat
@@ -211,7 +212,9 @@ def _unified_layout(request: ConversionRequest) -> UnifiedLayout | None:
 def _dcp_layout(request: ConversionRequest) -> DcpLayout | None:
     if request.layout is not TargetLayout.DCP:
         return None
-    return DcpLayout(0 if request.target_strategy else request.shards or DEFAULT_SHARDS)
+    source = find_dcp(request.source)
+    paths = tuple(source.metadata.paths.items()) if source else ()
+    return DcpLayout(0 if request.target_strategy else request.shards or DEFAULT_SHARDS, paths)
 
 
 def _target_encryption(request: ConversionRequest, catalog: CheckpointCatalog) -> str:

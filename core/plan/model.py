@@ -13,6 +13,7 @@ from reshard.core.plan.ownership import LostBox, SourceCopy
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.info_texts import InfoValue
+from reshard.core.strategy.dcp_metadata import StatePath
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.layout import ParameterLayout
@@ -54,9 +55,11 @@ class DcpLayout:
 
     Attributes:
         shards: number of files to divide every tensor's rows among; 0: a strategy shards the target.
+        paths: names in the source -> keys of the tensors in its nested state dict.
     """
 
     shards: int = 0
+    paths: tuple[tuple[str, StatePath], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from reshard.core.runtime.sealing import is_sealed, keyed_digest, seal, unseal
 from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.dcp_metadata import is_state_path
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.records import check_layouts
 from reshard.core.tensor.boxes import ShardBoxes
@@ -238,7 +239,10 @@ def _dcp_from_json(data: dict[str, Any] | None) -> DcpLayout | None:
         return None
     if type(data["shards"]) is not int or not 0 <= data["shards"] <= MAX_SHARDS:
         raise ValueError(f"{data['shards']!r} is no number of shards")
-    return DcpLayout(data["shards"])
+    paths = tuple((str(name), tuple(path)) for name, path in data["paths"])
+    if not all(is_state_path(path) for _, path in paths):
+        raise ValueError("it has keys of a state dict that are none")
+    return DcpLayout(data["shards"], paths)
 
 
 def _integrated_save(data: dict[str, Any]) -> IntegratedSave:

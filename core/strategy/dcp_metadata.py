@@ -12,7 +12,8 @@ the ranks that have them. hyper_parallel writes the same for MindSpore, in class
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from reshard.core.errors import CheckpointError, LayoutError, StrategyError
 from reshard.core.runtime.metadata import Parse, parsing
@@ -26,6 +27,7 @@ from reshard.core.tensor.slices import TOO_LARGE, Shape, TensorSlice, is_countab
 MAX_METADATA_BYTES = 2 << 30
 _MAX_AXES = 32
 _MAX_ATTRIBUTES = 64
+_MAX_INDEX = 1 << 16
 _MAX_PATH_KEYS = 256
 TORCH_PACKAGE = "torch.distributed.checkpoint"
 _HYPER = ("hyper_parallel.core.distributed_checkpoint", "hyper_parallel.core.checkpoint")
@@ -52,6 +54,10 @@ _ALLOWED = frozenset(
         *((f"{package}.storage", "StorageInfo") for package in _HYPER),
     ]
 )
+
+
+StatePath = tuple[str | int, ...]
+"""Keys of nested dicts, and indices of lists, that lead to a tensor."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +105,13 @@ class DcpMetadata:
     Attributes:
         tensors: name -> tensor, in the document's order.
         objects: name -> place of a pickled object, which is not read.
+        paths: name -> keys of a tensor in the nested state dict, where it was in one.
     """
 
     origin: str
     tensors: Mapping[str, ListedTensor]
     objects: Mapping[str, Place]
+    paths: Mapping[str, StatePath] = field(default_factory=dict)
 
 
 def parse_dcp_metadata(data: bytes, origin: str) -> DcpMetadata:
@@ -171,17 +179,27 @@ def _parse(data: bytes, origin: str, parse: Parse) -> DcpMetadata:
         )
     if not tensors:
         raise PickleError("lists no tensor")
-    _check_names(fields.get("planner_data"), tensors)
-    return DcpMetadata(origin, tensors, objects)
+    return DcpMetadata(origin, tensors, objects, _paths(fields.get("planner_data"), tensors))
 
 
-def _check_names(planner_data: object, tensors: Collection[str]) -> None:
-    """Compare names with the paths that torch keeps of them, `{"model.w": ("model", "w")}`: nothing else has them."""
+def _paths(planner_data: object, tensors: Collection[str]) -> dict[str, StatePath]:
+    """Paths that torch keeps of names, `{"model.w": ("model", "w")}`, compared with these: nothing else has them."""
+    paths: dict[str, StatePath] = {}
     for name, path in planner_data if isinstance(planner_data, Pairs) else ():
         if isinstance(name, str) and name in tensors and type(path) is tuple and len(path) <= _MAX_PATH_KEYS:
             spelled = ".".join(str(key) for key in path if isinstance(key, str | int))
             if spelled != name:
                 raise PickleError(f"has {name[:200]!r} for the parameter {spelled[:200]!r}: damaged")
+            if is_state_path(path) and len(path) > 1:
+                paths[name] = path
+    return paths
+
+
+def is_state_path(value: object) -> TypeGuard[StatePath]:
+    """True for keys and indices, of which torch makes lists no longer than a state dict may have them."""
+    return type(value) is tuple and all(
+        type(key) is str or (type(key) is int and 0 <= key < _MAX_INDEX) for key in value
+    )
 
 
 def _tensor(

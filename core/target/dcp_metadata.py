@@ -4,7 +4,7 @@
 in nested state dicts are joined by dots.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from reshard.core.checkpoint.formats.distcp import archive_extents
@@ -13,7 +13,7 @@ from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.pickle_writing import PickleWriter, attributes, integer, new_object
 from reshard.core.runtime.pickled import Global, Record
-from reshard.core.strategy.dcp_metadata import TORCH_PACKAGE
+from reshard.core.strategy.dcp_metadata import TORCH_PACKAGE, StatePath
 from reshard.core.tensor.dtypes import torch_name
 from reshard.core.tensor.slices import Extent, Shape, TensorSlice
 
@@ -35,7 +35,16 @@ def build_dcp_metadata(plan: ConversionPlan) -> bytes:
     writer.begin_tensors()
     for tensor in plan.match.resharded:
         writer.add_tensor(tensor, boxes[tensor.name])
-    return writer.finish()
+    return writer.finish(_state_paths(plan))
+
+
+def _state_paths(plan: ConversionPlan) -> dict[str, StatePath]:
+    """Name -> keys in the state dict: those of the source, unless the tensor got a new name; else the name alone."""
+    known = dict(plan.inputs.dcp.paths) if plan.inputs.dcp else {}
+    return {
+        each.name: known.get(each.name, (each.name,)) if each.sources[0].name == each.name else (each.name,)
+        for each in plan.match.resharded
+    }
 
 
 class _MetadataWriter:
@@ -93,9 +102,12 @@ class _MetadataWriter:
         )
         self._pickle.write(self._pickle.define(tensor.name) + value + b"s")
 
-    def finish(self) -> bytes:
-        """End the metadata; return its bytes."""
-        rest = {"planner_data": None, "storage_meta": None, "version": _VERSION}
+    def finish(self, paths: Mapping[str, StatePath]) -> bytes:
+        """End the metadata with the paths of the tensors; return its bytes."""
+        self._pickle.write(self._pickle.fragment("planner_data") + b"}")
+        for name, path in paths.items():
+            self._pickle.write(self._pickle.fragment(name) + self._pickle.fragment(path) + b"s")
+        rest = {"storage_meta": None, "version": _VERSION}
         self._pickle.write(b"".join(self._pickle.fragment(each) for item in rest.items() for each in item) + b"ub")
         return self._pickle.finish()
 

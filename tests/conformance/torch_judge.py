@@ -79,7 +79,7 @@ def load(**arguments: Any) -> None:
 def join(source: str, whole: str, target: str) -> None:
     """Make one file of a checkpoint by torch's own tool, and compare it with the whole tensors of a file."""
     dcp_to_torch_save(source, target)
-    found = torch.load(target, weights_only=True)
+    found = _flat(torch.load(target, weights_only=True))
     expected = load_file(whole)
     if found.keys() != expected.keys():
         raise ValueError(f"{sorted(found.keys() ^ expected.keys())} are in one of both")
@@ -135,6 +135,13 @@ def _save(
         nested.setdefault(section, {})[rest] = value
     given: Any = state if writer in ("hf", "flat") else nested
     dcp.save(given, storage_writer=_writer(writer, target), process_group=group)
+
+
+def _flat(state: Mapping[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for key, value in state.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def _load(

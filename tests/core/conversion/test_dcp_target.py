@@ -1,5 +1,6 @@
 """Conversions to directories of PyTorch's Distributed Checkpoint, read back without torch and without reshard."""
 
+import pickle
 import shutil
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from tests.support.checkpoints import Contents, read_safetensors, read_tree, wri
 from tests.support.checkpoints import case as rank_case
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.conversions import damage, stop_before_commit
-from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, dcp_case, read_dcp, read_written
+from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, dcp_case, read_dcp, read_written, torch_names
 from tests.support.loading import load_rank
 
 UNEVEN = dcp_case("fsdp_uneven")
@@ -136,6 +137,23 @@ def test_names_and_values_are_changed_on_the_way(tmp_path: Path) -> None:
     made = read_dcp(tmp_path / "out")
     assert made.keys() == {name.removeprefix("model.") for name in UNEVEN.whole if not name.endswith(".bias")}
     assert made["embed.weight"][0] == "BFloat16"
+
+
+def planner_data(directory: Path) -> dict[str, tuple[str | int, ...]]:
+    with torch_names():
+        found: dict[str, tuple[str | int, ...]] = pickle.loads((directory / ".metadata").read_bytes()).planner_data
+    return found
+
+
+def test_the_state_dict_stays_nested(tmp_path: Path) -> None:
+    case = dcp_case("optimizer")
+    convert(dcp_request(case.source, tmp_path / "out", rename=["re:model\\.(.*)bias=model.\\1offset"], shards=2))
+    made, saved = planner_data(tmp_path / "out"), planner_data(case.source)
+    assert len({len(path) for path in made.values()}) > 1
+    for name, path in made.items():
+        assert path == saved.get(name, (name,))
+    convert(dcp_request(tmp_path / "out", tmp_path / "again", shards=3))
+    assert planner_data(tmp_path / "again") == made
 
 
 HOSTILE_NAMES = (
