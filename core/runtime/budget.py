@@ -10,6 +10,12 @@ import resource
 from dataclasses import dataclass
 
 MAX_BUFFER_BYTES = 4 * 2**20
+MAX_LONE_BLOCK_BYTES = 8 * 2**20
+"""Of a rank that is written alone.
+
+From 64 files by columns a block takes a read of each: the shorter it is, the more of them, and the work around a read
+of 64 KiB takes as long as the read.
+"""
 MAX_GROUP_BLOCKS_BYTES = 32 * 2**20
 MAX_GROUP_RANKS = 32
 """More blocks would each be too short to be worth a write call."""
@@ -142,7 +148,8 @@ class Budget:
         else:
             scratch_bytes = _buffer_bytes(thread_bytes // 2, MAX_BUFFER_BYTES)
             blocks_bytes = min(thread_bytes - scratch_bytes, MAX_GROUP_BLOCKS_BYTES)
-            block_bytes = _buffer_bytes(blocks_bytes // count, MAX_BUFFER_BYTES)
+            most_bytes = MAX_LONE_BLOCK_BYTES if count == 1 else MAX_BUFFER_BYTES
+            block_bytes = _buffer_bytes(blocks_bytes // count, most_bytes)
             used_bytes = scratch_bytes + count * block_bytes
         all_bytes = prefetch * used_bytes
         wide_block_bytes = wide_in_flight_bytes = 0

@@ -78,6 +78,9 @@ class LocalBlockReader:
                 if fetch.read_range.is_verbatim:
                     in_place[place] = run
         for source_rank, fetches in by_source.items():
+            if len(fetches) == 1:  # columns of many files
+                self._read_alone(fetches[0])
+                continue
             for group in coalesced(fetches, gap_bytes=GAP_WORTH_READING_BYTES, max_bytes=len(self._scratch)):
                 self._read_together(source_rank, group)
 

@@ -10,6 +10,7 @@ from reshard.core.request.fields import SMALLEST_MEMORY_LIMIT_BYTES
 from reshard.core.runtime.budget import (
     MAX_BUFFER_BYTES,
     MAX_GROUP_RANKS,
+    MAX_LONE_BLOCK_BYTES,
     MAX_REMOTE_BLOCK_BYTES,
     MIN_PART_BYTES,
     PART_BYTES,
@@ -39,8 +40,9 @@ def test_any_limit_that_may_be_asked_for_is_kept(limit_bytes: int, files: int, w
     assert budget.workers * wide.total_bytes <= limit_bytes
     assert wide.block_bytes <= wide.wide_block_bytes
     assert budget.workers * (count + buffers.sources_open) <= files
-    for size in (buffers.block_bytes, buffers.scratch_bytes):
-        assert 64 * 2**10 <= size <= MAX_BUFFER_BYTES
+    most_bytes = MAX_LONE_BLOCK_BYTES if count == 1 else MAX_BUFFER_BYTES
+    for size, most in ((buffers.block_bytes, most_bytes), (buffers.scratch_bytes, MAX_BUFFER_BYTES)):
+        assert 64 * 2**10 <= size <= most
         assert size % 4096 == 0
 
 
@@ -87,7 +89,7 @@ def test_any_limit_is_kept_with_object_stores(
 @pytest.mark.parametrize(
     ("limit_bytes", "workers", "count", "want"),
     [
-        (2048 * MIB, 8, 1, (8, 4 * MIB, 4 * MIB, 64 * MIB)),
+        (2048 * MIB, 8, 1, (8, 4 * MIB, 8 * MIB, 96 * MIB)),
         (2048 * MIB, 8, 4, (8, 4 * MIB, 4 * MIB, 160 * MIB)),
         (2048 * MIB, 8, 32, (8, 4 * MIB, MIB, 288 * MIB)),
         (16 * MIB, 8, 1, (8, MIB, MIB, 16 * MIB)),
