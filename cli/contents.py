@@ -122,9 +122,12 @@ def _print_dcp(document: Document) -> None:
     dtypes = sorted({each["dtype"] or "?" for each in parameters})
     facts = [
         ("DCP checkpoint", document["url"]),
+        *([("step", str(document["step"]))] if document["step"] is not None else []),
+        *([("other steps", listed(list(map(str, document["other_steps"])), 8))] if document["other_steps"] else []),
         ("parameters", f"{len(parameters)}, in {counted(shards, 'shard')}: {', '.join(dtypes)}"),
         ("files", f"{len(files)}: {listed([each['file'] for each in files], 8)}"),
         *([("objects", f"{len(objects)}, which only PyTorch can read: {listed(objects, 8)}")] if objects else []),
+        *(("note", note) for note in document["notes"]),
         *([("ignored", listed(document["ignored"], 8))] if document["ignored"] else []),
         *([("UNFINISHED", "a conversion into it was not completed")] if document["unfinished"] else []),
     ]

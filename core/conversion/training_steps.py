@@ -4,7 +4,7 @@ A step is complete when every rank has its file, no file has changed for the set
 end. Time without change is measured by the storage's clock or by this process's observation, whichever is longer: with
 a clock that runs ahead, files look as if they were just written. Where MindFormers' meta.json names the step or a later
 one, nothing is left to settle; where it names an earlier one, the step is complete only without a change for the
-patience. An iteration of a Checkpoint 2.0 is complete when the tracker names it.
+patience. An iteration of a Checkpoint 2.0 is complete when the tracker names it, a step of DCP when it has `.metadata`.
 """
 
 import math
@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from reshard.core.checkpoint.catalog.dcp import find_dcp
+from reshard.core.checkpoint.catalog.dcp_steps import list_dcp_steps
 from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, Step
 from reshard.core.checkpoint.catalog.iterations import (
     find_iteration,
@@ -40,6 +42,7 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import sleep_unless_stopped
 from reshard.core.runtime.wording import listed, printable, rank_names, seconds_text
 from reshard.core.storage.checkpoint2_names import TRACKER_NAME, iteration_name
+from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.file_versions import TOUCHED, Stamp, is_only_touched, is_same_version, read_stamps
 from reshard.core.storage.listing import names_in, unless_missing
 from reshard.core.storage.patterns import RANK_FIELD, spelled_for
@@ -133,6 +136,8 @@ class StepWatch:
             root, names = output, names_in(output)
         if names and holds_iterations(names):
             return str(root), self._see_iterations(root, list_iterations(names))
+        if names and (numbers := list_dcp_steps(root, names)):
+            return str(root), self._see_dcp(root, numbers)
         found = survey(str(root))
         if found.shape is CheckpointShape.ITERATION:
             raise CatalogError(f"{found.url}: is one iteration. Name the directory that training saves all into")
@@ -164,7 +169,8 @@ class StepWatch:
         for number in reversed(numbers):
             step = Step(NO_EPOCH, number)
             if tracked is None or number > tracked:
-                seen.append(self._see_untracked(root.child(iteration_name(number)), step))
+                directory = root.child(iteration_name(number))
+                seen.append(self._see_growing(directory, step, f"{TRACKER_NAME} does not name it yet"))
                 continue
             try:
                 iteration = find_iteration(str(root), str(number))
@@ -180,11 +186,34 @@ class StepWatch:
             seen.append(SeenStep(step, files, f"files are missing: {listed(missing, _MAX_LISTED)}"))
         return seen
 
-    def _see_untracked(self, directory: Location, step: Step) -> SeenStep:
+    def _see_dcp(self, root: Location, steps: Mapping[int, str]) -> list[SeenStep]:
+        """The steps of a training with PyTorch: `.metadata` is written last."""
+        seen: list[SeenStep] = []
+        for number in sorted(steps, reverse=True):
+            step, directory = Step(NO_EPOCH, number), root.child(steps[number])
+            names = names_in(directory)
+            if DCP_METADATA_NAME not in names:
+                seen.append(self._see_growing(directory, step, f"{DCP_METADATA_NAME} is not there yet"))
+                continue
+            try:
+                checkpoint = find_dcp(str(root), str(number))
+            except (CatalogError, StrategyError) as error:
+                seen.append(SeenStep(step, {}, str(error)))
+                continue
+            assert checkpoint is not None
+            files = {rank: directory.child(part.path) for rank, part in enumerate(checkpoint.parts)}
+            missing = [path for path in checkpoint.paths if "/" not in path and path not in names]
+            if not missing:
+                converted = is_converted(self._target_of(step), str(root), files)
+                return [*seen, SeenStep(step, files, converted=converted)]
+            seen.append(SeenStep(step, files, f"files are missing: {listed(missing, _MAX_LISTED)}"))
+        return seen
+
+    def _see_growing(self, directory: Location, step: Step, incomplete: str) -> SeenStep:
         files = [directory.child(name) for name in names_in(directory)]
         stamps = zip(files, read_stamps(files), strict=True)
         quiet = [self._quiet_seconds(location, stamp) for location, stamp in stamps if stamp]
-        return SeenStep(step, {}, f"{TRACKER_NAME} does not name it yet", min(quiet, default=0.0))
+        return SeenStep(step, {}, incomplete, min(quiet, default=0.0))
 
     def _see(self, source: str, step: Step, there: Files, needed: Iterable[int], saved: Mapping[int, Step]) -> SeenStep:
         """A step of rank folders; `saved`: the last step that each rank has saved, of those that record it."""

@@ -229,6 +229,8 @@ def _describe_dcp(found: CheckpointSurvey, dcp: DcpCheckpoint) -> Document:
     return {
         "kind": "DCP checkpoint",
         "url": found.url,
+        "step": dcp.step,
+        "other_steps": [number for number in dcp.steps if number != dcp.step],
         "files": [{"file": path, "shards": held.get(path, 0)} for path in dcp.paths],
         "parameters": [
             {
@@ -243,6 +245,7 @@ def _describe_dcp(found: CheckpointSurvey, dcp: DcpCheckpoint) -> Document:
             for tensor in dcp.metadata.tensors.values()
         ],
         "objects": list(dcp.metadata.objects),
+        "notes": list(dcp.choice),
         "ignored": list(found.ignored),
         "unfinished": found.unfinished,
     }

@@ -123,7 +123,8 @@ def find_strategy(request: SourceRequest) -> GivenStrategy:
     """
     if request.source_strategy:
         return read_strategy(request.source_strategy)
-    return find_dcp(request.source) or read_own_strategy(request.source) or find_iteration(request.source, request.step)
+    url, step = request.source, request.step
+    return find_dcp(url, step) or read_own_strategy(url) or find_iteration(url, step)
 
 
 def open_source(request: SourceRequest, target: TargetOutline = NO_TARGET) -> Source:

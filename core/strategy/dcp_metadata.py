@@ -39,10 +39,13 @@ _MODELS = (
     "TensorProperties",
     "MetadataIndex",
 )
+_PLANS = ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")
+"""Megatron keeps the ranks' plans in it."""
 _ALLOWED = frozenset(
     [
         *((f"{TORCH_PACKAGE}.metadata", name) for name in (*_MODELS, "StorageMeta", "_MEM_FORMAT_ENCODING")),
         (f"{TORCH_PACKAGE}.filesystem", "_StorageInfo"),
+        *((f"{TORCH_PACKAGE}.planner", name) for name in _PLANS),
         ("torch", "Size"),
         *(("torch", name) for name in TORCH_DTYPES),
         ("torch.serialization", "_get_layout"),

@@ -108,6 +108,7 @@ TORCH_DTYPES = {
 _TORCH = {
     "torch.distributed.checkpoint.metadata": (*MODELS, "StorageMeta", "_MEM_FORMAT_ENCODING"),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.planner": ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData"),
     "torch": ("Size",),
     "torch.serialization": ("_get_layout",),
 }

@@ -80,7 +80,7 @@ def build_catalog(
         _check_nothing_to_choose(found, ranks, step or source_prefix, damage)
         return _unified_catalog(found, digest, check_crc, workers)
     if found.dcp is not None:
-        _check_saved_once(found, step or source_prefix, damage)
+        _check_saved_once(found, source_prefix or (step if found.dcp.step is None else None), damage)
         return dcp_catalog(found.dcp, workers, check_crc=check_crc)
     if found.iteration is not None:
         _check_no_prefix(found, source_prefix)

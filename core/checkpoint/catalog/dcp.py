@@ -6,9 +6,11 @@ them, so that a rank has a tensor at most once.
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from reshard.core.checkpoint.catalog.dcp_steps import choose_dcp_step, list_dcp_steps
+from reshard.core.checkpoint.catalog.megatron import is_megatron, weights_of_megatron
 from reshard.core.checkpoint.formats import safetensors
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.errors import CatalogError, CheckpointError, LayoutError, StorageError
@@ -64,6 +66,8 @@ class DcpCheckpoint:
         metadata: what its metadata says, or what its files say together.
         names: all names in the directory.
         indexes: path -> index of a file that was opened to find the metadata.
+        step: its number, if `url` is a directory of steps; `steps` are all of them, ascending.
+        choice: notes on the choice of the step, and on what its writer adds to DCP.
     """
 
     url: str
@@ -71,6 +75,9 @@ class DcpCheckpoint:
     metadata: DcpMetadata
     names: tuple[str, ...]
     indexes: Mapping[str, FileIndex]
+    step: int | None = None
+    steps: tuple[int, ...] = ()
+    choice: tuple[str, ...] = ()
 
     @cached_property
     def parts(self) -> tuple[FilePart, ...]:
@@ -113,7 +120,7 @@ class DcpCheckpoint:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is left out of it, and what cannot be known of it, for the user."""
-        objects, notes = self.metadata.objects, []
+        objects, notes = self.metadata.objects, [*self.choice]
         if objects:
             what = f"{counted(len(objects), 'object')} of Python, which only PyTorch can read"
             notes.append(f"left out: {what}: {listed(list(objects), _MAX_LISTED)}")
@@ -125,11 +132,17 @@ class DcpCheckpoint:
         return tuple(notes)
 
 
-def find_dcp(url: str) -> DcpCheckpoint | None:
-    """Return the checkpoint of DCP at a URL: its directory, or the metadata in it; None if there is none.
+def find_dcp(url: str, step: str = "") -> DcpCheckpoint | None:
+    """Return the checkpoint of DCP at a URL: its directory, the metadata in it, or a directory of steps.
+
+    Args:
+        step: number of the step to read, of several; by default the newest that is complete.
+
+    Returns:
+        None if there is none.
 
     Raises:
-        CatalogError: it is incomplete, or its files contradict each other.
+        CatalogError: it is incomplete, or its files contradict each other; there is no such step.
         CheckpointError: a file without metadata beside it cannot be read.
         StrategyError: its metadata is damaged.
         StorageError: the storage does not answer.
@@ -142,15 +155,31 @@ def find_dcp(url: str) -> DcpCheckpoint | None:
     elif unless_missing(lambda: kind_of(location)) != "directory":
         return None
     names = unless_missing(lambda: names_in(location))
-    if names is None or not is_dcp(names) or any(map(is_index_name, names)):
+    if names is None or any(map(is_index_name, names)):
         return None
-    if DCP_METADATA_NAME in names:
-        file = location.child(DCP_METADATA_NAME)
-        metadata, indexes = parse_dcp_metadata(_read_metadata(file), str(file)), dict[str, FileIndex]()
-    else:
+    if is_dcp(names):
+        return _read(location, names)
+    steps = list_dcp_steps(location, names)
+    if not steps:
+        return None
+    number, notes = choose_dcp_step(location, steps, step)
+    directory = location.child(steps[number])
+    found = _read(directory, names_in(directory))
+    return replace(found, url=str(location), step=number, steps=tuple(steps), choice=(*notes, *found.choice))
+
+
+def _read(location: Location, names: Sequence[str]) -> DcpCheckpoint:
+    """Read the metadata of the checkpoint in a directory with these names."""
+    if DCP_METADATA_NAME not in names:
         _check_complete(location, names)
         metadata, indexes = _read_sharding_infos(location, shard_names(names))
-    return DcpCheckpoint(str(location), location, metadata, tuple(names), indexes)
+        return DcpCheckpoint(str(location), location, metadata, tuple(names), indexes)
+    file = location.child(DCP_METADATA_NAME)
+    metadata, choice = parse_dcp_metadata(_read_metadata(file), str(file)), tuple[str, ...]()
+    if is_megatron(names):
+        metadata, note = weights_of_megatron(location, names, metadata)
+        choice = (note,)
+    return DcpCheckpoint(str(location), location, metadata, tuple(names), {}, choice=choice)
 
 
 def _check_complete(location: Location, names: Sequence[str]) -> None:

@@ -74,7 +74,8 @@ def dcp_catalog(checkpoint: DcpCheckpoint, workers: int, *, check_crc: bool = Fa
         raise _joined(checkpoint.url, errors)
     read_records = [record for outcome in outcomes.values() if isinstance(outcome, list) for record in outcome]
     records = {rank: _numbered(record, rank) for rank, record in enumerate(read_records)}
-    return CheckpointCatalog(checkpoint.url, CheckpointFormat.SAFETENSORS, None, records, checkpoint.notes)
+    step = None if checkpoint.step is None else str(checkpoint.step)
+    return CheckpointCatalog(checkpoint.url, CheckpointFormat.SAFETENSORS, step, records, checkpoint.notes)
 
 
 def _numbered(record: CatalogRecord, rank: int) -> CatalogRecord:

@@ -16,6 +16,7 @@ from functools import cached_property
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
 from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name
 from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, joint_files
+from reshard.core.checkpoint.catalog.megatron import MEGATRON_NAMES
 from reshard.core.checkpoint.catalog.output_directory import find_output_checkpoint
 from reshard.core.checkpoint.catalog.unified_index import WeightIndex, file_order
 from reshard.core.checkpoint.formats.stage_files import group_stage_files
@@ -140,7 +141,7 @@ def survey(url: str, step: str = "") -> CheckpointSurvey:
         if kind not in ("file", "directory"):
             raise CatalogError(f"{location}: is neither a file nor a directory")
         is_file = kind == "file"
-        dcp = find_dcp(url) if not is_file or location.name == DCP_METADATA_NAME else None
+        dcp = find_dcp(url, step) if not is_file or location.name == DCP_METADATA_NAME else None
         if dcp is not None:
             return survey_dcp(dcp)
         iteration = find_iteration(url, step) if not is_file or location.name == METADATA_NAME else None
@@ -170,7 +171,7 @@ def survey_iteration(iteration: Iteration) -> CheckpointSurvey:
 
 def survey_dcp(checkpoint: DcpCheckpoint) -> CheckpointSurvey:
     """List the files of a DCP checkpoint."""
-    known = {DCP_METADATA_NAME, STATE_DIRECTORY, *checkpoint.paths}
+    known = {DCP_METADATA_NAME, STATE_DIRECTORY, *MEGATRON_NAMES, *checkpoint.paths}
     return CheckpointSurvey(
         checkpoint.url,
         CheckpointShape.DCP,
