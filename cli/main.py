@@ -108,7 +108,7 @@ def cli() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code; errors are printed on stderr, none is raised."""
     try:
-        with naming_shortage(), rare_collections(), cli.make_context("reshard", list(arguments)) as context:
+        with naming_shortage(), cli.make_context("reshard", list(arguments)) as context:
             result = cli.invoke(context)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -159,8 +159,9 @@ def main() -> None:
         from reshard.cli.completion import complete
 
         sys.exit(complete(cli, instruction))
-    code = run(sys.argv[1:])
-    gc.freeze()  # else Python searches all objects for cycles, several times, before the process ends
+    with rare_collections():
+        code = run(sys.argv[1:])
+        gc.freeze()  # else Python searches all objects for cycles, several times, before the process ends
     sys.exit(code)
 
 

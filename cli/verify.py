@@ -30,8 +30,8 @@ _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
     default=str(VerifyLevel.CHECKSUM),
     show_default=True,
     help="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while writing, "
-    "and the CRC of files that have one. content: also every value, in all replicas, against the source, which has to "
-    "be where it was.",
+    "and the CRC of files that have one. content: also every value against the source, which has to be where it "
+    "was.",
 )
 @key_options
 @storage_option

@@ -27,13 +27,13 @@ def in_threads(work: Callable[[Item], Answer], items: Iterable[Item], workers: i
             raise
 
 
-_THRESHOLDS = (50_000, 20, 100)
+_THRESHOLDS = (100_000, 20, 100)
 """Thresholds of `gc.set_threshold`: new objects per young collection, young per middle, middle per full ones."""
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect garbage after 50,000 new objects, not after 700, while the block runs.
+    """Collect garbage after 100,000 new objects, not after 700, while the block runs.
 
     Plans and records are millions of small objects which all survive, and each full collection visits all of them: nine
     took a third of the time of a conversion of 60,000 small parameters, and freed nothing.

@@ -28,6 +28,8 @@ class Addend:
         pieces: the boxes of the tensor that count; None: all of it, as it is.
         dtype: the floating-point type that values are cast to first; None: as they are.
         factors: reads the factors of the values, if these are scaled.
+        missing_ranks: the stage's ranks that lack the tensor, if only one replica of each box is read: the highest
+            other rank's. None: all replicas are read.
     """
 
     name: str
@@ -35,6 +37,21 @@ class Addend:
     pieces: Sequence[Piece] | None = None
     dtype: DType | None = None
     factors: Callable[[], np.ndarray] | None = None
+    missing_ranks: frozenset[int] | None = None
+
+    def is_read_from(self, rank: int) -> bool:
+        """True if the tensor is read from the file of a rank that has it."""
+        return self.missing_ranks is None or self.shards.highest_owner(rank, self.missing_ranks) in (rank, None)
+
+    def contributions_of(self, record: CatalogRecord) -> "list[Contribution[Addend]]":
+        """The contributions of a rank's file, whether they are to be read or not; none if it lacks the tensor."""
+        entry = record.index.entries.get(self.name)
+        if entry is None:
+            return []
+        # a parameter that no strategy knows has no axes here: its shape may be each rank's own
+        start = self.shards.box(record.rank).start or (0,) * len(entry.shape)
+        pieces = (None,) if self.pieces is None else self.pieces
+        return [Contribution(self, start, piece, self.dtype, self.factors) for piece in pieces]
 
 
 class FingerprintAccumulator:
@@ -52,16 +69,10 @@ class FingerprintAccumulator:
         return frozenset(addend.name for addends in self._by_ranks.values() for addend in addends)
 
     def contributions(self, record: CatalogRecord) -> dict[str, list[Contribution[Addend]]]:
-        """The contributions of the entries of a rank's file, by their names."""
+        """The contributions of the entries to read from a rank's file, by their names."""
         found: dict[str, list[Contribution[Addend]]] = {}
         for addend in (each for ranks, some in self._by_ranks.items() if record.rank in ranks for each in some):
-            entry = record.index.entries.get(addend.name)
-            if entry is None:
-                continue
-            # a parameter that no strategy knows has no axes in its addend: its shape may be each rank's own
-            start = addend.shards.box(record.rank).start or (0,) * len(entry.shape)
-            pieces = (None,) if addend.pieces is None else addend.pieces
-            contributions = [Contribution(addend, start, piece, addend.dtype, addend.factors) for piece in pieces]
+            contributions = addend.contributions_of(record) if addend.is_read_from(record.rank) else ()
             if contributions:
                 found.setdefault(addend.name, []).extend(contributions)
         return found

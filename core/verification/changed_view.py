@@ -104,7 +104,7 @@ def _casts(other: Mapping[str, Tensor]) -> list[CastRule]:
 
 
 def _read(request: FingerprintRequest, plan: ConversionPlan) -> ContentCheck:
-    check, progress, stop = ContentCheck(plan), current_progress(), Event()
+    check, progress, stop = ContentCheck(plan, all_replicas=True), current_progress(), Event()
     progress.begin("reading, by the preset", check.source_bytes())
     advance = advancing(progress, stop)
 

@@ -9,8 +9,9 @@ or they differ.
     ShardFingerprints     the contributions of a stage's ranks to one tensor: its fingerprint, and differing replicas
 """
 
+import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -207,6 +208,19 @@ class ShardFingerprints:
     def ranks_of(self, box: TensorSlice) -> tuple[int, ...]:
         """The ranks that the layout gives a box."""
         return tuple(rank for rank in self.ranks if self.box(rank) == box)
+
+    def highest_owner(self, rank: int, missing_ranks: Collection[int]) -> int | None:
+        """The highest rank, but for some that are missing, that the layout gives the same box as a rank."""
+        owners = self._grid.owners.get(self._grid.cell_of(rank - self._first_rank), ())
+        present = (self._first_rank + each for each in reversed(owners) if self._first_rank + each not in missing_ranks)
+        return next(present, None)
+
+    def elements_outside(self, missing_ranks: Collection[int]) -> int:
+        """Number of the tensor's elements in boxes of other ranks than these."""
+        if not missing_ranks:
+            return math.prod(self._shape)
+        owners = (tuple(self._first_rank + each for each in ranks) for ranks in self._grid.owners.values())
+        return sum(self.box(ranks[0]).size for ranks in owners if not all(rank in missing_ranks for rank in ranks))
 
     def put(self, rank: int, fingerprint: int) -> None:
         """Set a rank's contribution."""

@@ -5,8 +5,9 @@
 
 The source's side follows what becomes of its values: boxes that are split off or joined, transposed axes, casts. It
 ignores the plan's reads, and takes from the plan only which parameter is made of which; so a wrong read, a swapped file
-or a lost box shows. All replicas of every box are read on both sides, and have to agree. Both sides share the code that
-finds the box of a rank.
+or a lost box shows. All replicas of every box of the target are read, and have to agree. Of the source's, the highest
+rank's is read; the conversion reads the lowest rank's, so a difference between these two shows. Both sides share the
+code that finds the box of a rank.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,13 +72,18 @@ def content_problems_text(target: str, problems: Sequence[ContentProblem]) -> st
 
 
 class ContentCheck:
-    """Adds the contributions of both sides' files to fingerprints, and compares."""
+    """Adds the contributions of both sides' files to fingerprints, and compares.
 
-    def __init__(self, plan: ConversionPlan) -> None:
+    With `all_replicas`, all replicas of every slice of the source are read.
+    """
+
+    def __init__(self, plan: ConversionPlan, *, all_replicas: bool = False) -> None:
         self._plan = plan
         match = plan.match
         scales = ScaleReader(plan)
-        self._addends = {each.name: list(addends_of(each, scales)) for each in match.resharded}
+        self._addends = {
+            each.name: list(addends_of(each, scales, all_replicas=all_replicas)) for each in match.resharded
+        }
         self._passed_through = {
             each.name: Addend(each.source_name, ShardFingerprints.of_wholes(each.owners), dtype=each.dtype)
             for each in match.passed_through
@@ -118,7 +124,18 @@ class ContentCheck:
 
     def source_bytes(self) -> int:
         """Bytes to read from the source."""
-        return stored_bytes(self._plan.inputs.catalog.records.values(), self._source.names)
+        records, match = self._plan.inputs.catalog.records.values(), self._plan.match
+        once: dict[tuple[str, range], int] = {}
+        every = set(self._passed_through)
+        for parameter in match.resharded:
+            dtypes = {source.name: source.dtype for source in parameter.sources}
+            for addend in self._addends[parameter.name]:
+                if addend.missing_ranks is None:
+                    every.add(addend.name)
+                elif addend.pieces is None or addend.pieces:
+                    elements = addend.shards.elements_outside(addend.missing_ranks)
+                    once[addend.name, addend.shards.ranks] = elements * dtypes[addend.name].itemsize
+        return sum(once.values()) + stored_bytes(records, every)
 
     def source_parts(self, rank: int, advance: Callable[[int], None] = lambda _: None) -> np.ndarray:
         """Read the contributions of a source rank's file, for `add_source`.
@@ -165,8 +182,12 @@ class ContentCheck:
             expected = self._source_fingerprint(parameter.name)
             for stage in self._plan.stages:
                 shards = self._targets.get((stage.number, parameter.name))
-                if shards is not None:
-                    self._compare_shards(parameter, shards, expected)
+                if shards is None:
+                    continue
+                differs = shards.total() != expected and self._locates_more()
+                if differs and self._read_other_replicas(parameter.name):
+                    expected = self._source_fingerprint(parameter.name)
+                self._compare_shards(parameter, shards, expected)
         self._compare_passed_through()
         self._check_complete()
         return tuple(self._problems)
@@ -230,7 +251,7 @@ class ContentCheck:
         if found == expected or replicas_differ:
             return
         wanted = {}
-        if sum(bool(problem.ranks) for problem in self._problems) < _MAX_LOCATED:
+        if self._locates_more():
             wanted = self._expected_boxes(parameter, [box for box, _ in shards.contents()])
         is_located = False
         for box, contents in shards.contents():
@@ -240,6 +261,22 @@ class ContentCheck:
                     self._compare(name, str(box), tuple(ranks), wanted[box], fingerprint)
         if not is_located:
             self._compare(name, "all of it", tuple(shards.ranks), expected, found)
+
+    def _locates_more(self) -> bool:
+        """True if source files are read again to locate another difference."""
+        return sum(bool(problem.ranks) for problem in self._problems) < _MAX_LOCATED
+
+    def _read_other_replicas(self, name: str) -> bool:
+        """Add the contributions of ranks whose slices of a target parameter's sources were not read; False if none."""
+        records, any_read = self._plan.inputs.catalog.records, False
+        for addend in self._addends[name]:
+            for rank in set(addend.shards.ranks).intersection(records).difference(addend.shards.owners):
+                contributions = addend.contributions_of(records[rank])
+                if contributions:
+                    sums = sum_contributions(records[rank], {addend.name: contributions})
+                    addend.shards.put(rank, sums[addend])
+                    any_read = True
+        return any_read
 
     def _expected_boxes(self, parameter: ReshardedParameter, boxes: Sequence[TensorSlice]) -> dict[TensorSlice, int]:
         """The fingerprints of boxes of a target parameter by the source's files, which are read again."""
@@ -303,7 +340,7 @@ def _fingerprint(name: str, dtype: DType, shape: Shape, contents: Iterable[int])
     return ParameterFingerprint(name=name, dtype=dtype.name, shape=shape, fingerprint=fingerprint, others=tuple(others))
 
 
-def addends_of(parameter: ReshardedParameter, scales: ScaleReader) -> Iterator[Addend]:
+def addends_of(parameter: ReshardedParameter, scales: ScaleReader, *, all_replicas: bool = True) -> Iterator[Addend]:
     """The stages' shards of source parameters that a target parameter is made of."""
     factors = {
         piece.source: partial(scales.factors, parameter.sources[piece.scale.source])
@@ -318,7 +355,8 @@ def addends_of(parameter: ReshardedParameter, scales: ScaleReader) -> Iterator[A
             counted = pieces if place == 0 else list(_clipped(pieces, lost.get(copy.first_rank, [])))
             as_it_is = parameter.is_whole and len(source.copies) == 1
             those = None if as_it_is else counted
-            yield Addend(source.name, shards, those, parameter.dtype, factors.get(number))
+            missing_ranks = None if all_replicas else copy.missing_ranks
+            yield Addend(source.name, shards, those, parameter.dtype, factors.get(number), missing_ranks)
 
 
 def _lost_boxes(source: SourceTensor) -> dict[int, list[TensorSlice]]:

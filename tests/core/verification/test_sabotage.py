@@ -488,7 +488,7 @@ SABOTAGES = [
     Sabotage("A cast cuts off instead of rounding", CONTENT, _truncating_cast, options={"cast": ["w*=bfloat16"]}),
     Sabotage("A transposed parameter is not turned", CONTENT, _forget_to_turn, options={"transpose": ["wq"]}),
     Sabotage(
-        "A rank of the source has another copy of a slice than the rank that is read",
+        "The highest rank with a slice of the source has another copy than the rank that is read",
         CONTENT,
         damages=_change_a_replica,
     ),

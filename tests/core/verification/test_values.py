@@ -200,8 +200,10 @@ def parts_of_file(plan: ConversionPlan, path: Path, record: ShardRecord) -> Shar
     )
 
 
-def problems_of(plan: ConversionPlan, out: Path, records: tuple[ShardRecord, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    check = ContentCheck(plan)
+def problems_of(
+    plan: ConversionPlan, out: Path, records: tuple[ShardRecord, ...], *, all_replicas: bool = False
+) -> list[tuple[str, tuple[int, ...]]]:
+    check = ContentCheck(plan, all_replicas=all_replicas)
     for record in records:
         check.add_target(parts_of_file(plan, out / record.file, record))
     for rank in check.source_ranks:
@@ -248,7 +250,12 @@ def test_any_change_on_either_side_is_found(tmp_path_factory: pytest.TempPathFac
     itemsize = job.source[name][1].itemsize
     byte = data.draw(st.integers(0, size // itemsize - 1)) * itemsize + itemsize - 1
     spoil(directory / "src" / f"rank_{rank}" / "m.ckpt", name, byte)
-    assert problems_of(job.plan(), out, records)
+    assert problems_of(job.plan(), out, records, all_replicas=True)
+    places = np.arange(job.source[name][1].size).reshape(job.source[name][1].shape)
+    here = shard_of(places, job.source_cuts[name], rank)
+    others = (shard_of(places, job.source_cuts[name], other) for other in range(rank + 1, SOURCE_DEVICES))
+    is_read = not any(np.array_equal(here, other) for other in others)
+    assert bool(problems_of(job.plan(), out, records)) == is_read
 
 
 def shard_bytes(tensor: np.ndarray, cut: RandomLayout, rank: int) -> int:
