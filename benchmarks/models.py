@@ -191,7 +191,7 @@ def fused_transformer(hidden: int, layers: int, feed_forward: int, vocabulary: i
     export.add("model.norm_out.weight", (hidden,), None, {"model.norm.weight": _same})
     export.add("lm_head.weight", (vocabulary, hidden), 0, {"lm_head.weight": _same})
     config = _config("llama", hidden, layers, feed_forward, vocabulary, hidden // head, groups, head)
-    return export.model(("--preset", "llama"), config)
+    return export.model(("--preset", "llama", "--switch", "qkv_grouped=true"), config)
 
 
 def experts_transformer(hidden: int, layers: int, experts: int, expert_hidden: int, vocabulary: int) -> Model:
