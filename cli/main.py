@@ -152,6 +152,7 @@ def main() -> None:
     """Run the console command."""
     # numpy's BLAS starts a thread for each processor, and nothing here multiplies matrices
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # names of files and parameters may contain characters outside the terminal's encoding
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -163,6 +164,17 @@ def main() -> None:
         code = run(sys.argv[1:])
         gc.freeze()  # else Python searches all objects for cycles, several times, before the process ends
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Open the null device in place of closed standard streams, whose descriptors files would get otherwise."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r"))
 
 
 def _exit_code(error: ReshardError) -> int:

@@ -1,6 +1,7 @@
 """How commands end, and what they load to get there."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from reshard.cli.main import run
 from reshard.core.errors import ConversionError, StorageError, VerificationError
 from tests.support.checkpoints import case
 from tests.support.places import PROJECT
@@ -324,6 +326,18 @@ def test_a_reader_that_leaves_is_no_bug() -> None:
         process.stdout.close()
         err = process.stderr.read()
     assert (process.returncode, err) == (141, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_bug(tmp_path: Path, closed: str) -> None:
+    """As some daemons start programs."""
+    log, out = tmp_path / "log", tmp_path / "out"
+    words = [sys.executable, "-m", "reshard.cli.main", "convert", SOURCE, out, *STRATEGIES, "--engine", "direct"]
+    command = f"{shlex.join(map(str, words))} --log-file {log} {closed}"
+    done = subprocess.run(["sh", "-c", command], cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "committed" in log.read_text()
+    assert run(["verify", str(out)]) == 0
 
 
 def test_long_messages_do_not_wrap(spawned: Callable[..., Any]) -> None:
