@@ -2,6 +2,7 @@
 
 import os
 import posixpath
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -48,15 +49,24 @@ class Location:
         return format(str(self), format_spec)
 
 
+_ONE_SLASH = re.compile(r"(file|local|s3a?|obs|gcs?|gs|az|abfss?|adl|hdfs|https?|memory):(?!//|:)")
+"""The beginning of a path on this machine by which a URL is meant."""
+
+
 def parse_url(url: str) -> Location:
     """Parse a URL or a local path.
 
     Raises:
-        InputError: it is empty or carries credentials, its protocol is unknown or needs a package, or the storage's
-            options do not open it.
+        InputError: it is empty, a URL without its slashes, or carries credentials, its protocol is unknown or needs a
+            package, or the storage's options do not open it.
     """
     if not url.strip():
         raise InputError("an empty path or URL was given")
+    if found := _ONE_SLASH.match(url):
+        # the rest may hold credentials
+        raise InputError(
+            f"{found[0]}…: is a path, but looks like a URL: write {found[0]}//… for a URL, ./{found[0]}… for a path"
+        )
     if "://" in url:
         fs, path = open_filesystem(url, options_for(url))
     else:

@@ -127,3 +127,14 @@ def test_the_path_of_a_missing_directory_is_no_error(tmp_path: Path) -> None:
     location = parse_url(str(tmp_path / "not" / "there"))
     assert not os.path.exists(location.path)
     assert location.parent.name == "not"
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "obs:bucket/x", "file:/data", "s3:/me:hidden@bucket"])
+def test_a_url_without_its_slashes_is_no_local_directory(url: str) -> None:
+    scheme = url.partition(":")[0]
+    with pytest.raises(InputError) as caught:
+        parse_url(url)
+    assert str(caught.value) == (
+        f"{scheme}:…: is a path, but looks like a URL: write {scheme}://… for a URL, ./{scheme}:… for a path"
+    )
+    assert parse_url(f"./{url}").is_local
