@@ -197,7 +197,10 @@ def _print_converted(document: Document) -> None:
 
 def _target_world(manifest: Document) -> str:
     size: int = manifest["target_world_size"]
-    return str(size) if manifest["layout"] == TargetLayout.RANKS else f"{counted(size, 'file')} of whole tensors"
+    if manifest["layout"] == TargetLayout.RANKS:
+        return str(size)
+    is_whole = manifest["layout"] == TargetLayout.UNIFIED
+    return f"{counted(size, 'file')} of {'whole tensors' if is_whole else 'shards'}"
 
 
 def _encryption_text(manifest: Document) -> str:

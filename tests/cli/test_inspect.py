@@ -113,6 +113,13 @@ def test_a_converted_checkpoint(reshard: Callable[..., Any], tmp_path: Path) -> 
     assert "rank_1/checkpoint_1.ckpt" in shown
 
 
+def test_a_converted_dcp_checkpoint(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    convert(dcp_case("dtypes").request(tmp_path / "made", layout="dcp", shards=3))
+    shown = reshard("inspect", tmp_path / "made").out
+    assert "2 -> 3 files of shards" in shown
+    assert "__2_0.distcp" in shown
+
+
 @pytest.mark.parametrize("named", ["", "model.safetensors.index.json"])
 def test_a_unified_checkpoint(reshard: Callable[..., Any], tmp_path: Path, named: str) -> None:
     made = tmp_path / "made"
