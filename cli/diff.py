@@ -43,6 +43,7 @@ def command(request: ComparisonRequest, as_json: bool) -> int:
       reshard diff ckpt out --strategy-a strategy --strategy-b new_strategy.ckpt
       reshard diff ckpt export.safetensors --strategy-a strategy --select weights-only --ignore-dtype
       reshard diff ckpt there.json --strategy-a strategy
+      reshard diff ckpt out --strategy-a strategy --changes changes.yaml
     """
     request.side("a")  # checks the options that both sides share
     from reshard.core.verification.compare import compare_checkpoints

@@ -6,6 +6,7 @@ times its elements per unit. Parameters that are split, joined or transposed hav
 unit is one element.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,6 +53,7 @@ class ClassGeometry:
         self.target = target
         self.unit_counts = unit_counts
         self._copies = [SourceCopies(copies, units) for copies, units in sources]
+        self._source_units = [units for _, units in sources]
         self._target_boxes = boxes_of(target, unit_counts)
         self._is_whole = are_whole(pieces, unit_counts)
         self._pieces = SortedPieces(pieces)
@@ -83,12 +85,23 @@ class ClassGeometry:
 
     @cached_property
     def source_sizes(self) -> np.ndarray:
-        """Int64 array of shape (sources, target shards): units that each target shard takes of each source."""
+        """Int64 array of shape (sources, target shards): units that each target shard takes of each source.
+
+        Factors of scaled values are read as a whole.
+        """
         sizes = [[0] * len(self.target.owners) for _ in self._copies]
         for number, cell in enumerate(self.target.owners):
             for part in self.parts(cell):
                 sizes[part.source][number] += part.box.size
+            for source in self._factors(cell):
+                sizes[source][number] = math.prod(self._source_units[source])
         return np.array(sizes, dtype=np.int64)
+
+    def factor_ranks(self, target_cell: Shape) -> Iterator[int]:
+        """The source ranks with factors of the values of a target shard."""
+        for source in self._factors(target_cell):
+            whole = TensorSlice.whole(self._source_units[source])
+            yield from (part.rank for part in self._copies[source].parts(whole))
 
     def parts(self, target_cell: Shape) -> Sequence[PlacedPart]:
         """Parts of source shards that fill the target shard in a cell."""
@@ -96,6 +109,10 @@ class ClassGeometry:
         if known is None:
             known = self._parts_of[target_cell] = tuple(self._parts(self.target_box(target_cell)))
         return known
+
+    def _factors(self, target_cell: Shape) -> frozenset[int]:
+        """The sources that are factors of the values of a target shard."""
+        return frozenset(part.scale.source for part in self.parts(target_cell) if part.scale is not None)
 
     def _parts(self, box: TensorSlice) -> Iterator[PlacedPart]:
         if self._is_whole:  # most parameters: nothing to place

@@ -97,6 +97,8 @@ class LayoutClass:
                 if part.rank == NO_RANK:
                     raise PlanError(f"source box {part.box} (in units) of {self.parameters[0].name!r} is on no rank")
                 mask |= 1 << part.rank
+            for rank in self.geometry.factor_ranks(cell):
+                mask |= 1 << rank
             masks.append(mask)
         return masks
 

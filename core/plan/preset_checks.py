@@ -6,7 +6,7 @@ matter. What is missing may be left out on purpose, or allowed.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.plan.model import ParameterMatch
@@ -27,17 +27,34 @@ _ADAPTER = re.compile(r"\.(\w*lora_[abAB])(\.\w+)*$")
 
 
 def check_names(
-    compiled: CompiledPreset, names: Sequence[str], excluded: Mapping[str, str], allowed: Sequence[str]
+    compiled: CompiledPreset,
+    names: Sequence[str],
+    excluded: Mapping[str, str],
+    allowed: Sequence[str],
+    *,
+    may_be_partial: bool = False,
 ) -> None:
     """Check the names of a source; `excluded` are left out, and those that fit `allowed` may be missing.
+
+    Unless the result `may_be_partial`, what is left out may be missing only if it fits `allowed`, too: a pattern may
+    fit more than was meant, and a loader would begin with random weights in its place.
 
     Raises:
         PlanError: names are in no row of the preset, or of more layers than config.json counts, or layers lack some of
             theirs.
     """
     check = _Names(compiled, names)
+    missing = list(check.missing(allowed))
     # layers of two numberings may be the same
-    problems = list(dict.fromkeys([*check.unknown(excluded), *check.surplus(excluded), *check.missing(allowed)]))
+    problems = list(dict.fromkeys([*check.unknown(excluded), *check.surplus(excluded), *missing]))
+    if not may_be_partial and check.has_weights(excluded):
+        left = _Names(compiled, [name for name in names if name not in excluded])
+        problems += [
+            f"{problem} from what is to be converted, and in the source: --include and --exclude leave it out. If the "
+            "model is to be without, allow it: --allow-missing PATTERN of the source's names"
+            for problem in dict.fromkeys(left.missing(allowed))
+            if problem not in missing
+        ]
     raise_problems(PlanError, f"the source is not what preset {compiled.preset.preset} describes", problems)
 
 
@@ -156,6 +173,10 @@ class _Names:
                 for index in template.names - {"e"}:
                     found.update(int((template.fitting(name) or {})[index]) for name in self._index.fitting(template))
         return frozenset(count + number for number in found)
+
+    def has_weights(self, names: Iterable[str]) -> bool:
+        """True if names are not training state only."""
+        return any(name in self._known and name not in self._state for name in names)
 
     def missing(self, allowed: Sequence[str]) -> Iterator[str]:
         """What layers, or the model, lack."""

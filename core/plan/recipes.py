@@ -18,10 +18,11 @@ from reshard.core.plan.presets import is_training_state
 from reshard.core.plan.steps import DroppedCopy, StepNames
 from reshard.core.request.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
 from reshard.core.request.steps import StepRule
-from reshard.core.runtime.wording import quoted
+from reshard.core.runtime.wording import listed, quoted
 from reshard.core.tensor.segments import Pieces, fill_once, whole_piece
 from reshard.core.tensor.slices import Shape
 
+_MAX_SIMILAR = 3
 _MAX_PIECES_IN_ALL = 2**23
 """Of a plan: they take three gigabytes, and minutes."""
 _Groups = tuple[str | None, ...]
@@ -89,13 +90,15 @@ def build_recipes(names: Sequence[str], changes: Changes, problems: list[str]) -
     others = _Steps(changes, fitting, []).apply(list(excluded))
     for kind in ("include", "exclude", "split", "join", "transpose", "rename", "cast"):
         problems.extend(
-            _unused_rule(kind, rule, names) for rule in getattr(changes, kind) if (kind, rule) not in fitting
+            _unused_rule(kind, rule, names, made) for rule in getattr(changes, kind) if (kind, rule) not in fitting
         )
-    problems.extend(
-        _unused_step(number, step.rule, names)
+    unused = [
+        (number, step.rule)
         for number, step in enumerate(changes.steps)
         if number not in fitting and not step.rule.optional
-    )
+    ]
+    # looking for a similar name takes long, and there may be thousands of steps
+    problems.extend(_unused_step(*each, names if place < _MAX_SIMILAR else ()) for place, each in enumerate(unused))
     if names and not made and not problems:
         problems.append("no parameter is left: what is selected, included and excluded leaves none")
     left_out = frozenset(others) - frozenset(made)
@@ -290,12 +293,18 @@ def _excluded_copies(copies: Sequence[DroppedCopy]) -> dict[str, str]:
     return {copy.name: f"{copy.rule}, as a copy of {copy.copy_of}" for copy in copies}
 
 
-def _unused_rule(kind: str, rule: object, names: Sequence[str]) -> str:
+def _unused_rule(kind: str, rule: object, names: Sequence[str], made: Mapping[str, Recipe]) -> str:
     rule_text = f"the pattern {rule!r} ({kind})" if kind in ("include", "exclude") else str(rule)
     near: list[str] = []
     part = None
     if isinstance(rule, RenameRule) and rule.name:
-        near = get_close_matches(rule.name, names, 3)
+        now = [repr(recipe.making.name) for recipe in made.values() if rule.name in recipe.sources]
+        if now:
+            return (
+                f"{rule_text} fits no parameter: steps, or a preset, come before it and leave {listed(now, 3)} of "
+                "that: rename what they leave"
+            )
+        near = get_close_matches(rule.name, [recipe.making.name for recipe in made.values()], 3)
     elif isinstance(rule, RenameRule | SplitRule):
         expression = re.compile(rule.pattern if isinstance(rule, RenameRule) else rule.parameters)
         part = next((name for name in names if expression.search(name)), None)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from reshard.core.request.expressions import VariableName
-from reshard.core.request.rules import Axis, Count, Length, Name, Regular, Rule, Several, regular_expression
+from reshard.core.request.rules import Axis, Count, Length, Name, Regular, Rule, Several, regular_expression, shares_of
 from reshard.core.request.steps import Step, with_variables
 from reshard.core.runtime.wording import quoted
 
@@ -104,7 +104,7 @@ class SplitRule(Rule):
     @property
     def shares(self) -> tuple[int, ...]:
         """Shares of the axis that each part gets."""
-        return self.parts or (1,) * len(self.into)
+        return shares_of(self.parts, len(self.into))
 
     def __str__(self) -> str:
         return f"the split of {quoted(self.parameters)}"

@@ -55,6 +55,11 @@ class ComparisonRequest(RequestModel):
         description="Compare what A becomes by this model family's preset (qwen3; reshard presets lists them): B may "
         "be its export to Hugging Face's names, or what it was made from.",
     )
+    changes: Url = Field(
+        default="",
+        description="Compare what A becomes by this document of declared changes, after a preset's if there is one: B "
+        "may be what was converted with it. Its selection holds for A.",
+    )
     switch: Switches = Field(default=[], description="NAME=VALUE: what a checkpoint does not show, for the preset.")
     training_config: Url = Field(
         default="", description="The training's YAML, in which the preset finds what a checkpoint does not show."

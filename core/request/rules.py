@@ -1,5 +1,6 @@
 """What rules of declared changes have in common: their base model, and the types of their fields."""
 
+import math
 import re
 from typing import Annotated, TypeVar
 
@@ -29,6 +30,12 @@ Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
 """A number of parameters or of groups, each of which costs time and memory."""
 Length = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
 """Elements along an axis, or a share of them."""
+
+
+def shares_of(parts: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return the shares of an axis that `count` parts have, in the smallest numbers: 4 and 2 are 2 and 1."""
+    divisor = math.gcd(*parts)
+    return tuple(part // divisor for part in parts) or (1,) * count
 
 
 class Rule(BaseModel):

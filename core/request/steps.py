@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from reshard.core.request.expressions import whole_number
-from reshard.core.request.rules import Axis, Count, Length, Name, Rule, Several
+from reshard.core.request.rules import Axis, Count, Length, Name, Rule, Several, shares_of
 from reshard.core.request.templates import Template, parse_template, parse_templates
 from reshard.core.runtime.wording import quoted
 
@@ -87,7 +87,7 @@ class SplitStep(_OfOne):
     @property
     def shares(self) -> tuple[int, ...]:
         """Shares of the axis that each part gets."""
-        return self.parts or (1,) * len(self.into)
+        return shares_of(self.parts, len(self.into))
 
     def __str__(self) -> str:
         return f"the split of {quoted(self.parameters)}"
@@ -113,7 +113,7 @@ class JoinStep(StepRule):
     @property
     def shares(self) -> tuple[int, ...]:
         """Shares of the axis that each part has."""
-        return self.parts or (1,) * len(self.parameters)
+        return shares_of(self.parts, len(self.parameters))
 
     def __str__(self) -> str:
         return f"the join into {quoted(self.into)}"

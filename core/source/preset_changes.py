@@ -75,9 +75,16 @@ def with_preset(changes: Changes, compiled: CompiledPreset) -> Changes:
 
 
 def with_preset_checked(
-    catalog: CheckpointCatalog, strategy: Strategy | None, target: TargetOutline, allowed: Sequence[str]
+    catalog: CheckpointCatalog,
+    strategy: Strategy | None,
+    target: TargetOutline,
+    allowed: Sequence[str],
+    *,
+    may_be_partial: bool = False,
 ) -> CheckpointCatalog:
     """Return the catalog of a source with notes on what the preset's names and switches decided.
+
+    What is left out as declared may be missing only if the result `may_be_partial`, or by a pattern that is `allowed`.
 
     Raises:
         PlanError: names are in no row of the preset, or layers lack some of theirs.
@@ -88,7 +95,7 @@ def with_preset_checked(
     names = dict.fromkeys(name for index in catalog.indexes() for name in index.entries)
     names |= dict.fromkeys(strategy.parameters if strategy else ())
     excluded = excluded_names(list(names), target.changes, set())
-    check_names(compiled, list(names), excluded, allowed)
+    check_names(compiled, list(names), excluded, allowed, may_be_partial=may_be_partial)
     return replace(catalog, notes=(*compiled.notes, *catalog.notes))
 
 

@@ -128,7 +128,7 @@ def chunk_read_ranges(
     filled = 0
     for read in reads:
         shard = shard_of(read)
-        axes = read.axes or tuple(range(len(shard.shape)))
+        axes = tuple(range(len(shard.shape))) if read.axes is None else read.axes
         target = read.target_box
         piece = Piece(read.source, read.source_box, axes, target.start, steps=target.steps).in_target(chunk.box)
         if piece is not None:

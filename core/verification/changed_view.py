@@ -1,6 +1,6 @@
-"""A checkpoint as a preset would change it, as one side of a comparison.
+"""A checkpoint as a preset or declared changes would make it, as one side of a comparison.
 
-Its fingerprints follow each value through the preset's steps, from its own files and layout: so an export can be held
+Its fingerprints follow each value through their steps, from its own files and layout: so an export can be held
 against the checkpoint that it was made from, without converting that again. Where contents differ cannot be shown.
 """
 
@@ -12,7 +12,8 @@ from reshard.core.errors import PlanError
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.preset_checks import check_shapes
-from reshard.core.request.changes import FLOAT_NAMES, CastRule, Changes, OverflowPolicy
+from reshard.core.request.changes import FLOAT_NAMES, NO_CHANGES, CastRule, OverflowPolicy
+from reshard.core.request.changes_file import read_changes
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.named_values import Resolver
@@ -34,44 +35,52 @@ _FLOATS = {name: spelled for spelled, name in FLOAT_NAMES.items()}
 
 def open_changed_view(
     request: FingerprintRequest,
-    choice: PresetChoice,
+    choice: PresetChoice | None,
+    changes: str,
     other: Mapping[str, Tensor],
     resolvers: Mapping[str, Resolver] | None = None,
     *,
     casts: bool = False,
 ) -> FingerprintsView:
-    """Read a checkpoint, and fingerprint what a preset makes of it.
+    """Read a checkpoint, and fingerprint what a preset and declared changes make of it.
 
     Args:
         request: the checkpoint.
-        choice: the preset.
+        choice: the preset, if there is one.
+        changes: URL of a document of those that follow it; empty without one.
         other: the tensors of the other side.
         resolvers: look up names of keys and storages.
         casts: floating-point parameters get the dtypes that they have on the other side.
 
     Raises:
-        InputError: the checkpoint or the preset cannot be used, or they do not go together.
+        InputError: the checkpoint, the preset or the changes cannot be used, or they do not go together.
         StorageError: a file cannot be read.
     """
     with resources_of(request, resolvers):
-        plan = with_retries(lambda: _plan(request, choice, other if casts else {}), current_progress().note)
+        plan = with_retries(lambda: _plan(request, choice, changes, other if casts else {}), current_progress().note)
         document = _document(plan, _read(request, plan))
     # the selection was applied to the source's names
     return view_of(document, request.model_copy(update={"include": [], "exclude": []}), plan.inputs.catalog.url)
 
 
-def _plan(request: FingerprintRequest, choice: PresetChoice, other: Mapping[str, Tensor]) -> ConversionPlan:
-    compiled = compiled_for(choice, request, None)
-    selection = Changes(
-        select=request.select,
-        include=tuple(request.include),
-        exclude=tuple(request.exclude),
-        cast=tuple(_casts(other)),
-        cast_overflow=OverflowPolicy.ALLOW,
+def _plan(
+    request: FingerprintRequest, choice: PresetChoice | None, document: str, other: Mapping[str, Tensor]
+) -> ConversionPlan:
+    declared = read_changes(document) if document else NO_CHANGES
+    compiled = compiled_for(choice, request, None) if choice else None
+    changes = declared.model_copy(
+        update={
+            "select": request.select if request.select is not NO_CHANGES.select else declared.select,
+            "include": (*request.include, *declared.include),
+            "exclude": (*request.exclude, *declared.exclude),
+            "cast": (*_casts(other), *declared.cast),
+            "cast_overflow": OverflowPolicy.ALLOW,
+        }
     )
-    target = TargetOutline(changes=with_preset(selection, compiled), preset=compiled)
+    target = TargetOutline(changes=with_preset(changes, compiled) if compiled else changes, preset=compiled)
     source = open_source(request, target)
-    catalog = with_preset_checked(source.catalog, source.strategy, target, request.allow_missing)
+    # a comparison may be of a few parameters
+    catalog = with_preset_checked(source.catalog, source.strategy, target, request.allow_missing, may_be_partial=True)
     inputs = PlanInputs(
         catalog,
         source.strategy,
@@ -81,7 +90,8 @@ def _plan(request: FingerprintRequest, choice: PresetChoice, other: Mapping[str,
         changes=target.changes,
     )
     plan = build_plan(inputs, source.shards)
-    check_shapes(compiled, plan.match)
+    if compiled is not None:
+        check_shapes(compiled, plan.match)
     check_dropped_copies(plan)
     for each in plan.match.resharded:
         if each.dtype.itemsize not in ELEMENT_BYTES:
@@ -105,7 +115,7 @@ def _casts(other: Mapping[str, Tensor]) -> list[CastRule]:
 
 def _read(request: FingerprintRequest, plan: ConversionPlan) -> ContentCheck:
     check, progress, stop = ContentCheck(plan, all_replicas=True), current_progress(), Event()
-    progress.begin("reading, by the preset", check.source_bytes())
+    progress.begin("reading, by the changes", check.source_bytes())
     advance = advancing(progress, stop)
 
     def read(rank: int) -> None:

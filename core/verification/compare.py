@@ -47,7 +47,7 @@ def compare_checkpoints(
     started = time.monotonic()
     with reporting_to(progress or SilentProgress()):
         a: View
-        if request.preset:
+        if request.preset or request.changes:
             b = _opened(request, "b", resolvers)
             a = _changed(request, b, resolvers)
         else:
@@ -117,14 +117,18 @@ def _opened(request: ComparisonRequest, letter: Literal["a", "b"], resolvers: Ma
 
 
 def _changed(request: ComparisonRequest, b: View, resolvers: Mapping[str, Resolver] | None) -> View:
-    """A as the preset changes it."""
+    """A as a preset or declared changes make it."""
     from reshard.core.source.preset_changes import PresetChoice  # loads YAML
     from reshard.core.verification.changed_view import open_changed_view
 
     like = request.b if isinstance(b, CheckpointView) and b.is_unified else ""
-    choice = PresetChoice(request.preset, tuple(request.switch), request.training_config, like)
+    choice = None
+    if request.preset:
+        choice = PresetChoice(request.preset, tuple(request.switch), request.training_config, like)
     with options_of_side("a"), resources_of(request.side("b"), resolvers):
-        return open_changed_view(request.side("a"), choice, b.tensors, resolvers, casts=request.ignore_dtype)
+        return open_changed_view(
+            request.side("a"), choice, request.changes, b.tensors, resolvers, casts=request.ignore_dtype
+        )
 
 
 @dataclass(frozen=True)

@@ -353,7 +353,8 @@ def addends_of(parameter: ReshardedParameter, scales: ScaleReader, *, all_replic
             shards = ShardFingerprints(copy.layout, source.shape, copy.first_rank)
             # all that the first copy has counts; of the others only what those before it lack
             counted = pieces if place == 0 else list(_clipped(pieces, lost.get(copy.first_rank, [])))
-            as_it_is = parameter.is_whole and len(source.copies) == 1
+            # of a family that was stacked and unstacked it is all of one source, and has nothing of the others
+            as_it_is = parameter.is_whole and number == 0 and len(source.copies) == 1
             those = None if as_it_is else counted
             missing_ranks = None if all_replicas else copy.missing_ranks
             yield Addend(source.name, shards, those, parameter.dtype, factors.get(number), missing_ranks)

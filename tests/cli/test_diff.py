@@ -91,3 +91,20 @@ def test_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert "several ranks need a source strategy" in capsys.readouterr().err
     assert run(["diff", "a", "b", "--step-a", "last"]) == 2
     assert "--step-a 'last': must be EPOCH_STEP" in capsys.readouterr().err
+
+
+def test_what_a_document_of_changes_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = model(tmp_path / "a.ckpt", w=1, v=2), model(tmp_path / "b.ckpt", both=0)
+    (tmp_path / "b.ckpt").write_bytes(
+        checkpoint_bytes(("both", "Float32", (2,), np.array([1, 2], np.float32).tobytes()))
+    )
+    document = tmp_path / "changes.yaml"
+    document.write_text("steps:\n  - join: {parameters: [w, v], into: both}\n")
+    assert run(["diff", one, other, "--changes", str(document)]) == 0
+    assert capsys.readouterr().out.startswith("the same model: 1 parameter")
+    document.write_text("steps:\n  - join: {parameters: [v, w], into: both}\n")
+    assert run(["diff", one, other, "--changes", str(document)]) == 1
+    assert capsys.readouterr().out.startswith("NOT the same: 1 parameter of different content")
+    document.write_text("exclude: [v]\nrename:\n  - {name: w, to: both}\n")
+    assert run(["diff", one, other, "--changes", str(document)]) == 1
+    assert capsys.readouterr().out.startswith("NOT the same: 1 parameter of different shape")

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reshard.core.conversion.convert import convert
+from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError, PlanError
 from reshard.core.request.conversion import build_request
 from reshard.core.strategy.files import write_strategy
@@ -128,7 +129,11 @@ def test_without_a_scale_or_in_another_type_nothing_is_scaled(tmp_path: Path) ->
             [{"transpose": {"parameters": "w"}}, dequantize()],
             "'w' can only be used as the source has it: dequantize before other steps change it",
         ),
-        (quantized(1, (48, 24)), [{"transpose": {"parameters": "w"}}], "'w' has dtype F8_E4M3, which reshard cannot"),
+        (
+            quantized(1, (48, 24)),
+            [{"transpose": {"parameters": "w"}}],
+            "'w' has dtype F8_E4M3, which only --layout unified ",
+        ),
         (
             {"v": ("F32", np.ones((24, 24), np.float32))},
             [dequantize()],
@@ -152,3 +157,23 @@ def test_a_scale_that_makes_values_infinite_is_damaged(tmp_path: Path) -> None:
     tensors["w_scale_inv"][1][1, 0] = np.inf
     with pytest.raises(InputError, match="'w': values become infinite by their scale 'w_scale_inv', near"):
         run(tmp_path, tensors, [dequantize()], {"w": RandomLayout((1,), ((), ()), ())})
+
+
+def test_the_plan_counts_the_factors_that_each_rank_reads(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    write_safetensors(source / "model.safetensors", quantized(1, (48, 96)))
+    layout = RandomLayout((2,), ((0,), ()), ())
+    write_strategy(make_strategy({"w": as_layout(layout)}), str(tmp_path / "strategy.ckpt"))
+    document = tmp_path / "changes.yaml"
+    document.write_text(str({"steps": [dequantize()]}).replace("'", '"'))
+    plan = make_plan(
+        build_request(
+            source=str(source),
+            target=str(tmp_path / "target"),
+            target_strategy=str(tmp_path / "strategy.ckpt"),
+            changes=str(document),
+        )
+    )
+    factors = 3 * 4 * 4  # 48 * 96 in blocks of 16 * 24, as float32
+    assert [totals.needed_bytes for totals in plan.totals] == [24 * 96 + factors] * 2

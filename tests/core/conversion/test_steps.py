@@ -103,3 +103,38 @@ def test_a_copy_that_is_none_is_not_left_out(tmp_path: Path) -> None:
         drop_copies(tmp_path, [embed, other])
     assert "'mtp.1.embed' is to be dropped, and is no copy of 'embed': they differ in [0:96, 0:24]" in str(error.value)
     assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        (
+            [
+                {"stack": {"parameters": "w.{e}", "into": "w", "count": 2}},
+                {"unstack": {"parameters": "w", "into": "v.{e}", "count": 2}},
+            ],
+            {"v.0": [0, 1, 2], "v.1": [3, 4, 5]},
+        ),
+        (
+            [{"unstack": {"parameters": "w.{e}", "into": "w.{e}.{i}", "count": 3}}],
+            {f"w.{e}.{i}": 3 * e + i for e in range(2) for i in range(3)},
+        ),
+    ],
+)
+def test_members_of_a_family_that_was_stacked_and_elements_of_a_vector(
+    steps: list[dict[str, Any]], wanted: dict[str, Any], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = {f"w.{e}": ("F32", np.arange(3 * e, 3 * e + 3, dtype=np.float32)) for e in range(2)}
+    write_safetensors(source / "model.safetensors", tensors)
+    document = tmp_path / "changes.json"
+    document.write_text(Changes.model_validate({"steps": steps}).model_dump_json(exclude_defaults=True))
+    target = tmp_path / "target"
+    assert convert(
+        build_request(source=str(source), target=str(target), changes=str(document), verify="content")
+    ).committed
+    [(_, held)] = read_tree(target).items()
+    assert {name: content for name, (_, _, content) in held.items()} == {
+        name: np.array(value, np.float32).tobytes() for name, value in wanted.items()
+    }

@@ -199,6 +199,12 @@ def test_no_part_is_lost_where_different_placeholders_make_the_same_name(step: d
     ]
 
 
+def test_parts_are_a_proportion_in_both_directions() -> None:
+    join = {"join": {"parameters": ["a", "b"], "into": "c", "parts": [4, 4], "groups": 2}}
+    split = {"split": {"parameters": "c", "into": ["a", "b"], "parts": [4, 4], "groups": 2}}
+    assert made(tensors("a", "b"), join, split) == {"a": (4, 6), "b": (4, 6)}
+
+
 def test_a_family_of_different_shapes_is_not_stacked() -> None:
     entries = [*tensors("a.0"), *tensors("a.1", shape=(6, 4))]
     [problem] = refused(entries, {"stack": {"parameters": "a.{e}", "into": "a", "count": 2}})

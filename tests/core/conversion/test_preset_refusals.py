@@ -1,0 +1,96 @@
+"""What presets refuse: a config.json that counts too much, and models that would lack something unnoticed."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reshard.core.conversion.planning import make_plan
+from reshard.core.errors import InputError, PlanError
+from reshard.core.request.conversion import ConversionRequest, build_request
+from tests.support.families import Family, switches_of
+
+
+@pytest.mark.parametrize(
+    ("numbers", "problem"),
+    [
+        ({"num_hidden_layers": 2**62}, f"num_hidden_layers is {2**62}, more than 1,048,576, the limit"),
+        ({"num_experts": 10**40}, f"num_experts is {10**40}, more than 1,048,576, the limit"),
+        ({"num_hidden_layers": 2**20}, "by config.json the model has more than 1,048,576 parameters, the limit"),
+        ({"num_hidden_layers": 2**10, "num_experts": 2**20}, "the model has more than 1,048,576 parameters, the limit"),
+    ],
+)
+def test_a_config_that_counts_too_much(numbers: dict[str, int], problem: str, tmp_path: Path) -> None:
+    family = Family("qwen3_moe")
+    directory = Path(shutil.copytree(family.hf, tmp_path / "hf"))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | numbers))
+    request = build_request(
+        source=str(directory),
+        target=str(tmp_path / "out"),
+        format="safetensors",
+        preset="qwen3_moe",
+        switch=switches_of(family, to_mf=True),
+    )
+    with pytest.raises((InputError, PlanError)) as error:
+        make_plan(request)
+    assert problem in str(error.value)
+
+
+def exported(family: Family, target: Path, **options: Any) -> ConversionRequest:
+    defaults: dict[str, Any] = {
+        "source": str(family.mf),
+        "target": str(target),
+        "layout": "unified",
+        "preset": family.case["preset"],
+        "switch": switches_of(family),
+    }
+    return build_request(**(defaults | options))
+
+
+def reference(family: Family, directory: Path) -> str:
+    """A directory with the model's config.json, and no weights to hold the result against."""
+    directory.mkdir()
+    shutil.copy(family.hf / "config.json", directory)
+    return str(directory)
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({"exclude": ["decoder.layers.1.*"]}, "parameter 'decoder.layers.1.input_layernorm.weight' is missing from"),
+        ({"include": ["decoder.layers.*"]}, "parameter 'embedding.word_embeddings.weight' is missing from"),
+    ],
+)
+def test_what_a_model_needs_is_not_left_out_unnoticed(options: dict[str, Any], missing: str, tmp_path: Path) -> None:
+    family = Family("qwen3")
+    options |= {"like": reference(family, tmp_path / "like")}
+    with pytest.raises(PlanError) as error:
+        make_plan(exported(family, tmp_path / "out", **options))
+    assert missing in str(error.value)
+    assert "in the source: --include and --exclude leave it out. If the model is to be without, allow it:" in str(
+        error.value
+    )
+    plan = make_plan(exported(family, tmp_path / "out", allow_missing=["*"], **options))
+    assert plan.match.resharded
+
+
+def test_layers_for_multi_token_prediction_may_be_left_out(tmp_path: Path) -> None:
+    family = Family("deepseek3_mtp")
+    like = reference(family, tmp_path / "like")
+    plan = make_plan(exported(family, tmp_path / "out", like=like, exclude=["mtp.*"]))
+    assert not [each.name for each in plan.match.resharded if "eh_proj" in each.name]
+
+
+def test_a_rename_of_a_name_that_a_preset_has_changed(tmp_path: Path) -> None:
+    family = Family("qwen3")
+    like = reference(family, tmp_path / "like")
+    old = "embedding.word_embeddings.weight"
+    with pytest.raises(PlanError) as error:
+        make_plan(exported(family, tmp_path / "out", like=like, rename=[f"{old}=other"]))
+    assert (
+        f"the rename of {old!r} fits no parameter: steps, or a preset, come before it and leave "
+        "'model.embed_tokens.weight' of that: rename what they leave" in str(error.value)
+    )
