@@ -127,10 +127,11 @@ class WriteOptions(TypedDict, total=False):
     Attributes:
         format: kind of the target's files.
         layout: `unified` for whole tensors in files with an index, as Hugging Face's loaders want them; `checkpoint2`
-            for MindFormers' Checkpoint 2.0.
+            for MindFormers' Checkpoint 2.0; `dcp` for PyTorch's Distributed Checkpoint.
         common: `KEY=VALUE` for common.json of a Checkpoint 2.0.
         like: a Hugging Face directory that a unified target is to be like: its configuration and tokenizer are copied.
         max_shard_size: largest file of a unified target, such as `5GB`.
+        shards: number of files of a DCP target without a strategy; 0: 8.
         unified_naming: names of a unified target's files.
         prefix: target files are `rank_{r}/{prefix}{r}.{format}`.
         verify: how closely the target is checked before it counts.
@@ -142,10 +143,11 @@ class WriteOptions(TypedDict, total=False):
     """
 
     format: OutputFormat | Literal["same", "ckpt", "safetensors"]
-    layout: TargetLayout | Literal["ranks", "unified", "checkpoint2"]
+    layout: TargetLayout | Literal["ranks", "unified", "checkpoint2", "dcp"]
     common: Texts
     like: PathOrUrl
     max_shard_size: str
+    shards: int
     unified_naming: UnifiedNaming | Literal["huggingface", "mindspore"]
     prefix: str
     verify: VerifyLevelName
@@ -215,6 +217,7 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
         integrated_save_a: whether every rank holds whole tensors, whatever its strategy cuts.
         integrated_save_b: the same for B.
         preset: compare what A becomes by a model family's preset, such as `qwen3`, or by a document of your own.
+        changes: compare what A becomes by a document of changes, after a preset's.
         switch: `NAME=VALUE`: what a checkpoint does not show, for the preset.
         training_config: the training's YAML, in which the preset finds that.
         ignore_dtype: count values as equal that are so once cast to the narrower dtype.
@@ -231,6 +234,7 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
     integrated_save_a: IntegratedSaveName
     integrated_save_b: IntegratedSaveName
     preset: PathOrUrl
+    changes: PathOrUrl
     switch: Texts
     training_config: PathOrUrl
     ignore_dtype: bool

@@ -399,8 +399,8 @@ def test_loras_parameters_are_renamed(tmp_path: Path) -> None:
     assert directory_contents(tmp_path / "to_mf") == directory_contents(mf)
     convert(build_request(source=str(mf), target=str(tmp_path / "to_hf"), like=str(hf), **options))
     assert directory_contents(tmp_path / "to_hf") == directory_contents(hf)
-    only = {"include": ["*lora*"], "rename": [r"re:model\.(.*)=base_model.model.model.\1"], "preset": "llama"}
-    convert(build_request(source=str(mf), target=str(tmp_path / "adapter"), layout="unified", **only))
+    only = {"include": ["*lora*"], "allow_missing": ["*"], "rename": [r"re:model\.(.*)=base_model.model.model.\1"]}
+    convert(build_request(source=str(mf), target=str(tmp_path / "adapter"), preset="llama", layout="unified", **only))
     expected = {f"base_model.model.{name}" for name in model.hf if "lora" in name}
     assert read_safetensors(tmp_path / "adapter/model.safetensors").keys() == expected
 

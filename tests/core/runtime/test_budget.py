@@ -80,7 +80,7 @@ def test_any_limit_is_kept_with_object_stores(
     total = budget.workers // prefetch * max(buffers.total_bytes, wide.total_bytes)
     # nothing can be sent to S3 in smaller parts; one is filled while another is sent, and the first may be held back
     assert total <= max(limit_bytes, (2 + keeps_first) * part_bytes + 3 * 64 * 2**10)
-    assert buffers.block_bytes <= MAX_REMOTE_BLOCK_BYTES
+    assert buffers.block_bytes <= (MAX_REMOTE_BLOCK_BYTES if remote_source else MAX_LONE_BLOCK_BYTES)
     assert prefetch * wide.block_bytes <= wide.wide_block_bytes
     if remote_target:
         assert file_bytes <= MOST_PARTS_OF_S3 * part_bytes
