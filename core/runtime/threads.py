@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from threading import Event
+from dataclasses import dataclass, field
+from threading import Event, Lock
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -31,19 +32,43 @@ _THRESHOLDS = (100_000, 20, 100)
 """Thresholds of `gc.set_threshold`: new objects per young collection, young per middle, middle per full ones."""
 
 
+@dataclass
+class _Collections:
+    """Garbage collection in this process: the blocks in which it is rare, and its thresholds outside of them."""
+
+    blocks: int = 0
+    outside: tuple[int, int, int] = (0, 0, 0)
+    lock: Lock = field(default_factory=Lock)
+
+    def make_rare(self) -> None:
+        """Begin a block."""
+        with self.lock:
+            self.blocks += 1
+            if self.blocks == 1:
+                self.outside = gc.get_threshold()
+                if self.outside[0]:  # not switched off
+                    gc.set_threshold(*map(max, self.outside, _THRESHOLDS))
+
+    def restore(self) -> None:
+        """End a block; the last one ends them all."""
+        with self.lock:
+            self.blocks -= 1
+            if not self.blocks and self.outside[0]:
+                gc.set_threshold(*self.outside)
+
+
+_collections = _Collections()
+
+
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect garbage after 100,000 new objects, not after 700, while the block runs.
+    """Collect garbage after 100,000 new objects, not after 700, while the block runs, or another one in any thread.
 
     Plans and records are millions of small objects which all survive, and each full collection visits all of them: nine
     took a third of the time of a conversion of 60,000 small parameters, and freed nothing.
     """
-    before = gc.get_threshold()
-    if not before[0]:  # switched off
-        yield
-        return
-    gc.set_threshold(*map(max, before, _THRESHOLDS))
+    _collections.make_rare()
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        _collections.restore()

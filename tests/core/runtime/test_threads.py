@@ -4,6 +4,7 @@ import contextvars
 import gc
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -37,6 +38,18 @@ def test_they_are_as_before_after_a_failure() -> None:
     with pytest.raises(KeyError), rare_collections():
         raise KeyError
     assert gc.get_threshold() == before
+
+
+def test_overlapping_blocks_leave_the_thresholds_as_they_were() -> None:
+    """As conversions in several threads of a process that goes on."""
+    gc.set_threshold(700, 10, 5)
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(rare_collections())
+    second.enter_context(rare_collections())
+    first.close()
+    assert gc.get_threshold() == (100_000, 20, 100)
+    second.close()
+    assert gc.get_threshold() == (700, 10, 5)
 
 
 def test_results_come_in_order_and_see_the_context() -> None:
