@@ -247,30 +247,30 @@ def fill_once(pieces: Sequence[Piece], shape: Shape) -> bool:
         return False
     whole = TensorSlice.whole(shape)
     boxes = [piece.target_box for piece in pieces if math.prod(piece.shape)]
-    if not all(whole.contains(box) for box in boxes):
-        return False
-    counted = [_representatives(boxes, axis) for axis in range(len(shape))]
-    cells = [len(positions) for positions in counted]
+    if not boxes or not all(whole.contains(box) for box in boxes):
+        return not boxes
+    ranges = [_representatives(boxes, axis) for axis in range(len(shape))]
+    cells = [sum(map(len, those)) for those in ranges]
     if math.prod(cells) > _MAX_CELLS:
         raise LayoutError(
             f"its {len(pieces)} pieces cut it into {' * '.join(map(str, cells))} boxes, more than {_MAX_CELLS:,}, the "
             "limit"
         )
+    counted = [np.concatenate([np.arange(each.start, each.stop) for each in those]) for those in ranges]
     counts = np.zeros(cells, dtype=np.int32)
     for box in boxes:
         counts[_index_among(counted, box)] += 1
     return bool((counts == 1).all())
 
 
-def _representatives(boxes: Sequence[TensorSlice], axis: int) -> np.ndarray:
+def _representatives(boxes: Sequence[TensorSlice], axis: int) -> list[range]:
     """Positions along an axis that stand for all: each of the others is in the same boxes as one of them.
 
     Between two borders of boxes that is so for positions at a distance that all steps divide.
     """
     borders = sorted({position for box in boxes for position in (box.start[axis], box.stop[axis])})
     period = math.lcm(*{box.distances[axis] for box in boxes})
-    runs = [np.arange(low, min(high, low + period)) for low, high in pairwise(borders)]
-    return np.concatenate([np.empty(0, np.int64), *runs])
+    return [range(low, min(high, low + period)) for low, high in pairwise(borders)]
 
 
 def _index_among(positions: Sequence[np.ndarray], box: TensorSlice) -> tuple[np.ndarray | slice, ...]:

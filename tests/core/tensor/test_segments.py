@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reshard.core.errors import LayoutError
 from reshard.core.tensor.segments import (
     Piece,
     Pieces,
@@ -277,3 +279,17 @@ def test_stepped_pieces_that_miss_or_double_an_element_are_noticed(data: st.Data
     ]
     assert fill_once([*pieces, *rest], shape) == bool((counts <= 1).all())
     assert not fill_once([*pieces, *rest[1:]], shape) or not rest
+
+
+def test_pieces_whose_steps_have_no_small_common_multiple_are_refused_before_memory_is_taken() -> None:
+    length = 2**36
+    steps = [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37]
+    pieces = [
+        Piece(0, TensorSlice((0,), (count,)), (0,), (0,), steps=(step,))
+        for step in steps
+        if (count := length // (100 * step))
+    ]
+    rest = length - sum(piece.box.size for piece in pieces)
+    pieces.append(Piece(0, TensorSlice((0,), (rest,)), (0,), (0,)))
+    with pytest.raises(LayoutError, match="its 13 pieces cut it into [0-9]+ boxes, more than 134,217,728, the limit"):
+        fill_once(pieces, (length,))
