@@ -90,13 +90,15 @@ class LayoutClass:
     @cached_property
     def _source_masks(self) -> list[int]:
         """The source ranks that each target shard needs, as a bit mask, in the order of the grid's `owners`."""
+        filled = next((parameter for parameter in self.parameters if math.prod(parameter.shape)), None)
         masks = []
         for cell in self.geometry.target.owners:
             mask = 0
             for part in self.geometry.parts(cell):
-                if part.rank == NO_RANK:
-                    raise PlanError(f"source box {part.box} (in units) of {self.parameters[0].name!r} is on no rank")
-                mask |= 1 << part.rank
+                if part.rank != NO_RANK:
+                    mask |= 1 << part.rank
+                elif filled is not None:  # else the box has units, but no elements
+                    raise PlanError(f"source box {part.box} (in units) of {filled.name!r} is on no rank")
             for rank in self.geometry.factor_ranks(cell):
                 mask |= 1 << rank
             masks.append(mask)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reshard.core.conversion.report import source_kind, target_kind
+from reshard.core.plan.ownership import NO_RANK
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.wording import ranks_text, size_text
@@ -76,6 +77,8 @@ def feeds_of(plan: ConversionPlan, max_rows: int = MAX_BINS, max_columns: int = 
                 rows = (first_row + np.array(holders)) // per_row
                 bytes_per_unit = layout_class.bytes_per_unit[list(holders)]
                 for part in layout_class.geometry.parts(cell):
+                    if part.rank == NO_RANK:  # it has no elements
+                        continue
                     column = (part.rank - sources.start) // per_column
                     np.add.at(counts[:, column], rows, part.box.size * bytes_per_unit)
     return Feeds(counts, targets, sources, (per_row, per_column), (target_kind(plan), source_kind(plan)))

@@ -1,5 +1,6 @@
 """Layout classes: parameters that are planned together."""
 
+from reshard.core.conversion.views.picture import feeds_of
 from reshard.core.request.changes import JoinRule
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.changed_plans import declared
@@ -19,3 +20,23 @@ def test_layers_whose_rows_alternate_are_planned_together() -> None:
     first, second = parameters[3].reads[:2]
     assert (first.source, str(first.source_box), str(first.target_box)) == (0, "[700:800, 0:4]", "[0:199:2, 0:4]")
     assert (second.source, str(second.source_box), str(second.target_box)) == (1, "[700:800, 0:4]", "[1:200:2, 0:4]")
+
+
+def test_slices_without_elements_may_be_on_no_rank() -> None:
+    """A tensor without elements has lost nothing with them, though others of its class would have."""
+    columns = ParameterLayout((2,), ((), (0,)), nested=True)
+    strategy = make_strategy({"empty": columns, "w": columns})
+    catalog = make_catalog({0: [entry("empty", (0, 2)), entry("w", (3, 2))], 1: [entry("w", (3, 2))]})
+    target = make_strategy({"empty": columns, "w": columns})
+    plan = plan_of(catalog, strategy, target)
+    plan.check_coverage()
+    parameters = {each.name: each for each in plan.rank_plan(1).parameters}
+    assert (parameters["empty"].box.shape, parameters["empty"].reads) == ((0, 2), ())
+    assert len(parameters["w"].reads) == 1
+
+
+def test_the_picture_leaves_out_slices_on_no_rank() -> None:
+    columns = ParameterLayout((2,), ((), (0,)), nested=True)
+    strategy = make_strategy({"empty": columns})
+    plan = plan_of(make_catalog({1: [entry("empty", (0, 2))]}), strategy, strategy)
+    assert feeds_of(plan).counts_bytes.tolist() == [[0], [0]]
