@@ -11,7 +11,6 @@ Memory is bounded by the size of the pickle: an opcode makes at most one object,
 import struct
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Final
 
 _MAX_INTEGER_BYTES = 16
 _MAX_LINE_BYTES = 4096
@@ -72,40 +71,48 @@ def read_pickle(data: bytes, allowed: Collection[tuple[str, str]]) -> object:
     return machine.run()
 
 
-_MARK: Final = object()
-
-
 class _Machine:
+    """The stack machine. A mark starts a stack of its own, above those in `_below`."""
+
+    __slots__ = ("_allowed", "_below", "_data", "_globals", "_memo", "_position", "_stack")
+
     def __init__(self, data: bytes, allowed: frozenset[tuple[str, str]]) -> None:
         self._data = data
         self._position = 0
         self._allowed = allowed
         self._stack: list[object] = []
+        self._below: list[list[object]] = []
         self._memo: dict[int, object] = {}
         self._globals: dict[tuple[str, str], Global] = {}
-        self._result: object = _MARK
 
     def run(self) -> object:
-        data, size = self._data, len(self._data)
-        while self._position < size:
-            offset = self._position
-            self._position += 1
-            operation = _OPERATIONS[data[offset]]
-            try:
-                if operation is None:
-                    raise PickleError(f"has the opcode {_opcode_text(data[offset])}, which checkpoints do not need")
-                operation(self)
-            except PickleError as error:
-                raise PickleError(f"at byte {offset}: {error}") from None
-            except (IndexError, struct.error):
-                raise PickleError(f"at byte {offset}: it takes more than there is: damaged") from None
-            except (ValueError, OverflowError) as error:
-                raise PickleError(f"at byte {offset}: {type(error).__name__}: damaged") from None
-            if self._result is not _MARK:
-                if self._position != size:
-                    raise PickleError(f"at byte {self._position}: {size - self._position} bytes follow its end")
-                return self._result
+        data, size, operations = self._data, len(self._data), _OPERATIONS
+        offset = 0
+        try:
+            # millions of turns for a large checkpoint
+            while (offset := self._position) < size:
+                self._position = offset + 1
+                code = data[offset]
+                if code == _STOP:
+                    return self._result()
+                operations[code](self)
+        except PickleError as error:
+            raise PickleError(f"at byte {offset}: {error}") from None
+        except (IndexError, struct.error):
+            raise PickleError(f"at byte {offset}: it takes more than there is: damaged") from None
+        except KeyError as error:
+            raise PickleError(f"at byte {offset}: asks for memo {error}, which it has not set: damaged") from None
+        except (ValueError, OverflowError) as error:
+            raise PickleError(f"at byte {offset}: {type(error).__name__}: damaged") from None
         raise PickleError(f"ends at byte {size} without its last opcode: truncated")
+
+    def _result(self) -> object:
+        result = self._stack.pop()
+        if self._stack or self._below:
+            raise PickleError("leaves values behind: damaged")
+        if self._position != len(self._data):
+            raise PickleError(f"{len(self._data) - self._position} bytes follow its end")
+        return result
 
     def _take(self, count: int) -> bytes:
         start = self._position
@@ -115,8 +122,15 @@ class _Machine:
         return self._data[start : self._position]
 
     def unpack(self, layout: struct.Struct) -> int:
-        (value,) = layout.unpack(self._take(layout.size))
-        return int(value)
+        start = self._position
+        self._position = start + layout.size
+        value: int = layout.unpack_from(self._data, start)[0]
+        return value
+
+    def byte(self) -> int:
+        start = self._position
+        self._position = start + 1
+        return self._data[start]
 
     def _line(self) -> str:
         end = self._data.find(b"\n", self._position, self._position + _MAX_LINE_BYTES)
@@ -126,25 +140,11 @@ class _Machine:
         self._position = end + 1
         return line.decode()
 
-    def _pop(self) -> object:
-        value = self._stack.pop()
-        if value is _MARK:
-            raise PickleError("takes a mark for a value: damaged")
-        return value
-
     def _pop_to_mark(self) -> list[object]:
-        stack = self._stack
-        for place in range(len(stack) - 1, -1, -1):
-            if stack[place] is _MARK:
-                values = stack[place + 1 :]
-                del stack[place:]
-                return values
-        raise PickleError("has no mark to go back to: damaged")
-
-    def _top(self) -> object:
-        if self._stack[-1] is _MARK:
-            raise PickleError("takes a mark for a value: damaged")
-        return self._stack[-1]
+        if not self._below:
+            raise PickleError("has no mark to go back to: damaged")
+        values, self._stack = self._stack, self._below.pop()
+        return values
 
     def push(self, value: object) -> None:
         self._stack.append(value)
@@ -159,22 +159,25 @@ class _Machine:
     def skip_frame(self) -> None:
         self.unpack(_U64)
 
-    def stop(self) -> None:
-        self._result = self._pop()
-        if self._stack:
-            raise PickleError("leaves values behind: damaged")
+    def refuse(self) -> None:
+        code = self._data[self._position - 1]
+        raise PickleError(f"has the opcode {_opcode_text(code)}, which checkpoints do not need")
 
     def mark(self) -> None:
-        self.push(_MARK)
+        self._below.append(self._stack)
+        self._stack = []
 
     def pop(self) -> None:
-        self._stack.pop()
+        if self._stack:
+            self._stack.pop()
+        else:
+            self._pop_to_mark()
 
     def pop_mark(self) -> None:
         self._pop_to_mark()
 
     def duplicate(self) -> None:
-        self.push(self._top())
+        self._stack.append(self._stack[-1])
 
     def decimal(self) -> None:
         text = self._line().removesuffix("L")
@@ -186,8 +189,18 @@ class _Machine:
             raise PickleError("has a number that is none: damaged")
         self.push(int(text))
 
+    def small_integer(self) -> None:
+        start = self._position
+        self._position = start + 1
+        self._stack.append(self._data[start])
+
+    def signed_integer(self) -> None:
+        start = self._position
+        self._position = start + 4
+        self._stack.append(_I32.unpack_from(self._data, start)[0])
+
     def long_integer(self) -> None:
-        self._integer(self._take(1)[0])
+        self._integer(self.byte())
 
     def very_long_integer(self) -> None:
         self._integer(self.unpack(_U32))
@@ -209,55 +222,75 @@ class _Machine:
             raise IndexError
         self.push(self._take(length).decode("utf-8", "surrogatepass"))
 
+    def empty_tuple(self) -> None:
+        self._stack.append(())
+
     def tuple_of_marked(self) -> None:
         self.push(tuple(self._pop_to_mark()))
 
     def tuple_of(self, count: int) -> None:
-        values = [self._pop() for _ in range(count)]
-        self.push(tuple(reversed(values)))
+        stack = self._stack
+        if len(stack) < count:
+            raise IndexError
+        stack[-count:] = [tuple(stack[-count:])]
 
     def list_of_marked(self) -> None:
         self.push(self._pop_to_mark())
 
+    def empty_list(self) -> None:
+        self._stack.append([])
+
+    def empty_dict(self) -> None:
+        self._stack.append(Pairs())
+
     def dict_of_marked(self) -> None:
-        self.push(_pairs(self._pop_to_mark()))
+        pairs = Pairs()
+        _extend_pairs(pairs, self._pop_to_mark())
+        self.push(pairs)
 
     def append(self) -> None:
-        value = self._pop()
-        self._extend_list([value])
+        self._extend_list([self._stack.pop()])
 
     def append_marked(self) -> None:
         self._extend_list(self._pop_to_mark())
 
     def _extend_list(self, values: list[object]) -> None:
-        target = self._top()
+        target = self._stack[-1]
         if type(target) is not list:
             raise PickleError("appends to something that is no list")
         target.extend(values)
 
     def set_item(self) -> None:
-        value, key = self._pop(), self._pop()
+        value, key = self._stack.pop(), self._stack.pop()
         self._extend_dict([key, value])
 
     def set_marked(self) -> None:
         self._extend_dict(self._pop_to_mark())
 
     def _extend_dict(self, values: list[object]) -> None:
-        target = self._top()
-        if not isinstance(target, Pairs):
+        target = self._stack[-1]
+        if type(target) is not Pairs:
             raise PickleError("sets an item of something that is no dict")
-        target.extend(_pairs(values))
+        _extend_pairs(target, values)
 
     def get(self, number: int) -> None:
-        if number not in self._memo:
-            raise PickleError(f"asks for memo {number}, which it has not set: damaged")
-        self.push(self._memo[number])
+        self._stack.append(self._memo[number])
+
+    def get_short(self) -> None:
+        start = self._position
+        self._position = start + 1
+        self._stack.append(self._memo[self._data[start]])
+
+    def get_long(self) -> None:
+        start = self._position
+        self._position = start + 4
+        self._stack.append(self._memo[_U32.unpack_from(self._data, start)[0]])
 
     def put(self, number: int) -> None:
-        self._memo[number] = self._top()
+        self._memo[number] = self._stack[-1]
 
     def memoize(self) -> None:
-        self.put(len(self._memo))
+        self._memo[len(self._memo)] = self._stack[-1]
 
     def get_line(self) -> None:
         self.get(_number(self._line()))
@@ -270,7 +303,7 @@ class _Machine:
         self._global(module, self._line())
 
     def global_of_stack(self) -> None:
-        name, module = self._pop(), self._pop()
+        name, module = self._stack.pop(), self._stack.pop()
         if not (isinstance(module, str) and isinstance(name, str)):
             raise PickleError("names a class by something that is no text")
         self._global(module, name)
@@ -287,25 +320,26 @@ class _Machine:
         self.push(known)
 
     def call(self) -> None:
-        arguments, made_by = self._pop(), self._pop()
-        if not isinstance(made_by, Global) or type(arguments) is not tuple:
+        arguments, made_by = self._stack.pop(), self._stack.pop()
+        if type(made_by) is not Global or type(arguments) is not tuple:
             raise PickleError("constructs something by no name, or from no tuple")
-        self.push(Record(made_by, arguments))
+        self._stack.append(Record(made_by, arguments))
 
     def set_state(self) -> None:
-        state, target = self._pop(), self._top()
-        if not isinstance(target, Record) or target.state is not None:
+        state, target = self._stack.pop(), self._stack[-1]
+        if type(target) is not Record or target.state is not None:
             raise PickleError("sets the state of something that has none, or a second time")
         target.state = state
 
     def persistent(self) -> None:
-        self.push(PersistentId(self._pop()))
+        self._stack.append(PersistentId(self._stack.pop()))
 
 
-def _pairs(values: list[object]) -> Pairs:
+def _extend_pairs(pairs: Pairs, values: list[object]) -> None:
     if len(values) % 2:
         raise PickleError("has a key without a value: damaged")
-    return Pairs(zip(values[::2], values[1::2], strict=True))
+    one_by_one = iter(values)
+    pairs.extend(zip(one_by_one, one_by_one, strict=True))
 
 
 def _number(text: str) -> int:
@@ -327,8 +361,7 @@ def _constant(value: object) -> _Operation:
     return lambda machine: machine.push(value)
 
 
-def _fresh(make: Callable[[], object]) -> _Operation:
-    return lambda machine: machine.push(make())
+_STOP = ord(".")
 
 
 def _packed_integer(layout: struct.Struct) -> _Operation:
@@ -342,7 +375,6 @@ def _packed_text(layout: struct.Struct) -> _Operation:
 _KNOWN: dict[bytes, _Operation] = {
     b"\x80": _Machine.skip_version,
     b"\x95": _Machine.skip_frame,
-    b".": _Machine.stop,
     b"(": _Machine.mark,
     b"0": _Machine.pop,
     b"1": _Machine.pop_mark,
@@ -352,8 +384,8 @@ _KNOWN: dict[bytes, _Operation] = {
     b"\x89": _constant(False),
     b"I": _Machine.decimal,
     b"L": _Machine.decimal,
-    b"J": _packed_integer(_I32),
-    b"K": _packed_integer(_U8),
+    b"J": _Machine.signed_integer,
+    b"K": _Machine.small_integer,
     b"M": _packed_integer(_U16),
     b"\x8a": _Machine.long_integer,
     b"\x8b": _Machine.very_long_integer,
@@ -362,22 +394,22 @@ _KNOWN: dict[bytes, _Operation] = {
     b"X": _packed_text(_U32),
     b"\x8c": _packed_text(_U8),
     b"\x8d": _packed_text(_U64),
-    b")": _constant(()),
+    b")": _Machine.empty_tuple,
     b"t": _Machine.tuple_of_marked,
     b"\x85": lambda machine: machine.tuple_of(1),
     b"\x86": lambda machine: machine.tuple_of(2),
     b"\x87": lambda machine: machine.tuple_of(3),
-    b"]": _fresh(list),
+    b"]": _Machine.empty_list,
     b"l": _Machine.list_of_marked,
     b"a": _Machine.append,
     b"e": _Machine.append_marked,
-    b"}": _fresh(Pairs),
+    b"}": _Machine.empty_dict,
     b"d": _Machine.dict_of_marked,
     b"s": _Machine.set_item,
     b"u": _Machine.set_marked,
     b"g": _Machine.get_line,
-    b"h": lambda machine: machine.get(machine.unpack(_U8)),
-    b"j": lambda machine: machine.get(machine.unpack(_U32)),
+    b"h": _Machine.get_short,
+    b"j": _Machine.get_long,
     b"p": _Machine.put_line,
     b"q": lambda machine: machine.put(machine.unpack(_U8)),
     b"r": lambda machine: machine.put(machine.unpack(_U32)),
@@ -389,4 +421,4 @@ _KNOWN: dict[bytes, _Operation] = {
     b"b": _Machine.set_state,
     b"Q": _Machine.persistent,
 }
-_OPERATIONS: list[_Operation | None] = [_KNOWN.get(bytes([code])) for code in range(256)]
+_OPERATIONS = [_KNOWN.get(bytes([code]), _Machine.refuse) for code in range(256)]

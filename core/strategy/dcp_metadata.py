@@ -13,7 +13,7 @@ the ranks that have them. hyper_parallel writes the same for MindSpore, in class
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from reshard.core.errors import CheckpointError, LayoutError, StrategyError
 from reshard.core.runtime.metadata import Parse, parsing
@@ -59,12 +59,13 @@ _ALLOWED = frozenset(
 )
 
 
+_SIZE = Global("torch", "Size")
+
 StatePath = tuple[str | int, ...]
 """Keys of nested dicts, and indices of lists, that lead to a tensor."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where an item is.
 
     Attributes:
@@ -80,8 +81,7 @@ class Place:
     key: str
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A shard: its box in the whole tensor, and its place."""
 
     box: TensorSlice
@@ -278,13 +278,11 @@ def _fields(value: object, *names: str) -> dict[str, object]:
     if state is None:
         return {}
     # records may share what they are made of: an unbounded part would be looked at as often as it is named
-    if (
-        not isinstance(state, Pairs)
-        or len(state) > _MAX_ATTRIBUTES
-        or not all(isinstance(key, str) for key, _ in state)
-    ):
-        raise PickleError(f"has a {names[0]} without attributes")
-    return {key: field for key, field in state if isinstance(key, str)}
+    if isinstance(state, Pairs) and len(state) <= _MAX_ATTRIBUTES:
+        fields = {key: field for key, field in state if isinstance(key, str)}
+        if len(fields) == len(state):
+            return fields
+    raise PickleError(f"has a {names[0]} without attributes, or with some that are not its own")
 
 
 def _pairs(fields: Mapping[str, object], name: str) -> Pairs:
@@ -296,12 +294,15 @@ def _pairs(fields: Mapping[str, object], name: str) -> Pairs:
 
 def _shape(value: object, what: str, name: str) -> Shape:
     """A `torch.Size`, or a tuple of numbers."""
-    if isinstance(value, Record) and value.made_by == Global("torch", "Size") and len(value.arguments) == 1:
+    if isinstance(value, Record) and value.made_by == _SIZE and len(value.arguments) == 1:
         value = value.arguments[0]
     if isinstance(value, tuple | list) and not isinstance(value, Pairs):
         if len(value) > _MAX_AXES:
             raise LayoutError(f"parameter {name[:200]!r}: has {len(value)} axes, reshard allows {_MAX_AXES}")
-        if all(type(each) is int and 0 <= each < 2**63 for each in value):
+        for each in value:
+            if type(each) is not int or not 0 <= each < 2**63:
+                break
+        else:
             return tuple(value)
     raise PickleError(f"has no {what} of parameter {name[:200]!r}")
 
