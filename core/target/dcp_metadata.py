@@ -39,11 +39,19 @@ def build_dcp_metadata(plan: ConversionPlan) -> bytes:
 
 
 def _state_paths(plan: ConversionPlan) -> dict[str, StatePath]:
-    """Name -> keys in the state dict: those of the source, unless the tensor got a new name; else the name alone."""
+    """Name -> keys in the state dict: those of the source, unless the tensor got a new name; else the name alone.
+
+    Where a new name is that of a dict, what was in the dict has its name alone, too: both cannot be there.
+    """
     known = dict(plan.inputs.dcp.paths) if plan.inputs.dcp else {}
-    return {
+    paths: dict[str, StatePath] = {
         each.name: known.get(each.name, (each.name,)) if each.sources[0].name == each.name else (each.name,)
         for each in plan.match.resharded
+    }
+    taken = set(paths.values())
+    return {
+        name: (name,) if any(path[:length] in taken for length in range(1, len(path))) else path
+        for name, path in paths.items()
     }
 
 

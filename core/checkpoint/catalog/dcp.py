@@ -9,11 +9,14 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import xxhash
+
 from reshard.core.checkpoint.catalog.dcp_steps import choose_dcp_step, list_dcp_steps
 from reshard.core.checkpoint.catalog.megatron import is_megatron, weights_of_megatron
 from reshard.core.checkpoint.formats import safetensors
+from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
-from reshard.core.errors import CatalogError, CheckpointError, LayoutError, StorageError
+from reshard.core.errors import CatalogError, CheckpointError, LayoutError, StorageError, TargetError
 from reshard.core.runtime.metadata import load_json
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.dcp_names import (
@@ -25,6 +28,7 @@ from reshard.core.storage.dcp_names import (
 )
 from reshard.core.storage.listing import kind_of, names_in, unless_missing
 from reshard.core.storage.patterns import RANK_FIELD
+from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.reading import open_source, read_small_file
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.unified_names import is_index_name
@@ -175,7 +179,10 @@ def _read(location: Location, names: Sequence[str]) -> DcpCheckpoint:
         metadata, indexes = _read_sharding_infos(location, shard_names(names))
         return DcpCheckpoint(str(location), location, metadata, tuple(names), indexes)
     file = location.child(DCP_METADATA_NAME)
-    metadata, choice = parse_dcp_metadata(_read_metadata(file), str(file)), tuple[str, ...]()
+    data = _read_metadata(file)
+    if STATE_DIRECTORY in names:
+        _check_as_converted(location, data)
+    metadata, choice = parse_dcp_metadata(data, str(file)), tuple[str, ...]()
     if is_megatron(names):
         metadata, note = weights_of_megatron(location, names, metadata)
         choice = (note,)
@@ -204,6 +211,20 @@ def _read_metadata(location: Location) -> bytes:
         if error.transient:
             raise
         raise CatalogError(str(error)) from error
+
+
+def _check_as_converted(location: Location, data: bytes) -> None:
+    """Refuse metadata that a conversion wrote and something changed: nothing else says which bytes are which tensor."""
+    try:
+        manifest = read_manifest(location)
+    except TargetError as error:
+        raise CatalogError(str(error)) from error
+    digests = {each.file: each.digest for each in manifest.documents} if manifest else {}
+    if digests.get(DCP_METADATA_NAME, "") not in ("", xxhash.xxh3_128_hexdigest(data)):
+        raise CatalogError(
+            f"{location.child(DCP_METADATA_NAME)}: is not the metadata that the conversion wrote: it is damaged, or "
+            f"another checkpoint was saved over this one. If that one is meant, remove {location.child(STATE_DIRECTORY)}"
+        )
 
 
 def _read_sharding_infos(location: Location, names: Sequence[str]) -> tuple[DcpMetadata, dict[str, FileIndex]]:

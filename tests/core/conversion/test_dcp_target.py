@@ -156,6 +156,17 @@ def test_the_state_dict_stays_nested(tmp_path: Path) -> None:
     assert planner_data(tmp_path / "again") == made
 
 
+def test_a_tensor_with_the_name_of_a_dict_takes_its_place(tmp_path: Path) -> None:
+    case = dcp_case("optimizer")
+    inside = {name: path for name, path in planner_data(case.source).items() if name in case.whole}
+    moved = next(name for name in inside if name.startswith("optim."))
+    convert(dcp_request(case.source, tmp_path / "out", rename=[f"{moved}=model"], shards=2))
+    made = planner_data(tmp_path / "out")
+    assert made["model"] == ("model",)
+    for name in inside.keys() - {moved}:
+        assert made[name] == ((name,) if inside[name][0] == "model" else inside[name])
+
+
 HOSTILE_NAMES = (
     "a.b..c",
     ".",
@@ -338,6 +349,23 @@ class TestVerification:
         damage(target / ".metadata")
         [problem] = verify_target(str(target), VerifyLevel.STRUCTURE).problems
         assert problem == f"{target / '.metadata'}: is not the metadata that was written"
+
+    def test_it_is_no_source_with_other_metadata(self, target: Path) -> None:
+        """Two tensors' places changed with each other: nothing in the files would contradict."""
+        with torch_names():
+            metadata = pickle.loads((target / ".metadata").read_bytes())
+            first, second = (f"model.layers.{number}.up.weight" for number in range(2))
+            for index in metadata.storage_data:
+                index.fqn = {first: second, second: first}.get(index.fqn, index.fqn)
+            (target / ".metadata").chmod(0o600)
+            (target / ".metadata").write_bytes(pickle.dumps(metadata, protocol=2))
+        with pytest.raises(
+            InputError, match=r"\.metadata: is not the metadata that the conversion wrote.*remove .*\.reshard"
+        ):
+            convert(dcp_request(target, target.parent / "again"))
+        shutil.rmtree(target / ".reshard")
+        convert(dcp_request(target, target.parent / "again"))
+        assert read_dcp(target.parent / "again")[first] == UNEVEN.whole[second]
 
     def test_a_file_that_does_not_belong_to_it_is_found(self, target: Path) -> None:
         shutil.copy(target / "__1_0.distcp", target / "__7_0.distcp")
