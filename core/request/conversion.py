@@ -164,7 +164,8 @@ class SourceOptions(RequestModel):
     check_crc: bool = Field(
         default=True,
         title="Check CRC",
-        description="Check the CRC of source files that carry one before anything is written; reads them whole once.",
+        description="Check the CRC of source files that carry one, as those of DCP do, before anything is planned or "
+        "written: reads them whole once more.",
     )
     allow_missing: list[str] = Field(
         default=[],

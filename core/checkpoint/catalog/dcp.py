@@ -223,7 +223,7 @@ def _check_as_converted(location: Location, data: bytes) -> None:
     if digests.get(DCP_METADATA_NAME, "") not in ("", xxhash.xxh3_128_hexdigest(data)):
         raise CatalogError(
             f"{location.child(DCP_METADATA_NAME)}: is not the metadata that the conversion wrote: it is damaged, or "
-            f"another checkpoint was saved over this one. If that one is meant, remove {location.child(STATE_DIRECTORY)}"
+            f"another checkpoint was saved over it. If that one is meant, remove {location.child(STATE_DIRECTORY)}"
         )
 
 
