@@ -44,6 +44,7 @@ from reshard.core.plan.stage_shards import (
     source_copy,
     with_first,
 )
+from reshard.core.plan.steps import DroppedCopy
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.wording import listed, rank_names
@@ -84,7 +85,7 @@ def match_parameters(inputs: PlanInputs, source_shards: SourceShards | None = No
         problems.extend(
             f"parameter {name!r} of the source has no place in the target's strategy" for name in names.dropped
         )
-    dropped_copies = tuple(_dropped_copies(recipes, sources, problems))
+    dropped_copies = tuple(_dropped_copies(recipes, names.in_files, catalog, sources, problems))
     problems.extend(_cast_problems(inputs.changes, [*resharded, *passed_through]))
     raise_problems(PlanError, f"{catalog.url}: cannot be converted", problems)
     return ParameterMatch(
@@ -200,10 +201,15 @@ def _shared_copies(
 
 
 def _dropped_copies(
-    recipes: Recipes, sources: SourceTensors, problems: list[str]
+    recipes: Recipes, in_files: frozenset[str], catalog: CheckpointCatalog, sources: SourceTensors, problems: list[str]
 ) -> Iterator[tuple[SourceTensor, SourceTensor]]:
     """Parameters left out as copies, each with the one that it is a copy of; shapes and element types are compared."""
     for dropped in recipes.dropped_copies:
+        if dropped.name not in in_files and not catalog.lost:
+            continue  # a name of the strategy that was never saved: nothing is left out
+        if not in_files.issuperset((dropped.name, dropped.copy_of)):
+            problems.append(_incomparable(dropped))
+            continue
         try:
             copy, original = sources.of(dropped.name), sources.of(dropped.copy_of)
         except LayoutError as error:
@@ -215,12 +221,16 @@ def _dropped_copies(
                 f"{dropped.rule}: {copy.name!r} is no copy of {original.name!r}: it is {kinds[0]}, and not {kinds[1]}"
             )
         elif any(next(lost_boxes(each.name, each.shape, each.copies), None) for each in (copy, original)):
-            problems.append(
-                f"{dropped.rule}: {copy.name!r} and {original.name!r} cannot be compared: no file holds all of them. "
-                f"To leave it out unseen: --exclude {copy.name}"
-            )
+            problems.append(_incomparable(dropped))
         else:
             yield copy, original
+
+
+def _incomparable(dropped: DroppedCopy) -> str:
+    return (
+        f"{dropped.rule}: {dropped.name!r} and {dropped.copy_of!r} cannot be compared: no file holds all of them. "
+        f"To leave it out unseen: --exclude {dropped.name}"
+    )
 
 
 def _passed_through(catalog: CheckpointCatalog, recipe: Recipe, problems: list[str]) -> PassedThroughParameter:

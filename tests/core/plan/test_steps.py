@@ -1,13 +1,16 @@
 """Steps on names and shapes: what fits, and what is refused, by name."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.errors import PlanError
 from reshard.core.plan.change_summary import changes_of
-from tests.support.changed_plans import changed, refusal
-from tests.support.plans import FLOAT, entry
+from reshard.core.tensor.layout import ParameterLayout, whole_layout
+from tests.support.changed_plans import changed, declared, refusal
+from tests.support.plans import FLOAT, entry, make_catalog, make_strategy, plan_of
 
 
 def tensors(*names: str, shape: tuple[int, ...] = (4, 6)) -> list[TensorEntry]:
@@ -221,3 +224,21 @@ def test_a_copy_to_be_dropped_has_the_shape_and_element_type_of_the_other() -> N
         "the drop of 'b': 'b' and 'a' can only be compared as the source has them: drop it before other steps "
         "change them"
     )
+
+
+def test_a_copy_to_be_dropped_may_be_in_the_strategy_alone() -> None:
+    """As the head of tied embeddings, which is not saved."""
+    strategy = make_strategy({name: whole_layout(2) for name in ("a", "b")})
+    drop = declared(steps=[{"drop": {"parameters": "b", "copy_of": "a"}}])
+    plan = plan_of(make_catalog({0: tensors("a")}), strategy, None, changes=drop)
+    assert [each.name for each in plan.rank_plan(0).parameters] == ["a"]
+    message = (
+        "the drop of 'b': 'b' and 'a' cannot be compared: no file holds all of them. To leave it out unseen: "
+        "--exclude b"
+    )
+    with pytest.raises(PlanError, match=message):
+        plan_of(make_catalog({0: tensors("b")}), strategy, None, changes=drop)
+    halves = make_strategy({name: ParameterLayout((2,), ((0,), ()), nested=True) for name in ("a", "b")})
+    damaged = replace(make_catalog({0: tensors("a")}), lost={1: "missing"})
+    with pytest.raises(PlanError, match=message):
+        plan_of(damaged, halves, None, changes=drop)
