@@ -19,7 +19,7 @@ import numpy as np
 
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape
-from reshard.core.tensor.tiling import tiles
+from reshard.core.tensor.tiling import tile_values
 
 NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
     "Int8": np.dtype("<i1"),
@@ -84,12 +84,12 @@ def cast_into(values: np.ndarray, source: DType, target: DType, out: np.ndarray)
     may_overflow = _may_overflow(source, target)
     count = 0
     with np.errstate(all="ignore"):
-        for index in tiles(read, written):
+        for index, tile in tile_values(read, written):
             # contiguous values are cast several times as fast
-            cast = np.ascontiguousarray(read[index]).astype(written.dtype)
+            cast = np.ascontiguousarray(tile).astype(written.dtype)
             written[index] = cast
             if may_overflow and _may_hold_infinite(cast):
-                count += int(np.count_nonzero(_infinite(cast)) - np.count_nonzero(_infinite(read[index])))
+                count += int(np.count_nonzero(_infinite(cast)) - np.count_nonzero(_infinite(tile)))
     return count
 
 
