@@ -9,9 +9,9 @@
 A placeholder's kind is given once for all templates of a step. One that is there twice has the same value at both
 places.
 
-Some templates fit a name in several ways: `{x:*}.{y:*}` fits `a.b.c`, and x is `a` or `a.b`. Which one is meant nothing
-says, so whoever needs the values asks for two of the ways. Documents may be hostile: a search for ways remembers what
-failed, and ends after a number of tries.
+Some templates fit a name in several ways: `{x:*}.{y:*}` fits `a.b.c`, and x is `a` or `a.b`. Nothing
+says which one is meant, so callers that need the values ask for two of the ways. Documents may be hostile: a search for
+ways remembers failures, and ends after a number of tries.
 """
 
 import re

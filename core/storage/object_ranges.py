@@ -37,7 +37,7 @@ _CONFIG_OPTIONS = {
     *("request_checksum_calculation", "response_checksum_validation"),
 }
 _ANY_REGION = "us-east-1"
-"""What botocore signs for where it is told no region."""
+"""The region that botocore signs for if none is configured."""
 _PROXY = re.compile(r"(https?|all)_proxy", re.IGNORECASE)
 
 _PASSING = re.compile(

@@ -7,7 +7,8 @@
 
 Offsets in an archive count from its first byte. Its directory is at its end; the headers before the records may lack
 their sizes, which then follow the record. A tensor is a view of its storage, with strides of its own: a transposed one
-is stored as it was before. Every record has a CRC-32 in the directory; 0 where torch was told to compute none.
+is stored as it was before. Every record has a CRC-32 in the directory; it is 0 if torch's
+`set_crc32_options` turned the computation off.
 """
 
 import struct
