@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.plan.model import DcpLayout, FileStage, ParameterMatch, PlanInputs, ReshardedParameter
-from reshard.core.plan.stage_shards import names_in_order
-from reshard.core.plan.unified import written_once
+from reshard.core.plan.unified import in_source_order, refuse_single_stage, written_once
 from reshard.core.storage.dcp_names import data_name
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import TEXT, torch_name
@@ -31,11 +30,7 @@ def dcp_match(inputs: PlanInputs, match: ParameterMatch, layout: DcpLayout) -> P
         PlanError: a parameter has no place in such a directory, differs between source ranks, or none is left.
     """
     catalog, strategy = inputs.catalog, inputs.target_strategy
-    if strategy is not None and (strategy.ranks.start > 0 or match.part is not None):
-        raise PlanError(
-            f"{strategy.origin}: is the strategy of one pipeline stage, and a DCP checkpoint has the files of all: "
-            "name the directory of all ranks' strategies"
-        )
+    refuse_single_stage(strategy, match, "DCP checkpoint")
     problems: list[str] = []
     outside = [written_once(catalog, passed, _ONCE, problems) for passed in match.passed_through]
     parameters = [*match.resharded, *outside]
@@ -49,11 +44,9 @@ def dcp_match(inputs: PlanInputs, match: ParameterMatch, layout: DcpLayout) -> P
         placed = [_in_rows(each, len(stages[0].files)) for each in parameters]
     else:
         placed = [_whole(each, stages[0]) if each.name in outside_names else _in_lowest(each) for each in parameters]
-    place = {name: number for number, name in enumerate(names_in_order(catalog))}
-    placed.sort(key=lambda each: min(place[source.name] for source in each.sources))
     return replace(
         match,
-        resharded=tuple(placed),
+        resharded=tuple(in_source_order(catalog, placed)),
         passed_through=(),
         outside=tuple(each.name for each in outside) if inputs.source_strategy else (),
         files=tuple(data_name(number) for stage in stages for number in stage.files),

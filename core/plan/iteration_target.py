@@ -12,8 +12,7 @@ from dataclasses import replace
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.plan.model import FileStage, ParameterMatch, PassedThroughParameter, PlanInputs, ReshardedParameter
 from reshard.core.plan.presets import is_training_state
-from reshard.core.plan.stage_shards import names_in_order
-from reshard.core.plan.unified import written_once
+from reshard.core.plan.unified import in_source_order, refuse_single_stage, written_once
 from reshard.core.storage.checkpoint2_names import COMMON_KEYS, MODEL, OPTIMIZER, tensor_file_name
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
@@ -32,11 +31,7 @@ def iteration_match(inputs: PlanInputs, match: ParameterMatch) -> ParameterMatch
         PlanError: a parameter has no place in a Checkpoint 2.0, is sharded unevenly, or differs between source ranks.
     """
     catalog, strategy = inputs.catalog, inputs.target_strategy
-    if strategy is not None and (strategy.ranks.start > 0 or match.part is not None):
-        raise PlanError(
-            f"{strategy.origin}: is the strategy of one pipeline stage, and a Checkpoint 2.0 has the files of all: "
-            "name the directory of all ranks' strategies"
-        )
+    refuse_single_stage(strategy, match, "Checkpoint 2.0")
     problems: list[str] = []
     outside = [written_once(catalog, passed, _ONCE, problems) for passed in match.passed_through]
     problems += _misfits(match.passed_through)
@@ -61,11 +56,9 @@ def iteration_match(inputs: PlanInputs, match: ParameterMatch) -> ParameterMatch
     ]
     problems += _empty_stages(placed, stages)
     raise_problems(PlanError, f"{catalog.url}: cannot become a Checkpoint 2.0", problems)
-    place = {name: number for number, name in enumerate(names_in_order(catalog))}
-    placed.sort(key=lambda each: min(place[source.name] for source in each.sources))
     return replace(
         match,
-        resharded=tuple(placed),
+        resharded=tuple(in_source_order(catalog, placed)),
         passed_through=(),
         outside=tuple(each.name for each in outside),
         files=tuple(_file_names(stages)),

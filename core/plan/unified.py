@@ -8,7 +8,7 @@ Parameters that no strategy knows are written once, so all source ranks must hol
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -25,6 +25,7 @@ from reshard.core.plan.ownership import SourceCopy
 from reshard.core.plan.stage_shards import names_in_order
 from reshard.core.runtime.wording import rank_names
 from reshard.core.storage.unified_names import UnifiedNaming, file_names
+from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.tensor.segments import whole_piece
@@ -50,8 +51,7 @@ def unified_match(
     raise_problems(PlanError, f"{catalog.url}: cannot be unified", problems)
     if not whole:
         raise PlanError(f"{catalog.url}: cannot be unified: no parameter is left of it")
-    place = {name: number for number, name in enumerate(names_in_order(catalog))}
-    whole.sort(key=lambda each: min(place[source.name] for source in each.sources))
+    whole = in_source_order(catalog, whole)
     outside = tuple(passed.name for passed in match.passed_through) if has_strategy else ()
     apart = frozenset(outside) if layout.naming == UnifiedNaming.MINDSPORE else frozenset[str]()
     sizes = [_size_bytes(each) for each in whole if each.name not in apart]
@@ -109,6 +109,25 @@ def _filled(sizes: Sequence[int], limit: int) -> list[int]:
             counts.append(1)
             total = size
     return counts
+
+
+def in_source_order(catalog: CheckpointCatalog, parameters: Iterable[ReshardedParameter]) -> list[ReshardedParameter]:
+    """Sort parameters by their first source's place in the source's files."""
+    place = {name: number for number, name in enumerate(names_in_order(catalog))}
+    return sorted(parameters, key=lambda each: min(place[source.name] for source in each.sources))
+
+
+def refuse_single_stage(strategy: Strategy | None, match: ParameterMatch, form: str) -> None:
+    """Refuse a target strategy of one pipeline stage, for a target that has the files of all.
+
+    Raises:
+        PlanError: the strategy is one stage's.
+    """
+    if strategy is not None and (strategy.ranks.start > 0 or match.part is not None):
+        raise PlanError(
+            f"{strategy.origin}: is the strategy of one pipeline stage, and a {form} has the files of all: "
+            "name the directory of all ranks' strategies"
+        )
 
 
 def written_once(
