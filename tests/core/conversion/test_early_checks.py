@@ -1,7 +1,7 @@
 """Unusable targets are refused before any byte of the source is read: the sources here do not even exist."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError, TargetError
 from reshard.core.request.conversion import ConversionRequest, build_request
-from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
 from tests.support.checkpoints import case, read_tree
 from tests.support.training import latest_request
@@ -21,15 +21,9 @@ FOUR_TO_THREE = case(7009)
 STRATEGIES = {f"{side}_strategy": "/nowhere/strategy.ckpt" for side in ("source", "target")}
 
 
-@pytest.fixture(params=["local", "memory"])
-def final(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
-    if request.param == "local":
-        yield parse_url(str(tmp_path / "out"))
-        return
-    location = parse_url("memory://bucket/out")
-    yield location
-    location.fs.store.clear()
-    location.fs.pseudo_dirs[:] = [""]
+@pytest.fixture
+def final(folder: Location) -> Location:
+    return folder.child("out")
 
 
 def into(final: Location | Path, **options: object) -> ConversionRequest:

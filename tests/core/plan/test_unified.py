@@ -4,12 +4,10 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,7 +26,7 @@ from reshard.core.plan.unified import split_in_order
 from reshard.core.request.conversion import TargetLayout, VerifyLevel, build_request
 from reshard.core.runtime.progress import SilentProgress
 from reshard.core.storage.unified_names import file_names, is_unified_name
-from reshard.core.storage.urls import parse_url
+from reshard.core.storage.urls import Location, parse_url
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import Contents, case, read_ckpt, read_rank, read_safetensors, read_tree
@@ -417,14 +415,9 @@ def test_a_file_of_another_checkpoint_is_told(target: Path) -> None:
         unify(target)
 
 
-@pytest.fixture(params=["local", "memory"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A directory that is replaced as a whole, and one in a storage that renames nothing."""
-    if request.param == "local":
-        yield str(tmp_path / "out")
-        return
-    yield "memory://unified/out"
-    fsspec.filesystem("memory").rm("/unified", recursive=True)
+@pytest.fixture
+def place(folder: Location) -> str:
+    return str(folder.child("out"))
 
 
 def files_in(url: str) -> list[str]:

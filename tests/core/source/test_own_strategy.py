@@ -3,7 +3,7 @@
 import gzip
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import StepState, assess_recovery
 from reshard.core.storage.reading import read_own_file
-from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.urls import Location
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
 from tests.support.checkpoints import Case, case, read_tree
@@ -36,15 +36,9 @@ FOUR_TO_THREE = case(7009)
 KEY = "0123456789abcdef"
 
 
-@pytest.fixture(params=["local", "memory"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
-    if request.param == "local":
-        yield parse_url(str(tmp_path / "made"))
-        return
-    location = parse_url("memory://bucket/made")
-    yield location
-    location.fs.store.clear()
-    location.fs.pseudo_dirs[:] = [""]
+@pytest.fixture
+def place(folder: Location) -> Location:
+    return folder.child("made")
 
 
 @pytest.fixture

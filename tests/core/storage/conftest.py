@@ -31,17 +31,6 @@ def directory(request: pytest.FixtureRequest) -> Location:
     return location
 
 
-@pytest.fixture(params=["local", "memory"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
-    if request.param == "local":
-        yield parse_url(str(tmp_path))
-        return
-    location = parse_url("memory://bucket/directory")
-    yield location
-    location.fs.store.clear()
-    location.fs.pseudo_dirs[:] = [""]
-
-
 @pytest.fixture
 def file(folder: Location) -> Location:
     location = folder.child("content.bin")

@@ -1,5 +1,4 @@
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -9,18 +8,12 @@ from reshard.core.checkpoint.catalog.file_names import Step
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, survey
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError, InputError, StorageError
+from reshard.core.storage.urls import Location
 
 
-@pytest.fixture(params=["local", "memory"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty directory, on two kinds of storage."""
-    if request.param == "local":
-        yield str(tmp_path / "ck")
-    else:
-        yield "memory:///survey/ck"
-        fs = fsspec.filesystem("memory")
-        if fs.exists("/survey"):
-            fs.rm("/survey", recursive=True)
+@pytest.fixture
+def root(folder: Location) -> str:
+    return str(folder.child("ck"))
 
 
 def fill(root: str, *paths: str) -> None:
