@@ -1,9 +1,10 @@
 """Reads the contents of a checkpoint file's entries block by block, each block a box of its shard."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import tee
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,11 @@ from reshard.core.checkpoint.remote_index.templates import Head, expected_heads,
 from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.storage.reading import SourceFile
 from reshard.core.tensor.slices import Extent, TensorSlice, bounding_extent, contiguous_boxes
+
+_SMALL_BYTES = 32 * 2**10
+"""Small blocks of a local file are read together with their neighbors: a read costs as much as to copy them."""
+_GAP_BYTES = 4 * 2**10
+"""Between neighbors are headers, which are read with them."""
 
 Block = tuple[TensorEntry, TensorSlice, np.ndarray]
 """An entry, a box of its shard, and the box's elements as unsigned integers in an array of the box's shape."""
@@ -30,6 +36,11 @@ class ElementRange:
     def whole(cls, entry: TensorEntry) -> "ElementRange":
         """Return all elements of an entry."""
         return cls(entry, 0, math.prod(entry.shape))
+
+    @property
+    def is_whole(self) -> bool:
+        """True if these are all elements of the entry."""
+        return self.start == 0 and self.stop == math.prod(self.entry.shape)
 
     @property
     def size_bytes(self) -> int:
@@ -81,21 +92,64 @@ def text_bytes(text: str) -> np.ndarray:
 
 
 def _boxes(range_: ElementRange, most_bytes: int) -> Iterator[TensorSlice]:
-    if range_.entry.text is not None:
+    if range_.entry.text is not None or (range_.is_whole and 0 < range_.size_bytes <= most_bytes):
         yield TensorSlice.whole(range_.entry.shape)
     else:
         most = most_bytes // range_.entry.dtype.itemsize
         yield from contiguous_boxes(range_.entry.shape, range_.start, range_.stop, most)
 
 
+class _LocalBlock(NamedTuple):
+    entry: TensorEntry
+    box: TensorSlice
+    extents: tuple[Extent, ...]
+
+
 def _local(file: SourceFile, blocks: Iterator[tuple[TensorEntry, TensorSlice]], buffer: np.ndarray) -> Iterator[Block]:
-    for entry, box in blocks:
-        block = buffer[: box.size * entry.dtype.itemsize]
-        position = 0
-        for extent in _extents(entry, box):
-            file.read_into(extent.offset, block[position : position + extent.length].data)
-            position += extent.length
-        yield entry, box, _elements(entry, box, block)
+    found = (_LocalBlock(entry, box, _extents(entry, box)) for entry, box in blocks)
+    for neighbors in _neighbors(found, len(buffer)):
+        if len(neighbors) == 1:
+            [(entry, box, extents)] = neighbors
+            block = buffer[: box.size * entry.dtype.itemsize]
+            position = 0
+            for extent in extents:
+                file.read_into(extent.offset, block[position : position + extent.length].data)
+                position += extent.length
+            yield entry, box, _elements(entry, box, block)
+            continue
+        start, stop = neighbors[0].extents[0].offset, _stop(neighbors[-1])
+        file.read_into(start, buffer[: stop - start].data)
+        for entry, box, [(offset, length)] in neighbors:
+            # a copy is aligned as elements have to be
+            yield entry, box, _elements(entry, box, buffer[offset - start : offset - start + length].copy())
+
+
+def _neighbors(blocks: Iterable[_LocalBlock], most_bytes: int) -> Iterator[list[_LocalBlock]]:
+    """Group small blocks that lie close to one another in the file, in order, within `most_bytes`."""
+    group: list[_LocalBlock] = []
+    for block in blocks:
+        if group and not (
+            _is_small(block)
+            and 0 <= block.extents[0].offset - _stop(group[-1]) <= _GAP_BYTES
+            and _stop(block) - group[0].extents[0].offset <= most_bytes
+        ):
+            yield group
+            group = []
+        group.append(block)
+        if not _is_small(block):
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _is_small(block: _LocalBlock) -> bool:
+    return len(block.extents) == 1 and block.extents[0].length <= _SMALL_BYTES
+
+
+def _stop(block: _LocalBlock) -> int:
+    [(offset, length)] = block.extents
+    return offset + length
 
 
 def _remote(
@@ -133,6 +187,8 @@ def _extents(entry: TensorEntry, box: TensorSlice) -> tuple[Extent, ...]:
     """Extents of a box, which is contiguous, in its file; none for a text or an empty box."""
     if not entry.extents or not box.size:
         return ()
+    if box.shape == entry.shape:
+        return entry.extents
     run = bounding_extent(box, entry.shape, entry.dtype.itemsize)
     return entry.extents_of(run.offset, run.length)
 

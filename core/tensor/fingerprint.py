@@ -72,15 +72,35 @@ def box_fingerprint(values: np.ndarray, start: Shape, steps: Shape | None = None
     Raises:
         ValueError: the values are no unsigned integers, or `start` has another number of axes.
     """
+    # numpy gives single numbers for boxes without axes
+    return int(box_fingerprints(np.asarray(values)[np.newaxis], start, steps)[0])
+
+
+def box_fingerprints(values: np.ndarray, start: Shape, steps: Shape | None = None) -> np.ndarray:
+    """Return the contributions of boxes of one shape and place, each to the fingerprint of a tensor of its own.
+
+    Args:
+        values: the boxes' elements as for `box_fingerprint`, of shape (boxes, *box's shape).
+        start: the boxes' first index in their whole tensors, along each axis.
+        steps: as for `box_fingerprint`.
+
+    Returns:
+        uint64 array of shape (boxes,).
+
+    Raises:
+        ValueError: the values are no unsigned integers, or `start` has another number of axes.
+    """
     steps = steps or (1,) * len(start)
-    if values.dtype.kind != "u" or not values.ndim == len(start) == len(steps):
-        raise ValueError(f"{values.dtype} {list(values.shape)} at {list(start)}: not a box of unsigned integers")
+    if values.dtype.kind != "u" or not values.ndim - 1 == len(start) == len(steps):
+        raise ValueError(f"{values.dtype} {list(values.shape[1:])} at {list(start)}: not a box of unsigned integers")
+    sums = np.zeros(len(values), np.uint64)
     if not values.size:
-        return 0
+        return sums
     axes = tuple(_Axis(number, begin, step=step) for number, (begin, step) in enumerate(zip(start, steps, strict=True)))
-    values = np.asarray(values)  # numpy gives single numbers for boxes without axes
-    words = _in_words(_Part(values, axes))
-    return combined(_sum(part) for word_part in words for part in _in_digits(word_part, 0))
+    for word_part in _in_words(_Part(values, axes)):
+        for part in _in_digits(word_part, 0):
+            sums += _sums(part)
+    return sums
 
 
 def combined(fingerprints: Iterable[int]) -> int:
@@ -116,11 +136,11 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _Part:
-    """Some of a box's numbers.
+    """Some of the numbers of boxes.
 
     Attributes:
-        numbers: unsigned integers.
-        axes: weights along each axis of the array.
+        numbers: unsigned integers; the array's first axis counts the boxes.
+        axes: weights along each axis of a box.
         unit: the addend of each number: 1 for each element in it.
     """
 
@@ -129,17 +149,18 @@ class _Part:
     unit: int = 1
 
     def cut(self, axis: int, begin: int, stop: int) -> "_Part":
-        """Return elements `begin` to `stop` along an axis."""
+        """Return elements `begin` to `stop` along a box's axis."""
         cut_axis = replace(self.axes[axis], start=self.axes[axis].start + begin * self.axes[axis].step)
-        numbers = self.numbers[(slice(None),) * axis + (slice(begin, stop),)]
+        numbers = self.numbers[(slice(None),) * (axis + 1) + (slice(begin, stop),)]
         return _Part(numbers, (*self.axes[:axis], cut_axis, *self.axes[axis + 1 :]), self.unit)
 
 
 def _in_words(part: _Part) -> Iterator[_Part]:
-    """A box in numbers of 32 bits as far as possible, its axes in the order of memory."""
-    order = sorted(range(len(part.axes)), key=lambda axis: -abs(part.numbers.strides[axis]))
+    """Boxes in numbers of 32 bits as far as possible, their axes in the order of memory."""
+    order = sorted(range(len(part.axes)), key=lambda axis: -abs(part.numbers.strides[axis + 1]))
     last_number = len(part.axes) - 1
-    numbers, axes = part.numbers.transpose(order), tuple(part.axes[axis] for axis in order)
+    numbers = part.numbers.transpose(0, *(axis + 1 for axis in order))
+    axes = tuple(part.axes[axis] for axis in order)
     if numbers.itemsize == 2 * _WORD.itemsize:
         words = numbers.view([("low", _WORD), ("high", _WORD)])["low"]
         lanes = np.lib.stride_tricks.as_strided(words, (*words.shape, 2), (*words.strides, _WORD.itemsize))
@@ -167,7 +188,7 @@ def _in_shared_words(part: _Part) -> Iterator[_Part]:
     yield _Part(numbers[..., first:stop].view(_WORD), (*outer, words), unit)
     for begin, end in ((0, first), (stop, length)):
         if begin < end:
-            yield part.cut(part.numbers.ndim - 1, begin, end)
+            yield part.cut(len(part.axes) - 1, begin, end)
 
 
 def _in_digits(part: _Part, axis: int) -> Iterator[_Part]:
@@ -175,7 +196,7 @@ def _in_digits(part: _Part, axis: int) -> Iterator[_Part]:
     if axis == len(part.axes):
         yield part
         return
-    split, length = part.axes[axis], part.numbers.shape[axis]
+    split, length = part.axes[axis], part.numbers.shape[axis + 1]
     per_high = _DIGIT * split.sharing
     first = -split.start % per_high
     count = (length - first) // per_high
@@ -185,7 +206,7 @@ def _in_digits(part: _Part, axis: int) -> Iterator[_Part]:
     stop = first + count * per_high
     whole = part.cut(axis, first, stop)
     shape = whole.numbers.shape
-    digits = whole.numbers.reshape(*shape[:axis], count, per_high, *shape[axis + 1 :])
+    digits = whole.numbers.reshape(*shape[: axis + 1], count, per_high, *shape[axis + 2 :])
     high = _Axis(split.number, (split.start + first) // per_high, low=False)
     low = replace(split, start=0, high=False)
     yield from _in_digits(_Part(digits, (*part.axes[:axis], high, low, *part.axes[axis + 1 :]), part.unit), axis + 2)
@@ -194,26 +215,24 @@ def _in_digits(part: _Part, axis: int) -> Iterator[_Part]:
             yield from _in_digits(part.cut(axis, begin, end), axis + 1)
 
 
-def _sum(part: _Part) -> int:
-    """The sum over all numbers, a few axes at a time, from the last."""
+def _sums(part: _Part) -> np.ndarray:
+    """The sum over all numbers of each box, a few axes at a time, from the last."""
     numbers, axes, unit = part.numbers, part.axes, part.unit
     if not axes:
-        return int(numbers) + unit
+        return numbers.astype(np.uint64) + np.uint64(unit)
     while axes:
         kept, inner = len(axes), 1
         while kept and inner < _SHORTEST_ROW:
             kept -= 1
-            inner *= numbers.shape[kept]
+            inner *= numbers.shape[kept + 1]
         weights = np.array(1, np.uint64)
-        for axis, length in zip(axes[kept:], numbers.shape[kept:], strict=True):
+        for axis, length in zip(axes[kept:], numbers.shape[kept + 1 :], strict=True):
             weights = np.multiply.outer(weights, _weights(axis, length))
         units = int(weights.sum()) * unit % MODULUS
         letters = ascii_letters[: weights.ndim]
-        sums = np.einsum(f"...{letters},{letters}->...", numbers, weights)
-        with np.errstate(over="ignore"):  # numpy minds it for single numbers only
-            numbers = sums + np.uint64(units)
+        numbers = np.einsum(f"...{letters},{letters}->...", numbers, weights) + np.uint64(units)
         axes, unit = axes[:kept], 0
-    return int(numbers)
+    return numbers
 
 
 @lru_cache(maxsize=64)

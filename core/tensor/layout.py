@@ -172,6 +172,14 @@ class ShardGrid:
         numbers = {cell: number for number, cell in enumerate(self.owners)}
         return np.array([numbers[cell] for cell in self._cells], dtype=np.int64)
 
+    @cached_property
+    def owner_table(self) -> np.ndarray:
+        """Int array of shape (cells, most owners of a cell): `owners` row by row, filled up with -1."""
+        table = np.full((len(self.owners), max(map(len, self.owners.values()), default=0)), -1, dtype=np.int64)
+        for row, ranks in zip(table, self.owners.values(), strict=True):
+            row[: len(ranks)] = ranks
+        return table
+
     def cell_of(self, stage_rank: int) -> Shape:
         """Return a rank's cell."""
         return self._cells[stage_rank]
@@ -190,7 +198,7 @@ class ShardGrid:
         Raises:
             LayoutError: the shape does not divide.
         """
-        return cell_box(self.bounds(shape), self.cell_of(stage_rank))
+        return _box(self, shape, self.cell_of(stage_rank))
 
     def whole_shape(self, stage_rank: int, shard_shape: Shape) -> Shape:
         """Return the shape of the whole tensor, of which a rank owns a shard of `shard_shape`.
@@ -305,6 +313,12 @@ def boxes_layout(boxes: ShardBoxes, device_count: int) -> ParameterLayout:
     """Return the layout of a tensor whose shards are given box by box, over `device_count` devices."""
     axes = ((),) * len(boxes.shape)
     return ParameterLayout((device_count,), axes, nested=True, tensor_shape=boxes.shape, boxes=boxes)
+
+
+@lru_cache(maxsize=4096)
+def _box(grid: ShardGrid, shape: Shape, cell: Shape) -> TensorSlice:
+    """The box in a cell: a rank's shards of many parameters have the same."""
+    return cell_box(grid.bounds(shape), cell)
 
 
 @lru_cache(maxsize=4096)

@@ -68,13 +68,23 @@ class FingerprintAccumulator:
         """Names of all entries that count."""
         return frozenset(addend.name for addends in self._by_ranks.values() for addend in addends)
 
+    def addends(self, record: CatalogRecord) -> list[Addend]:
+        """The addends to read from a rank's file."""
+        return [
+            addend
+            for ranks, some in self._by_ranks.items()
+            if record.rank in ranks
+            for addend in some
+            if addend.name in record.index.entries
+            and (addend.pieces is None or addend.pieces)
+            and addend.is_read_from(record.rank)
+        ]
+
     def contributions(self, record: CatalogRecord) -> dict[str, list[Contribution[Addend]]]:
         """The contributions of the entries to read from a rank's file, by their names."""
         found: dict[str, list[Contribution[Addend]]] = {}
-        for addend in (each for ranks, some in self._by_ranks.items() if record.rank in ranks for each in some):
-            contributions = addend.contributions_of(record) if addend.is_read_from(record.rank) else ()
-            if contributions:
-                found.setdefault(addend.name, []).extend(contributions)
+        for addend in self.addends(record):
+            found.setdefault(addend.name, []).extend(addend.contributions_of(record))
         return found
 
     def add(self, rank: int, sums: Mapping[Addend, int]) -> None:

@@ -142,7 +142,7 @@ def _check_contents(
         else:
             fingerprints = FileFingerprints(its_index, starts)
             digests = file_digests(each, its_index, block_bytes, advance, fingerprints.add)
-            parts.update({name: fingerprint_text(fingerprints.fingerprint(name)) for name in its_index.entries})
+            parts.update({name: fingerprint_text(part) for name, part in fingerprints.fingerprints().items()})
         if digests.crc is not None and digests.crc != (stored := stored_crc(each, its_index)):
             problems.append(f"wrong CRC-32: the file says {stored}, its contents give {digests.crc}")
         for name, digest in digests.parameters.items():

@@ -11,11 +11,10 @@ or they differ.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
 
@@ -27,18 +26,17 @@ from reshard.core.errors import CatalogError
 from reshard.core.storage.file_versions import difference_text
 from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import SCALED, DType
-from reshard.core.tensor.fingerprint import MODULUS, box_fingerprint, combined
-from reshard.core.tensor.layout import BoxGrid, ParameterLayout, ShardGrid, cell_box, whole_layout
+from reshard.core.tensor.fingerprint import combined
+from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.tensor.scaling import scaled_values
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
+from reshard.core.verification.box_sums import BoxSums, Key
 
 BLOCK_BYTES = 4 * 2**20
 """Read and summed at a time: large enough for the overhead of a block not to matter."""
 
 _ALL_ROWS = 2**63
-
-Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def sum_contributions(
     """
     if ranges is None:
         ranges = [ElementRange.whole(record.index.entries[name]) for name in contributions]
-    sums = {each.key: 0 for range_ in ranges for each in contributions[range_.entry.name]}
+    boxes = BoxSums(each.key for range_ in ranges for each in contributions[range_.entry.name])
     near = {name: _Near(those) for name, those in contributions.items()}
     with closing(open_record(record)) as file:
         if file.version != record.version:
@@ -88,9 +86,9 @@ def sum_contributions(
         buffer = np.empty(BLOCK_BYTES, np.uint8)
         for entry, box, values in read_blocks(file, record, ranges, buffer):
             for each in near[entry.name].to(box):
-                sums[each.key] = (sums[each.key] + _block_fingerprint(entry, box, values, each)) % MODULUS
+                _add_block(boxes, entry, box, values, each)
             advance(values.nbytes)
-    return sums
+    return boxes.sums()
 
 
 class _Near(Generic[Key]):
@@ -120,24 +118,25 @@ class FileFingerprints:
     """Contributions of a target file's parameters, whose bytes arrive in order; `starts` are where its shards begin."""
 
     def __init__(self, index: FileIndex, starts: Mapping[str, Shape]) -> None:
-        self._streams = {name: _Stream(entry, starts.get(name)) for name, entry in index.entries.items()}
+        self._boxes = BoxSums[str](index.entries)
+        self._streams = {name: _Stream(entry, starts.get(name), self._boxes) for name, entry in index.entries.items()}
 
     def add(self, name: str, block: memoryview) -> None:
         """Add the next bytes of a parameter."""
         self._streams[name].add(block)
 
-    def fingerprint(self, name: str) -> int:
-        """The contribution of a parameter all of whose bytes were added."""
-        return self._streams[name].fingerprint
+    def fingerprints(self) -> dict[str, int]:
+        """Return the contribution of each parameter, once all bytes were added."""
+        return self._boxes.sums()
 
 
 class _Stream:
-    def __init__(self, entry: TensorEntry, start: Shape | None) -> None:
+    def __init__(self, entry: TensorEntry, start: Shape | None, boxes: BoxSums[str]) -> None:
         self._entry = entry
         self._start = start or (0,) * len(entry.shape)
+        self._boxes = boxes
         self._done = 0
         self._split_element = b""
-        self.fingerprint = 0
         if entry.text is not None:
             self._add_values(text_bytes(entry.text))
 
@@ -155,12 +154,14 @@ class _Stream:
         self._add_values(np.frombuffer(block, f"<u{itemsize}", count))
 
     def _add_values(self, values: np.ndarray) -> None:
-        begin = self._done
+        begin, shape = self._done, self._entry.shape
         self._done += len(values)
-        for box in contiguous_boxes(self._entry.shape, begin, self._done, max(1, len(values))):
+        if len(values) == math.prod(shape):  # a small shard, mostly
+            self._boxes.add(self._entry.name, values.reshape(shape), self._start)
+            return
+        for box in contiguous_boxes(shape, begin, self._done, max(1, len(values))):
             box_values, values = values[: box.size].reshape(box.shape), values[box.size :]
-            added = box_fingerprint(box_values, _sum_of(box.start, self._start))
-            self.fingerprint = combined([self.fingerprint, added])
+            self._boxes.add(self._entry.name, box_values, _sum_of(box.start, self._start))
 
 
 class ShardFingerprints:
@@ -200,10 +201,7 @@ class ShardFingerprints:
 
     def box(self, rank: int) -> TensorSlice:
         """The box that the layout gives a rank, in the whole tensor."""
-        cell = self._grid.cell_of(rank - self._first_rank)
-        if isinstance(self._grid, BoxGrid):
-            return self._grid.box_in(cell)
-        return cell_box(_bounds(self._grid, self._shape), cell)
+        return self._grid.box_of(rank - self._first_rank, self._shape)
 
     def ranks_of(self, box: TensorSlice) -> tuple[int, ...]:
         """The ranks that the layout gives a box."""
@@ -242,31 +240,43 @@ class ShardFingerprints:
 
     def total(self) -> int:
         """The sum over all boxes with owners; where replicas differ, the lowest owner's counts."""
-        return combined(next(iter(contents), 0) for _, contents in self.contents())
+        return int(self._firsts.sum())
 
     def fingerprint(self) -> int | None:
         """The whole tensor's fingerprint; None if a box has no owner."""
-        return self.total() if all(contents for _, contents in self.contents()) else None
+        return self.total() if self._owned.any(axis=1).all() else None
 
     def differing(self) -> Iterator[tuple[TensorSlice, list[list[int]]]]:
         """Boxes whose replicas differ, with the owners of each content."""
-        return ((box, list(contents.values())) for box, contents in self.contents() if len(contents) > 1)
+        if (self._owned & (self._sums[self._grid.owner_table] != self._firsts[:, np.newaxis])).any():
+            yield from ((box, list(contents.values())) for box, contents in self.contents() if len(contents) > 1)
+
+    @property
+    def _owned(self) -> np.ndarray:
+        """Bool array of the shape of the grid's `owner_table`: True for owners with a contribution."""
+        table = self._grid.owner_table
+        owned: np.ndarray = self._is_owner[table] & (table >= 0)
+        return owned
+
+    @property
+    def _firsts(self) -> np.ndarray:
+        """Uint64 array of shape (cells,): the contribution of each box's lowest owner, 0 without one."""
+        table, owned = self._grid.owner_table, self._owned
+        lowest = np.take_along_axis(table, owned.argmax(axis=1)[:, np.newaxis], axis=1)[:, 0]
+        return np.where(owned.any(axis=1), self._sums[lowest], np.uint64(0))
 
 
-_bounds = lru_cache(maxsize=1024)(ShardGrid.bounds)
-
-
-def _block_fingerprint(
-    entry: TensorEntry, box: TensorSlice, values: np.ndarray, contribution: Contribution[Key]
-) -> int:
-    """The contribution of a block, which is `box` of the entry's shard."""
+def _add_block(
+    boxes: BoxSums[Key], entry: TensorEntry, box: TensorSlice, values: np.ndarray, contribution: Contribution[Key]
+) -> None:
+    """Add the contribution of a block, which is `box` of the entry's shard."""
     start, dtype, piece = _sum_of(box.start, contribution.start), entry.dtype, contribution.piece
     steps: Shape = ()
     if piece is not None:
         block = TensorSlice(start, _sum_of(start, values.shape))
         part = piece.in_source(block)
         if part is None:
-            return 0
+            return
         if part.scale is not None and contribution.factors is not None:
             values = values[part.box.bounds.relative_to(block).as_index()]
             values, dtype = scaled_values(values, part.box.start, contribution.factors(), part.scale.block), SCALED
@@ -275,7 +285,7 @@ def _block_fingerprint(
         start, steps = part.start, part.steps
     if contribution.dtype is not None and contribution.dtype is not dtype:
         values = cast_bits(values, dtype, contribution.dtype)
-    return box_fingerprint(values, start, steps or None)
+    boxes.add(contribution.key, values, start, steps)
 
 
 def _sum_of(start: Shape, offsets: Shape) -> Shape:

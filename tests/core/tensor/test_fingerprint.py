@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from reshard.core.tensor.fingerprint import box_fingerprint, combined, fingerprint_text
+from reshard.core.tensor.fingerprint import box_fingerprint, box_fingerprints, combined, fingerprint_text
 
 ITEMSIZES = (1, 2, 4, 8)
 
@@ -73,6 +73,16 @@ def test_neither_strides_nor_the_way_to_sum_up_matter(data) -> None:
     assert found == box_fingerprint(values.copy(), start)
     flipped = np.flip(values).copy()
     assert found == box_fingerprint(np.flip(flipped), start)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_boxes_of_one_place_have_their_own_fingerprints(data) -> None:
+    values = data.draw(tensors())
+    boxes = np.stack([values, np.flip(values), ~values])
+    start = tuple(data.draw(st.sampled_from((0, 3, 255, 256, 2**40))) for _ in values.shape)
+    assert box_fingerprints(boxes, start).tolist() == [box_fingerprint(box, start) for box in boxes]
+    assert box_fingerprints(boxes[:0], start).tolist() == []
 
 
 @settings(max_examples=40, deadline=None)

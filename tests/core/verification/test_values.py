@@ -195,9 +195,8 @@ def parts_of_file(plan: ConversionPlan, path: Path, record: ShardRecord) -> Shar
     found = FileFingerprints(index, target_starts(plan, record.rank))
     file_digests(file, index, 2999, take=found.add)  # elements are cut off at its ends
     file.close()
-    return record.model_copy(
-        update={"parts": tuple(fingerprint_text(found.fingerprint(each.name)) for each in record.parameters)}
-    )
+    parts = found.fingerprints()
+    return record.model_copy(update={"parts": tuple(fingerprint_text(parts[each.name]) for each in record.parameters)})
 
 
 def problems_of(
