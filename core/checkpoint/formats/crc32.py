@@ -1,10 +1,14 @@
-"""CRC-32 (zlib's): the arithmetic that combines checksums without the bytes.
+"""CRC-32 (zlib's, at three times its speed), and the arithmetic that combines checksums without the bytes.
 
 A CRC is a polynomial over GF(2) modulo a fixed one. Appending n zero bytes multiplies it by x^(8n), so the checksum of
 two consecutive ranges follows from their checksums and the second one's length, in whatever order they were read.
 """
 
 from functools import cache
+
+from isal.isal_zlib import crc32
+
+__all__ = ["combine_crc32", "crc32", "crc32_of_zeros"]
 
 _POLYNOMIAL = 0xEDB88320  # bit-reversed, as everything here: bit 31 is x^0
 _ONE = 1 << 31

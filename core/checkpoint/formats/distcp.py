@@ -10,12 +10,12 @@ A zip has the CRC-32 of each record, which is known when its bytes are written: 
 
 import math
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
+from reshard.core.checkpoint.formats.crc32 import crc32
 from reshard.core.checkpoint.formats.torch_zip import read_stored_tensors
 from reshard.core.checkpoint.model import (
     CheckpointFormat,
@@ -158,8 +158,8 @@ def _archive(dtype: DType, torch_dtype: str, shape: Shape) -> _Archive:
         ("version", b"3\n"),
     )
     for name, content in records:
-        directory += _entry(name, len(content), len(head), zlib.crc32(content))
-        head += _local(name, len(content), zlib.crc32(content)) + content
+        directory += _entry(name, len(content), len(head), crc32(content))
+        head += _local(name, len(content), crc32(content)) + content
     data_bytes = math.prod(shape) * dtype.itemsize
     data_offset = len(head)
     head += _data_local(data_bytes, data_offset)

@@ -6,13 +6,12 @@ order of their names: each gets a checksum of its own, all are combined at the e
 """
 
 import struct
-import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from reshard.core.checkpoint.formats import ckpt_writing, safetensors
-from reshard.core.checkpoint.formats.crc32 import combine_crc32
+from reshard.core.checkpoint.formats.crc32 import combine_crc32, crc32
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry, TensorEntry
 from reshard.core.storage.writing import OutputFile
 
@@ -70,7 +69,7 @@ class _OfBytes:
         self._crc = 0
 
     def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
-        return [zlib.crc32(block)]
+        return [crc32(block)]
 
     def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
         for crc in sums:
@@ -94,7 +93,7 @@ class _OfTensors:
         self._crcs: dict[str, int] = {}
 
     def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
-        return [zlib.crc32(block[start:stop]) for _, start, stop in ranges]
+        return [crc32(block[start:stop]) for _, start, stop in ranges]
 
     def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
         for (name, start, stop), crc in zip(ranges, sums, strict=True):
@@ -123,7 +122,7 @@ class _OfArchives:
         self._crcs: dict[str, int] = {}
 
     def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
-        return [zlib.crc32(block[start:stop]) for _, start, stop in ranges]
+        return [crc32(block[start:stop]) for _, start, stop in ranges]
 
     def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
         for (name, start, stop), crc in zip(ranges, sums, strict=True):

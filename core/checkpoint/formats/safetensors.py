@@ -8,14 +8,13 @@ MindSpore and the safetensors library ignore.
 
 import json
 import math
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from reshard.core.checkpoint.formats.crc32 import combine_crc32, crc32_of_zeros
+from reshard.core.checkpoint.formats.crc32 import combine_crc32, crc32, crc32_of_zeros
 from reshard.core.checkpoint.model import (
     MAX_TEXT_BYTES,
     MINDSPORE,
@@ -97,7 +96,7 @@ def crc_of_tensors(
             value = int.from_bytes(scalars[entry.name], "little", signed=not entry.dtype.name.startswith("U"))
             if value >= 0:
                 crc, length = crc32_of_zeros(value), value
-        joined = combine_crc32(zlib.crc32(entry.name.encode(), joined), crc, length)
+        joined = combine_crc32(crc32(entry.name.encode(), joined), crc, length)
     return joined
 
 

@@ -12,11 +12,11 @@ is stored as it was before. Every record has a CRC-32 in the directory; it is 0 
 """
 
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from reshard.core.checkpoint.formats.crc32 import crc32
 from reshard.core.checkpoint.model import StridedContent
 from reshard.core.checkpoint.remote_reads import read_in_blocks
 from reshard.core.errors import CheckpointError
@@ -121,7 +121,7 @@ def check_crcs(file: SourceFile, tensors: Iterable[StoredTensor]) -> None:
     actual = [0] * len(wanted)
     ranges = [(offset, length) for offset, length, _ in wanted]
     for number, block in read_in_blocks(file, ranges, _BLOCK_BYTES):
-        actual[number] = zlib.crc32(block, actual[number])
+        actual[number] = crc32(block, actual[number])
     for (offset, length, stored), found in zip(wanted, actual, strict=True):
         if found != stored:
             raise CheckpointError(
@@ -214,7 +214,7 @@ class _Archive:
             raise CheckpointError(f"its record {name!r} has {data.length} bytes, of a tensor it has less")
         content = self._read(data.offset, data.length)
         crc = self._entries[name].crc
-        if crc and zlib.crc32(content) != crc:
+        if crc and crc32(content) != crc:
             raise CheckpointError(f"its record {name!r} does not have its CRC-32: damaged")
         return content
 

@@ -7,6 +7,12 @@ from hypothesis import strategies as st
 from reshard.core.checkpoint.formats import crc32
 
 
+@given(st.binary(max_size=300), st.integers(0, 2**32 - 1))
+def test_of_bytes(data: bytes, before: int) -> None:
+    assert crc32.crc32(data, before) == zlib.crc32(data, before)
+    assert crc32.crc32(memoryview(bytearray(data))) == zlib.crc32(data)
+
+
 @given(st.binary(), st.binary())
 def test_joined(left: bytes, right: bytes) -> None:
     joined = crc32.combine_crc32(zlib.crc32(left), zlib.crc32(right), len(right))
