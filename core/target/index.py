@@ -149,17 +149,20 @@ def document_problem(directory: Location, document: IndexSummary) -> str | None:
     return None
 
 
-def places_problem(directory: Location, index: IndexSummary, records: Iterable[ShardRecord]) -> str | None:
+def places_problem(
+    directory: Location, index: IndexSummary, records: Iterable[ShardRecord], plan: ConversionPlan | None = None
+) -> str | None:
     """Return the first wrong entry of the index in a directory, as a sentence; None if there is none.
 
-    The index is compared with the `records` of all files, and not with the plan, which may be wrong as well.
+    The index is compared with the `records` of all files. Only the `plan` knows which boxes of their tensors the shards
+    of a DCP checkpoint are.
     """
     location = directory.child(index.file)
     try:
         if index.file == METADATA_NAME:
             return _listing_problem(location, index, records)
         if index.file == DCP_METADATA_NAME:
-            return _dcp_problem(location, index, records)
+            return _dcp_problem(location, index, records, plan)
         weights = read_weight_map(location)
     except (CatalogError, StrategyError) as error:
         return str(error)
@@ -188,24 +191,29 @@ def _listing_problem(location: Location, index: IndexSummary, records: Iterable[
     return f"{location}: lists {printable(next(iter(files)))}, which is no file of the checkpoint" if files else None
 
 
-def _dcp_problem(location: Location, index: IndexSummary, records: Iterable[ShardRecord]) -> str | None:
-    """The first difference between `.metadata` and the records of all files; None if there is none."""
+def _dcp_problem(
+    location: Location, index: IndexSummary, records: Iterable[ShardRecord], plan: ConversionPlan | None
+) -> str | None:
+    """The first difference between `.metadata` and the records of all files, or their plan; None if there is none."""
     from reshard.core.strategy.dcp_metadata import parse_dcp_metadata
 
     metadata = parse_dcp_metadata(read_small_file(location, max(index.size_bytes, 1)), str(location))
     chunks = {
-        (chunk.place.path, chunk.place.offset): (name, tensor.dtype, chunk.box.shape, chunk.place.length)
+        (chunk.place.path, chunk.place.offset): (name, tensor.dtype, chunk.box, chunk.place.length)
         for name, tensor in metadata.tensors.items()
         for chunk in tensor.chunks
     }
     for record in records:
         entries = record_entries(record)
+        boxes = {each.name: each.box for each in plan.rank_plan(record.rank).parameters} if plan else {}
         for entry, place in zip(entries, archive_extents(entries), strict=True):
-            listed = chunks.pop((record.file, place.offset), None)
-            if listed != (entry.name, entry.dtype, entry.shape, place.length):
+            name, dtype, box, length = chunks.pop((record.file, place.offset), (None, None, None, 0))
+            is_right = (name, dtype, length) == (entry.name, entry.dtype, place.length)
+            if not is_right or box is None or box.shape != entry.shape or box != boxes.get(entry.name, box):
+                planned = f", the box {boxes[entry.name]}," if entry.name in boxes else ""
                 return (
                     f"{location}: is wrong about parameter {entry.name!r}, of which {printable(record.file)} has "
-                    f"{entry.dtype} {list(entry.shape)} at byte {place.offset}"
+                    f"{entry.dtype} {list(entry.shape)}{planned} at byte {place.offset}"
                 )
     if chunks:
         (file, _), (name, *_) = next(iter(chunks.items()))

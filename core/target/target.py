@@ -266,7 +266,7 @@ class Target:
             problem = document_problem(directory, document.summary)
             if problem is None and document is self.documents.index:
                 records = read_records(self.workspace, self.plan.target_ranks)
-                problem = places_problem(directory, document.summary, records)
+                problem = places_problem(directory, document.summary, records, self.plan)
             if problem is not None:
                 raise VerificationError(problem)
 

@@ -11,7 +11,8 @@ from safetensors.numpy import save_file
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan, make_plan
 from reshard.core.conversion.report import Outcome
-from reshard.core.errors import InputError, TargetError
+from reshard.core.errors import InputError, TargetError, VerificationError
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
 from reshard.core.request.source import FingerprintRequest
@@ -366,6 +367,26 @@ class TestVerification:
         shutil.rmtree(target / ".reshard")
         convert(dcp_request(target, target.parent / "again"))
         assert read_dcp(target.parent / "again")[first] == UNEVEN.whole[second]
+
+    def test_metadata_with_two_equal_shards_in_each_others_place_is_not_committed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Their files have the same tensors, of the same shapes, at the same bytes."""
+
+        def swapped(plan: ConversionPlan) -> bytes:
+            metadata = build_dcp_metadata(plan)
+            marked = metadata.replace(b"__0_0", b"__X_0").replace(b"__1_0", b"__0_0")
+            return marked.replace(b"__X_0", b"__1_0")
+
+        monkeypatch.setattr("reshard.core.target.dcp_metadata.build_dcp_metadata", swapped)
+        source = tmp_path / "w.safetensors"
+        save_file({"w": np.arange(8, dtype=np.int8).reshape(4, 2)}, source)
+        with pytest.raises(VerificationError, match="is wrong about parameter 'w', of which __0_0.distcp has"):
+            convert(dcp_request(source, tmp_path / "out", shards=2))
+        assert not (tmp_path / "out").exists()
+        monkeypatch.undo()
+        convert(dcp_request(source, tmp_path / "out", shards=2))
+        assert verify_target(str(tmp_path / "out"), VerifyLevel.STRUCTURE).problems == ()
 
     def test_a_file_that_does_not_belong_to_it_is_found(self, target: Path) -> None:
         shutil.copy(target / "__1_0.distcp", target / "__7_0.distcp")
