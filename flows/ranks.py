@@ -15,6 +15,7 @@ from reshard.core.conversion.batches import RanksFailedError
 from reshard.core.conversion.dispatch import Dispatch, Failures, Kind, Unit, batched
 from reshard.core.conversion.session import Session
 from reshard.core.errors import ConversionError, ReshardError
+from reshard.core.runtime.idle_workers import IdleWorkers, lending
 from reshard.core.runtime.retry import count_retry
 from reshard.core.verification.values import ContentCheck
 from reshard.flows.runner import Future, Outcome, Runner, RunnerLostError
@@ -134,22 +135,27 @@ class _Tasks:
         self._events: SimpleQueue[Future | Answer] = SimpleQueue()
         self._asked = False
         self._parts: dict[int, np.ndarray] = {}
+        self._idle = IdleWorkers()
 
     def run(self) -> dict[int, np.ndarray]:
         """Do all units; return the contributions of source ranks to fingerprints."""
         try:
-            self._begin_ready()
-            while self._dispatch:
-                self._runner.check()
-                try:
-                    event = self._events.get(timeout=_CHECK_SECONDS)
-                except Empty:
-                    continue
-                self._take(event)
-                self._begin_ready()
+            with lending(self._idle):
+                self._run()
         except RunnerLostError as error:
             self._dispatch.fail_rest(f"its task was lost: {error}")
         return self._parts
+
+    def _run(self) -> None:
+        self._begin_ready()
+        while self._dispatch:
+            self._runner.check()
+            try:
+                event = self._events.get(timeout=_CHECK_SECONDS)
+            except Empty:
+                continue
+            self._take(event)
+            self._begin_ready()
 
     def _take(self, event: Future | Answer) -> None:
         if isinstance(event, Slot):
@@ -176,6 +182,13 @@ class _Tasks:
             slot.give_back()
 
     def _begin_ready(self) -> None:
+        """Begin the units that there is room for; then threads of this process that are idle help the others."""
+        session = self._session
+        self._idle.offer(0)
+        self._begin_units()
+        self._idle.offer(self._dispatch.idle(session.groups_at_once * session.prefetch, session.prefetch))
+
+    def _begin_units(self) -> None:
         while unit := self._next():
             if self._slots and self._dispatch.origin(unit) not in self._slot_of:
                 if not self._asked:
@@ -191,7 +204,7 @@ class _Tasks:
         room = self._runner.capacity(self._session.budget.workers)
         groups = self._runner.capacity(self._session.groups_at_once)
         return self._dispatch.next(
-            max(1, min(room, limit or room)),
+            max(1, min(room, limit or room) - self._idle.lent),
             max(1, min(groups, limit // self._session.prefetch if limit else groups)),
         )
 

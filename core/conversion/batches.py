@@ -42,7 +42,7 @@ def run_batch(work: RankWork, batch: Unit) -> None:
     # one group at a time: the ranks of a failed group are written with its memory
     for unit in batch.units:
         dispatch = Dispatch(list(_left_of(unit, done)))
-        run_in_threads(dispatch, do, work.prefetch, 1, stopping=lambda: None)
+        run_in_threads(dispatch, do, work.prefetch, work.prefetch, stopping=lambda: None)
         failures |= dispatch.failures
     if failures:
         raise RanksFailedError(failures)

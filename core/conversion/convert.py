@@ -76,7 +76,7 @@ def run_ranks(session: Session, stop: threading.Event) -> Failures:
         if session.is_remote:
             progress.note("stopping: requests that are under way are waited for")
 
-    run_in_threads(dispatch, do, session.budget.workers, session.groups_at_once, stopping)
+    run_in_threads(dispatch, do, session.budget.workers, session.prefetch, stopping)
     return dispatch.failures
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from reshard.core.errors import ConversionError, ReshardError, StoppedError
+from reshard.core.runtime.idle_workers import IdleWorkers, lending
 
 Failures = dict[int, ReshardError]
 
@@ -121,6 +122,12 @@ class Dispatch:
             return None
         return unit
 
+    def idle(self, workers: int, prefetch: int) -> int:
+        """Return how many of some workers no unit needs; a group of ranks being written has `prefetch` of them."""
+        if self._waiting:
+            return 0
+        return max(0, workers - sum(prefetch if unit.writes else 1 for unit in self._under_way))
+
     def begin(self) -> Unit:
         """Take the next unit."""
         unit = self._waiting.popleft()
@@ -186,19 +193,22 @@ def _without(unit: Unit, ranks: set[int]) -> Unit | None:
 
 
 def run_in_threads(
-    dispatch: Dispatch, do: Callable[[Unit], object], workers: int, groups_at_once: int, stopping: Callable[[], None]
+    dispatch: Dispatch, do: Callable[[Unit], object], workers: int, prefetch: int, stopping: Callable[[], None]
 ) -> None:
-    """Do all units with threads of this process.
+    """Do all units with threads of this process, of which a group of ranks has `prefetch`; idle ones are lent to units.
 
     A bug, or an interruption, ends all at once: `stopping` is called before the units under way are waited for.
     """
+    groups_at_once = max(1, workers // prefetch)
     under_way: dict[Future[object], Unit] = {}
-    with ThreadPoolExecutor(workers, thread_name_prefix="reshard") as pool:
+    with lending(IdleWorkers()) as idle, ThreadPoolExecutor(workers, thread_name_prefix="reshard") as pool:
         try:
             while dispatch:
-                while dispatch.next(workers, groups_at_once) is not None:
+                idle.offer(0)
+                while dispatch.next(workers - idle.lent, groups_at_once) is not None:
                     unit = dispatch.begin()
                     under_way[pool.submit(copy_context().run, do, unit)] = unit
+                idle.offer(dispatch.idle(groups_at_once * prefetch, prefetch))
                 for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                     unit = under_way.pop(future)
                     dispatch.end(unit, _failures_of(future, unit))

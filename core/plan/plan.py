@@ -12,6 +12,7 @@ Planning reads and writes nothing: the catalog knows what the files hold.
 
 import math
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
@@ -83,11 +84,17 @@ class ConversionPlan:
         if not notes:
             return self
         catalog = replace(self.inputs.catalog, notes=(*notes, *self.inputs.catalog.notes))
-        return ConversionPlan(replace(self.inputs, catalog=catalog), self.match)
+        return self._with_inputs(replace(self.inputs, catalog=catalog))
 
     def with_companions(self, companions: Companions) -> "ConversionPlan":
         """Return the plan with files to copy beside its own."""
-        return ConversionPlan(replace(self.inputs, companions=companions), self.match)
+        return self._with_inputs(replace(self.inputs, companions=companions))
+
+    def _with_inputs(self, inputs: PlanInputs) -> "ConversionPlan":
+        """Return the plan with inputs that nothing computed depends on, so that all of it is kept."""
+        plan = copy(self)
+        plan.inputs = inputs
+        return plan
 
     def file_name(self, rank: int) -> str:
         """The path of a target rank's file below the target."""

@@ -2,19 +2,21 @@
 
 A *step* is the next block of each file of the group. A wide block, of a transposed parameter, uses the memory of all
 prefetch threads: it is filled when everything the threads filled before is written.
+
+Workers of the process that become idle are borrowed as further threads: the last of a few files is filled by all.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from itertools import cycle
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from reshard.core.plan.model import ParameterPlan
-from reshard.core.runtime.budget import GroupBuffers
+from reshard.core.runtime.budget import MAX_PREFETCH_THREADS, GroupBuffers
+from reshard.core.runtime.idle_workers import current_idle_workers
 from reshard.core.transfer.fetches import RankBlock
 from reshard.core.transfer.file_blocks import Block
 from reshard.core.transfer.reader import BlockReader
@@ -58,8 +60,15 @@ class _PrefetchThread(Generic[User]):
         return [(user, block, user.crc_sums(block)) for user, block in filled]
 
 
+_Filling = tuple[Future[FilledStep[User]], _PrefetchThread[User]]
+"""A step being filled, and the thread that fills it."""
+
+
 class Prefetcher(Generic[User]):
-    """Prefetch threads, each with a reader and buffers; the reader `wide`, if any, fills wide blocks."""
+    """Prefetch threads, each with a reader and buffers; the reader `wide`, if any, fills wide blocks.
+
+    `new_reader` opens a reader for each worker that is borrowed meanwhile; without it none is.
+    """
 
     def __init__(
         self,
@@ -67,13 +76,14 @@ class Prefetcher(Generic[User]):
         users: Sequence[User],
         sizes: GroupBuffers,
         wide: BlockReader | None = None,
+        new_reader: Callable[[], BlockReader] | None = None,
     ) -> None:
-        self._readers = frozenset(readers) | ({wide} if wide else frozenset())
+        self._readers = {*readers, *([wide] if wide else [])}
+        self._users = users
         self._block_bytes = size = sizes.block_bytes
+        self._new_reader = new_reader
         if wide is None:
-            self._threads = [
-                _PrefetchThread(reader, users, [np.empty(size, dtype=np.uint8) for _ in users]) for reader in readers
-            ]
+            self._threads = [self._thread(reader) for reader in readers]
             self._wide_thread = self._threads[0]
             return
         buffers = [np.empty(sizes.wide_block_bytes, dtype=np.uint8) for _ in users]
@@ -90,24 +100,53 @@ class Prefetcher(Generic[User]):
 
     def filled(self, steps: Iterable[Step]) -> Generator[FilledStep[User], None, None]:
         """Yield the steps in order, filled; a step's buffers are reused once the next step is requested."""
-        if len(self._threads) == 1:
-            for step in steps:
-                yield (self._wide_thread if self._is_wide(step) else self._threads[0]).fill(step)
-            return
-        with ThreadPoolExecutor(len(self._threads), thread_name_prefix="reshard-prefetch") as pool:
-            in_flight: deque[Future[FilledStep[User]]] = deque()
-            threads = cycle(self._threads)
-            for step in steps:
-                if self._is_wide(step):
-                    while in_flight:
-                        yield in_flight.popleft().result()
-                    yield self._wide_thread.fill(step)
-                    continue
-                in_flight.append(pool.submit(copy_context().run, next(threads).fill, step))
-                if len(in_flight) == len(self._threads):
-                    yield in_flight.popleft().result()
-            while in_flight:
-                yield in_flight.popleft().result()
+        idle_workers, borrowed = current_idle_workers(), 0
+        in_flight: deque[_Filling[User]] = deque()
+        free = deque(self._threads)
+        try:
+            with ThreadPoolExecutor(MAX_PREFETCH_THREADS, thread_name_prefix="reshard-prefetch") as pool:
+                for step in steps:
+                    while self._has_room() and idle_workers.borrow():
+                        borrowed += 1
+                        free.append(self._joined())
+                    if self._is_wide(step):
+                        while in_flight:
+                            yield from _oldest(in_flight, free)
+                        yield self._wide_thread.fill(step)
+                        continue
+                    if len(self._threads) == 1:
+                        yield self._threads[0].fill(step)
+                        continue
+                    thread = free.popleft()
+                    in_flight.append((pool.submit(copy_context().run, thread.fill, step), thread))
+                    if not free:
+                        yield from _oldest(in_flight, free)
+                while in_flight:
+                    yield from _oldest(in_flight, free)
+        finally:
+            idle_workers.give_back(borrowed)
+
+    def _has_room(self) -> bool:
+        return self._new_reader is not None and len(self._threads) < MAX_PREFETCH_THREADS
+
+    def _joined(self) -> _PrefetchThread[User]:
+        """The thread of a borrowed worker."""
+        assert self._new_reader is not None, "threads join where readers can be opened"
+        reader = self._new_reader()
+        self._readers.add(reader)
+        thread = self._thread(reader)
+        self._threads.append(thread)
+        return thread
+
+    def _thread(self, reader: BlockReader) -> _PrefetchThread[User]:
+        return _PrefetchThread(reader, self._users, [np.empty(self._block_bytes, dtype=np.uint8) for _ in self._users])
 
     def _is_wide(self, step: Step) -> bool:
         return any(block is not None and block.size_bytes > self._block_bytes for block in step)
+
+
+def _oldest(in_flight: deque[_Filling[User]], free: deque[_PrefetchThread[User]]) -> Iterator[FilledStep[User]]:
+    """Yield the oldest step in flight; then its thread is free."""
+    future, thread = in_flight.popleft()
+    yield future.result()
+    free.append(thread)

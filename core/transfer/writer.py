@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import zip_longest
+from typing import TypeVar
 
 import xxhash
 
@@ -29,6 +30,7 @@ from reshard.core.transfer.reader import BlockReader, LocalBlockReader, RemoteBl
 from reshard.core.transfer.scales import ScaleReader
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
 
+Files = TypeVar("Files", LocalFiles, RemoteFiles)
 Advance = Callable[[int], None]
 """Called with the bytes of shards in every block written; may raise to stop the work."""
 _WIDE_REQUESTS_AT_ONCE = 2
@@ -47,7 +49,8 @@ def transform_ranks(
 ) -> tuple[ShardRecord, ...]:
     """Write target ranks' files below `directory`, side by side, and return their records.
 
-    Uses the budget of `prefetch` workers. The files appear only when they are whole.
+    Uses the budget of `prefetch` workers, and of those that become idle meanwhile. The files appear only when they are
+    whole.
 
     Raises:
         CatalogError: a source file is not the one that was planned with.
@@ -59,10 +62,8 @@ def transform_ranks(
     with ExitStack() as files:
         buffers = budget.group_buffers(len(ranks), prefetch, wide=plan.transposes)
         writers = [_RankWriter(plan, rank, directory, files, buffers.upload) for rank in ranks]
-        sources = _open_sources(plan, writers, buffers, prefetch)
-        for opened in sources:
-            files.callback(opened.close)
-        prefetcher = _prefetcher(plan, writers, sources, buffers)
+        sources = _Sources(plan, writers, buffers, files)
+        prefetcher = _prefetcher(sources, writers, buffers, prefetch)
         steps = zip_longest(*(writer.blocks(buffers) for writer in writers))
         with closing(prefetcher.filled(steps)) as filled_steps:
             for filled in filled_steps:
@@ -71,44 +72,64 @@ def transform_ranks(
                     advance(sum(chunk.size_bytes for chunk in block.chunks))
         for writer in writers:
             writer.complete()
-        for opened in set(sources):
-            opened.check_unchanged()
+        sources.check_unchanged()
     seconds = (time.monotonic() - started) / len(ranks)
     read_bytes = _split_evenly(prefetcher.read_bytes, len(ranks))
     return tuple(writer.record(identity, read, seconds) for writer, read in zip(writers, read_bytes, strict=True))
 
 
-Sources = LocalFiles | RemoteFiles
+class _Sources:
+    """The source files of some target ranks, and their readers: local files are opened for each, remote ones once."""
 
+    def __init__(
+        self, plan: ConversionPlan, writers: "Sequence[_RankWriter]", buffers: GroupBuffers, files: ExitStack
+    ) -> None:
+        self._plan = plan
+        self._ranks = [writer.parameters for writer in writers]
+        self._buffers = buffers
+        self._files = files
+        self._opened: list[LocalFiles | RemoteFiles] = []
+        self._remote = None
+        if are_remote(plan):
+            self._remote = self._add(
+                RemoteFiles(plan, (r for writer in writers for r in writer.rank_plan.source_ranks))
+            )
 
-def _open_sources(
-    plan: ConversionPlan, writers: "Sequence[_RankWriter]", buffers: GroupBuffers, prefetch: int
-) -> Sequence[Sources]:
-    """Open the source files for each prefetch thread; remote ones are the same for all."""
-    if are_remote(plan):
-        return [RemoteFiles(plan, (rank for writer in writers for rank in writer.rank_plan.source_ranks))] * prefetch
-    return [LocalFiles(plan, buffers.sources_open) for _ in range(prefetch)]
+    def reader(self) -> BlockReader:
+        """Return a reader for one more thread."""
+        factors_of = ScaleReader(self._plan).factors
+        if self._remote:
+            in_flight_bytes = self._buffers.in_flight_bytes
+            return RemoteBlockReader(self._plan, self._ranks, self._remote, in_flight_bytes, factors_of=factors_of)
+        local = self._add(LocalFiles(self._plan, self._buffers.sources_open))
+        return LocalBlockReader(self._plan, self._ranks, local, self._buffers.scratch_bytes, factors_of)
+
+    def wide_reader(self) -> BlockReader | None:
+        """Return the reader for wide blocks, if there is one only for them."""
+        if not self._remote:
+            return None
+        return RemoteBlockReader(
+            *(self._plan, self._ranks, self._remote, self._buffers.wide_in_flight_bytes, _WIDE_REQUESTS_AT_ONCE),
+            ScaleReader(self._plan).factors,
+        )
+
+    def check_unchanged(self) -> None:
+        """Check that no file changed while it was read."""
+        for opened in self._opened:
+            opened.check_unchanged()
+
+    def _add(self, opened: Files) -> Files:
+        self._opened.append(opened)
+        self._files.callback(opened.close)
+        return opened
 
 
 def _prefetcher(
-    plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: Sequence[Sources], buffers: GroupBuffers
+    sources: _Sources, writers: "Sequence[_RankWriter]", buffers: GroupBuffers, prefetch: int
 ) -> "Prefetcher[_RankWriter]":
-    ranks = [writer.parameters for writer in writers]
-
-    def reader_of(files: Sources) -> BlockReader:
-        factors_of = ScaleReader(plan).factors
-        if isinstance(files, RemoteFiles):
-            return RemoteBlockReader(plan, ranks, files, buffers.in_flight_bytes, factors_of=factors_of)
-        return LocalBlockReader(plan, ranks, files, buffers.scratch_bytes, factors_of)
-
-    readers = [reader_of(files) for files in sources]
-    if not buffers.wide_block_bytes:
-        return Prefetcher(readers, writers, buffers)
-    wide, files = readers[0], sources[0]
-    if isinstance(files, RemoteFiles):
-        in_flight_bytes, factors_of = buffers.wide_in_flight_bytes, ScaleReader(plan).factors
-        wide = RemoteBlockReader(plan, ranks, files, in_flight_bytes, _WIDE_REQUESTS_AT_ONCE, factors_of)
-    return Prefetcher(readers, writers, buffers, wide)
+    readers = [sources.reader() for _ in range(prefetch)]
+    wide = sources.wide_reader() or readers[0] if buffers.wide_block_bytes else None
+    return Prefetcher(readers, writers, buffers, wide, sources.reader)
 
 
 class _RankWriter:

@@ -1,12 +1,14 @@
 """The order of units of work: groups, checks, copies, failures and batches."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from reshard.core.conversion.dispatch import Dispatch, Kind, Unit, batched, run_in_threads
 from reshard.core.errors import ConversionError, StoppedError, StorageError
+from reshard.core.runtime.idle_workers import current_idle_workers
 
 
 def write(*ranks: int) -> Unit:
@@ -32,6 +34,15 @@ def order(dispatch: Dispatch, fails: frozenset[Unit] = frozenset()) -> Iterator[
         unit = dispatch.begin()
         dispatch.end(unit, dict.fromkeys(unit.own_ranks, StorageError("broken")) if unit in fails else {})
         yield unit
+
+
+def wait_until(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def test_each_rank_of_a_group_is_checked_before_the_next_group_begins() -> None:
@@ -86,6 +97,19 @@ def test_no_more_units_and_groups_at_once_than_there_may_be() -> None:
     assert dispatch.next(2, 1) == write(2), "a rank of a group that is written needs no memory of a group"
 
 
+def test_workers_that_no_unit_needs_are_idle_once_nothing_is_left_to_begin() -> None:
+    dispatch = Dispatch([write(0, 1), write(2)], separate_checks=True)
+    dispatch.begin()
+    assert dispatch.idle(8, 2) == 0, "another unit may begin"
+    dispatch.begin()
+    assert dispatch.idle(8, 2) == 4
+    assert dispatch.idle(3, 2) == 0
+    dispatch.end(write(2), {})
+    assert dispatch.idle(8, 2) == 0, "its check may begin"
+    dispatch.begin()
+    assert dispatch.idle(8, 2) == 5, "a check needs one"
+
+
 def test_a_group_is_over_when_its_last_rank_is_checked() -> None:
     group = write(0, 1)
     dispatch = Dispatch([group], separate_checks=True)
@@ -132,10 +156,51 @@ def test_threads_do_all_units_and_collect_failures() -> None:
             raise StorageError("broken")
 
     dispatch = Dispatch([write(0, 1), write(2), write(3)], [copy(4)], {4: 3})
-    run_in_threads(dispatch, do, 3, 2, lambda: None)
+    run_in_threads(dispatch, do, 3, 1, lambda: None)
     assert done[-1] == copy(4)
     assert set(done) == {write(0, 1), complete(1), write(2), write(3), copy(4)}
     assert dispatch.failures.keys() == {2}
+
+
+def test_a_borrowed_thread_counts_as_one_under_way() -> None:
+    begun: list[Unit] = []
+    borrowed, group_written, checked = threading.Event(), threading.Event(), threading.Event()
+
+    def do(unit: Unit) -> None:
+        begun.append(unit)
+        idle = current_idle_workers()
+        if unit == write(0):
+            assert wait_until(idle.borrow)
+            borrowed.set()
+            assert checked.wait(60)
+            idle.give_back(1)
+        elif unit == write(1, 2):
+            assert borrowed.wait(60)
+            group_written.set()
+        elif unit == check(1):
+            time.sleep(0.05)
+            assert complete(2) not in begun, "of three threads one does this, one is lent, one has lent it"
+            checked.set()
+
+    dispatch = Dispatch([write(0), write(1, 2)], separate_checks=True)
+    run_in_threads(dispatch, do, 3, 1, lambda: None)
+    assert group_written.is_set()
+    assert not dispatch.failures
+    assert {check(0), check(1), check(2)} <= set(begun)
+
+
+def test_nothing_is_lent_while_units_are_waiting() -> None:
+    def do(unit: Unit) -> None:
+        time.sleep(0.01)
+        done.append(unit)
+        if current_idle_workers().borrow():
+            assert len(done) >= 3
+            current_idle_workers().give_back(1)
+
+    done: list[Unit] = []
+    dispatch = Dispatch([write(0), write(1), write(2), write(3)])
+    run_in_threads(dispatch, do, 2, 1, lambda: None)
+    assert len(done) == 4
 
 
 @pytest.mark.parametrize("end", [KeyError("a bug"), StoppedError("stopped")])
@@ -149,5 +214,5 @@ def test_a_bug_or_a_stop_ends_the_threads(end: Exception) -> None:
             raise ConversionError("not stopped")
 
     with pytest.raises(type(end)):
-        run_in_threads(Dispatch([write(0), write(1), write(2)]), do, 2, 2, stop.set)
+        run_in_threads(Dispatch([write(0), write(1), write(2)]), do, 2, 1, stop.set)
     assert stop.is_set()

@@ -103,6 +103,15 @@ def test_copies_need_equal_carried_contents() -> None:
     assert plan_of(make_catalog(entries, different), source, target).copies == {2: 0, 3: 1}
 
 
+def test_notes_and_companions_are_added_without_planning_again() -> None:
+    catalog = make_catalog({rank: [entry("w", (2,))] for rank in range(2)})
+    plan = plan_of(catalog, make_strategy({"w": vector(2)}), make_strategy({"w": vector(4)}))
+    noted = plan.with_notes("a note").with_notes("the first")
+    assert noted.inputs.catalog.notes == ("the first", "a note", *plan.inputs.catalog.notes)
+    assert noted.stages is plan.stages
+    assert noted.rank_plan(1) == plan.rank_plan(1)
+
+
 def test_unknown_rank() -> None:
     with pytest.raises(PlanError, match="the target has ranks 0 to 0, not 5"):
         plan_of(make_catalog({0: [entry("a", ())]}), None, None).rank_plan(5)

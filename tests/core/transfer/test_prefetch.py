@@ -7,7 +7,8 @@ import pytest
 
 from reshard.core.errors import StorageError
 from reshard.core.plan.model import ParameterPlan
-from reshard.core.runtime.budget import GroupBuffers
+from reshard.core.runtime.budget import MAX_PREFETCH_THREADS, GroupBuffers
+from reshard.core.runtime.idle_workers import IdleWorkers, lending
 from reshard.core.transfer.fetches import RankBlock
 from reshard.core.transfer.file_blocks import Block
 from reshard.core.transfer.prefetch import Prefetcher
@@ -75,3 +76,56 @@ def test_a_failure_is_raised_in_its_place(threads: int) -> None:
     with pytest.raises(StorageError, match="broken"):
         done.extend(int(filled[0][1].buffer[0]) for filled in prefetcher.filled(map(step, range(9))))
     assert done == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("wide", [False, True])
+def test_workers_that_become_idle_fill_steps_too(threads: int, wide: bool) -> None:
+    opened: list[Reader] = []
+
+    def open_reader() -> Reader:
+        opened.append(Reader(pause_seconds=0.001))
+        return opened[-1]
+
+    sizes = [BLOCK_BYTES * 3 if wide and number % 5 == 4 else BLOCK_BYTES for number in range(40)]
+    readers = [Reader(pause_seconds=0.002) for _ in range(threads)]
+    lone = readers[0] if wide else None
+    prefetcher = Prefetcher(readers, [File(), File()], buffers(BLOCK_BYTES * 3 if wide else 0), lone, open_reader)
+    found, lent = [], []
+    with lending(IdleWorkers()) as idle:
+        for number, filled in enumerate(prefetcher.filled(step(number, size) for number, size in enumerate(sizes))):
+            found.append(filled[0][1].buffer.tobytes())
+            lent.append(idle.lent)
+            idle.offer(number // 10)
+    assert found == [bytes([number] * size) for number, size in enumerate(sizes)]
+    assert (lent[0], lent[39], idle.lent) == (0, 3, 0)
+    assert len(opened) == 3
+    assert all(reader.read_bytes for reader in opened)
+    assert prefetcher.read_bytes == sum(sizes) + len(sizes) // 2
+
+
+def test_no_more_are_borrowed_than_a_writer_can_follow_nor_without_readers_for_them() -> None:
+    with lending(IdleWorkers()) as idle:
+        idle.offer(100)
+        for _ in Prefetcher([Reader()], [File(), File()], buffers(), None, Reader).filled(map(step, range(3))):
+            assert idle.lent == MAX_PREFETCH_THREADS - 1
+        for _ in Prefetcher([Reader()], [File(), File()], buffers()).filled(map(step, range(3))):
+            assert not idle.lent
+
+
+@pytest.mark.parametrize("fails_at", [None, 4])
+def test_borrowed_workers_come_back_when_the_work_ends_early(fails_at: int | None) -> None:
+    with lending(IdleWorkers()) as idle:
+        idle.offer(2)
+        readers = [Reader(fails_at=fails_at)]
+        filled = Prefetcher(readers, [File(), File()], buffers(), None, lambda: Reader(fails_at=fails_at)).filled(
+            map(step, range(9))
+        )
+        next(filled)
+        assert idle.lent == 2
+        if fails_at is None:
+            filled.close()
+        else:
+            with pytest.raises(StorageError, match="broken"):
+                list(filled)
+        assert not idle.lent

@@ -18,10 +18,12 @@ from reshard.core.errors import CatalogError, ConversionError
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.runtime.budget import build_budget
+from reshard.core.runtime.idle_workers import IdleWorkers, lending
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.transfer import reader
+from reshard.core.transfer.source_files import LocalFiles
 from reshard.core.transfer.writer import transform_ranks
 from tests.support.buffers import BUFFER_SIZES, Buffers
 from tests.support.changed_values import (
@@ -86,7 +88,12 @@ def check_one(data: st.DataObject, directory: Path, remote: bool) -> None:
     sources = data.draw(st.sampled_from([1, 2, 64]))
     budget = Buffers(scratch_bytes=data.draw(BUFFER_SIZES), a_block_bytes=data.draw(BUFFER_SIZES), sources=sources)
     prefetch = data.draw(st.integers(1, 3))
-    written = transform_ranks(plan, ranks, out, identity="i", budget=budget, prefetch=prefetch, advance=message.append)
+    with lending(IdleWorkers()) as idle:
+        idle.offer(data.draw(st.integers(0, 2)))
+        written = transform_ranks(
+            plan, ranks, out, identity="i", budget=budget, prefetch=prefetch, advance=message.append
+        )
+    assert idle.lent == 0
     assert [record.rank for record in written] == ranks
     assert sum(message) == sum(plan.totals[rank].shard_bytes for rank in ranks)
     for record in written:
@@ -128,6 +135,21 @@ def test_memory_is_two_buffers_a_prefetch_thread(
     assert max(blocks) <= 65536
     assert record.read_bytes == 4_000_000
     monkeypatch.undo()
+    assert read_rank(tmp_path / "out", 0) == {"w": ("Float32", (1000, 1000), bytes(range(250)) * 16_000)}
+
+
+def test_a_borrowed_worker_brings_its_buffers_and_its_source_file_is_checked_too(
+    plan: ConversionPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = parse_url(str(tmp_path / "out"))
+    budget = build_budget(2 * 65536, 1024, 1)
+    checked: list[LocalFiles] = []
+    monkeypatch.setattr(LocalFiles, "check_unchanged", lambda files: checked.append(files))
+    with lending(IdleWorkers()) as idle:
+        idle.offer(1)
+        [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=1, advance=lambda _: None)
+    assert len(checked) == 2
+    assert record.read_bytes == 4_000_000
     assert read_rank(tmp_path / "out", 0) == {"w": ("Float32", (1000, 1000), bytes(range(250)) * 16_000)}
 
 
