@@ -33,15 +33,20 @@ _current: ContextVar[LeaseName | None] = ContextVar("reshard_lease", default=Non
 
 
 @contextmanager
-def held_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
+def held_lease(directory: Location, holder: LeaseHolder, *, alone: bool = False) -> Iterator[None]:
     """Hold a lease in a lease directory while the block runs.
+
+    Args:
+        directory: the lease directory.
+        holder: the content of the lease.
+        alone: no lease was there a moment ago, so that an object store need not be asked for them first.
 
     Raises:
         TargetBusyError: a living run holds one of the ranks, or carries out another plan; the message names it.
         StorageError: the directory cannot be read or written.
     """
-    hold = hold_local if directory.is_local else hold_remote
-    with hold(directory, holder), having(_current, LeaseName(str(directory), holder.run)):
+    held = hold_local(directory, holder) if directory.is_local else hold_remote(directory, holder, alone=alone)
+    with held, having(_current, LeaseName(str(directory), holder.run)):
         yield
 
 

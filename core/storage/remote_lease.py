@@ -27,13 +27,15 @@ IN_DOUBT_AFTER_SECONDS = 3 * RENEWAL_SECONDS
 
 
 @contextmanager
-def hold_remote(directory: Location, holder: LeaseHolder) -> Iterator[None]:
-    """Hold a lease on an object store while the block runs."""
-    rivals = [(other, text) for other, text in _read_leases(directory) if holder.is_rival(other)]
-    holder.refuse_rivals(_renewed_holders(directory, rivals))
+def hold_remote(directory: Location, holder: LeaseHolder, *, alone: bool = False) -> Iterator[None]:
+    """Hold a lease on an object store while the block runs; `alone`: none was there a moment ago."""
+    if not alone:
+        rivals = [(other, text) for other, text in _read_leases(directory) if holder.is_rival(other)]
+        holder.refuse_rivals(_renewed_holders(directory, rivals))
     lease = _RemoteLease(directory, holder)
     write_bytes(lease.location, lease.text(0))
-    # of two runs that started at the same moment, both have written by now: each sees the other, and both refuse
+    # of two runs that started at the same moment, both have written by now: each sees the other, and both refuse; a run
+    # that was not there a moment ago is seen here, too
     try:
         holder.refuse_rivals([other for other, _ in _read_leases(directory, besides=holder.run)])
         with lease.renewed(), claimed_while(lease.check):

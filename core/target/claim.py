@@ -33,10 +33,13 @@ def leases_of(final: Location) -> Location:
 
 
 @contextmanager
-def leased(final: Location, holder: LeaseHolder) -> Iterator[None]:
-    """Hold a lease on a target while the block runs; a TargetBusyError if another run works on it."""
+def leased(final: Location, holder: LeaseHolder, *, alone: bool = False) -> Iterator[None]:
+    """Hold a lease on a target while the block runs; a TargetBusyError if another run works on it.
+
+    `alone`: no lease was there a moment ago.
+    """
     try:
-        with held_lease(leases_of(final), holder):
+        with held_lease(leases_of(final), holder, alone=alone):
             yield
     finally:
         _leave(final)

@@ -62,6 +62,38 @@ from reshard.core.target.workspace import (
 
 
 @dataclass(frozen=True)
+class Look:
+    """A target's state at the time of a look.
+
+    Attributes:
+        names: names at the target, without an object store's state directory.
+        identity: of the workspace's plan, as `read_identity` returns it.
+        manifest: the target's, if that is on an object store; a local one is read when it is needed.
+        has_state: True unless it is on an object store, without a state directory.
+        leftovers: an object store's state files, without leases, listed before identity and manifest were read.
+    """
+
+    names: Collection[str]
+    identity: str | None
+    manifest: Manifest | None = None
+    has_state: bool = True
+    leftovers: tuple[Location, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A target held by a lease.
+
+    Attributes:
+        workspace: ready for the plan.
+        is_new: the plan was begun under this lease: no rank has a record, and nothing is committed.
+    """
+
+    workspace: Workspace
+    is_new: bool
+
+
+@dataclass(frozen=True)
 class Target:
     """The target of one plan; `overwrite`: an existing checkpoint may be replaced."""
 
@@ -96,37 +128,44 @@ class Target:
         return Workspace(working, self.identity)
 
     @contextmanager
-    def claimed(self, ranks: Sequence[int]) -> Iterator[Workspace]:
+    def claimed(self, ranks: Sequence[int]) -> Iterator[Claim]:
         """Hold a lease on `ranks` while the block runs, with the workspace ready for this plan.
 
         Raises:
             TargetError: the target is occupied; a TargetBusyError if another run works on one of the ranks, or
                 converts something else into it.
         """
-        self.check_usable()
+        look = self.check_usable()
         holder = new_holder(ranks, self.identity)
-        with leased(self.final, holder):
-            self.check_usable()
+        with leased(self.final, holder, alone=not look.has_state):
+            look = self.check_usable()
             with exclusive(leases_of(self.final)):  # or two runs would remove each other's beginnings
-                self._begin_unless_begun(holder)
-            yield self.workspace
+                is_new = self._begin_unless_begun(holder, look)
+            yield Claim(self.workspace, is_new)
 
-    def _begin_unless_begun(self, holder: LeaseHolder) -> None:
-        found = read_identity(self.workspace.state)
-        if found != self.identity and self.final.is_local and self.is_mended_in_place:
-            raise TargetError(f"{self.final}: was replaced by another conversion a moment ago; start again")
-        if found == self.identity or self.is_committed():
-            return
+    def _begin_unless_begun(self, holder: LeaseHolder, look: Look) -> bool:
+        """Begin this plan in the workspace; False if it was begun before, or is carried out."""
+        if self.final.is_local:  # another run may have begun while this one waited for the gate
+            look = self._look()
+            if look.identity != self.identity and self.is_mended_in_place:
+                raise TargetError(f"{self.final}: was replaced by another conversion a moment ago; start again")
+        if look.identity == self.identity or self._is_committed(look):
+            return False
         # on an object store nothing keeps two runs apart that remove the files of another plan
-        unguarded = found is not None and not self.final.is_local
+        unguarded = look.identity is not None and not self.final.is_local
         if unguarded and (others := living_holders(leases_of(self.final), holder)):
             raise TargetBusyError(
                 f"{self.final}: {others[0]} is about to replace what is there; start again in a moment"
             )
-        self._begin()
+        if look.leftovers:  # just before they are removed: another run of this plan may have done that, and begun
+            look = self._look()
+            if look.identity == self.identity:
+                return False
+        self._begin(look)
+        return True
 
-    def check_usable(self) -> None:
-        """Check that the state of the target leaves room for this plan; see the module's table."""
+    def check_usable(self) -> Look:
+        """Check that the state of the target leaves room for this plan; see the module's table. Return that state."""
         if self.final.is_local:
             check_local_place(self.final)
             check_beside(self.final)
@@ -135,32 +174,51 @@ class Target:
         if self.plan.inputs.iteration is not None and self.plan.inputs.iteration.tracked:
             with self._tracker_refused_as_target():
                 read_tracker(self.final.parent)
-        unfinished, published_here, names = self._look()
-        if unfinished not in (None, self.identity) and not published_here and not self.overwrite:
+        look = self._look()
+        if look.identity not in (None, self.identity) and look.manifest is None and not self.overwrite:
             raise TargetError(
                 f"{self.final}: an unfinished conversion by another plan, or of a source that has changed since, is in "
                 f"{self.workspace.directory}. Finish that one, or pass --overwrite to discard it"
                 f"{self._touched_text(self.workspace)}"
             )
-        if not names or self.is_committed() or (self.is_mended_in_place and unfinished == self.identity):
-            return
-        refuse_occupied(
-            self.final,
-            overwrite=self.overwrite,
-            brings_others=self.plan.inputs.unified is not None,
-            touched=lambda: self._touched_text(Workspace(self.final, "")),
+        is_ours = self.is_mended_in_place and look.identity == self.identity
+        if look.names and not self._is_committed(look) and not is_ours:
+            refuse_occupied(
+                self.final,
+                overwrite=self.overwrite,
+                brings_others=self.plan.inputs.unified is not None,
+                touched=lambda: self._touched_text(Workspace(self.final, "")),
+            )
+        return look
+
+    def _look(self) -> Look:
+        state = self.workspace.state
+        if self.final.is_local:
+            return Look(list_names(self.final), read_identity(state))
+        names = set(list_names(self.final))
+        # each look at a file is a request, mostly for nothing. Identity and manifest are read after they were listed:
+        # what another run of this plan writes meanwhile is no leftover
+        found = self._state_files() if STATE_DIRECTORY in names else ()
+        there = {file.name for file in found if file.parent.path == state.path}
+        manifest = submitted(Target._read_manifest, self) if MANIFEST_NAME in there else None
+        identity = read_identity(state) if IDENTITY_NAME in there else None
+        return Look(
+            names - {STATE_DIRECTORY},
+            identity,
+            manifest.result() if manifest else None,
+            has_state=STATE_DIRECTORY in names,
+            leftovers=found,
         )
 
-    def _look(self) -> tuple[str | None, bool, set[str]]:
-        """Return the workspace's identity, whether an object store has a manifest here, and the names at the target."""
-        if self.final.is_local:
-            return read_identity(self.workspace.state), False, set(list_names(self.final))
-        # requests at once: each takes a round trip
-        manifest = submitted(Target._read_manifest, self)
-        listed = submitted(list_names, self.final)
-        identity = read_identity(self.workspace.state)
-        # it holds the leases even before the first record
-        return identity, manifest.result() is not None, set(listed.result()) - {STATE_DIRECTORY}
+    def _state_files(self) -> tuple[Location, ...]:
+        """Return the files in the workspace's state directory, without leases."""
+        leases = self.workspace.state.child(LEASES_DIRECTORY).path
+        return tuple(file for file in find_files(self.workspace.state) if file.parent.path != leases)
+
+    def _is_committed(self, look: Look) -> bool:
+        """True if the finished target of this plan was there at the time of a look; a local one is looked at again."""
+        manifest = self._read_manifest() if self.final.is_local else look.manifest
+        return manifest is not None and manifest.identity == self.identity
 
     def check_nothing_foreign(self) -> None:
         """Raise TargetError if the finished target's rank folders contain any files but its own."""
@@ -292,17 +350,12 @@ class Target:
         """True if the workspace is the finished target itself, so that removing one would remove the other."""
         return self.workspace.directory.path == self.final.path
 
-    def _begin(self) -> None:
+    def _begin(self, look: Look) -> None:
         """Give the workspace to this plan: files of another plan are removed, its commit marker first."""
         state = self.workspace.state
-        # listed before the identity is read: on an object store another run of this plan may begin as well
-        there = {file.path: file for file in find_files(state)}
+        there = {file.path: file for file in (self._state_files() if self.final.is_local else look.leftovers)}
         in_turn = {state.child(name).path for name in (MANIFEST_NAME, PLAN_NAME, IDENTITY_NAME)}
-        leases = state.child(LEASES_DIRECTORY).path
-        left = [file for path, file in there.items() if path not in in_turn and file.parent.path != leases]
-        found = read_identity(state)
-        if found == self.identity:
-            return
+        left = [file for path, file in there.items() if path not in in_turn]
         # loaders would find those of an old model beside new files
         replaced: Collection[str] = COMPANION_NAMES
         manifest = state.child(MANIFEST_NAME)
@@ -312,8 +365,9 @@ class Target:
             remove_file(manifest)
         # loaders would find old ones with new files
         for name in (*replaced, *document_names(self.plan)):
-            remove_file(self.workspace.directory.child(name))
-        if found is not None:
+            if self.final.is_local or name in look.names:
+                remove_file(self.workspace.directory.child(name))
+        if look.identity is not None:
             remove_file(state.child(IDENTITY_NAME))
         remove_files(left)
         if self.final.is_local:

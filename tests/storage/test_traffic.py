@@ -202,4 +202,4 @@ def test_a_new_target_is_claimed_with_few_requests(converted: Callable[..., Conv
     calls = [exchange.call for exchange in conversion.store.proxy.exchanges()]
     first = next(number for number, call in enumerate(calls) if "/out/.reshard/" in call.key)
     last = next(number for number, call in enumerate(calls) if call.operation == "ListMultipartUploads")
-    assert last - first + 1 <= 21, [(call.operation, call.key) for call in calls[first : last + 1]]
+    assert last - first + 1 <= 10, [(call.operation, call.key) for call in calls[first : last + 1]]

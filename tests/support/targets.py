@@ -46,7 +46,8 @@ def manifest_of(target: Target) -> Manifest:
 
 def convert_ranks(target: Target, *ranks: int, commit: bool = False) -> None:
     """Claims a target and "converts" ranks of it: their files hold the plan's identity."""
-    with target.claimed(ranks) as workspace:
+    with target.claimed(ranks) as claim:
+        workspace = claim.workspace
         for rank in ranks:
             write_bytes(workspace.directory.child(target.plan.file_name(rank)), target.identity.encode())
             workspace.write_record(record_of(target, rank))

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from reshard.core.errors import StorageError, TargetError
+from reshard.core.errors import StorageError, TargetBusyError, TargetError
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.lease import held_lease, living_holders
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
@@ -102,6 +102,13 @@ def test_two_that_start_at_the_same_moment_both_refuse(remote: Location, monkeyp
     with pytest.raises(TargetError, match="run 0ther000 of someone on far"):
         take(remote, 0)
     assert leases_in(remote) == [remote.child("0ther000.json").path]
+
+
+def test_a_rival_that_came_since_no_lease_was_there_is_seen(remote: Location) -> None:
+    with held_lease(remote, new_holder([0, 1])):
+        with pytest.raises(TargetBusyError), held_lease(remote, new_holder([1, 2]), alone=True):
+            pass
+        assert len(leases_in(remote)) == 1
 
 
 def test_a_lease_that_cannot_be_read_at_the_moment_is_not_taken_for_given_back(

@@ -7,7 +7,7 @@ import pytest
 from reshard.core.errors import TargetBusyError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.urls import parse_url
-from reshard.core.target.target import Target
+from reshard.core.target.target import Look, Target
 from tests.support.targets import convert_ranks
 
 
@@ -22,13 +22,14 @@ def test_what_another_run_of_the_plan_did_while_this_one_began_stays(
     final = parse_url("memory://began_together/out")
     begin = Target._begin
 
-    def slow_begin(target: Target) -> None:
+    def slow_begin(target: Target, look: Look) -> None:
         monkeypatch.setattr(Target, "_begin", begin)
         convert_ranks(Target(final, plan), 2)
-        begin(target)
+        begin(target, look)
 
     monkeypatch.setattr(Target, "_begin", slow_begin)
-    with Target(final, plan).claimed([0, 1]) as workspace:
+    with Target(final, plan).claimed([0, 1]) as claim:
+        workspace = claim.workspace
         assert workspace.recorded_ranks() == {2}
 
 
@@ -50,8 +51,8 @@ def test_two_plans_never_work_at_a_target_at_the_same_time(
 def test_a_refused_run_leaves_nothing(tmp_path: Path, plan: ConversionPlan) -> None:
     final = parse_url(str(tmp_path / "out"))
     finish(Target(final, plan))
-    with Target(final, plan).claimed([0]) as workspace, pytest.raises(TargetBusyError):
+    with Target(final, plan).claimed([0]) as claim, pytest.raises(TargetBusyError):
         convert_ranks(Target(final, plan), 0, 1)
-    assert workspace.directory == final
+    assert claim.workspace.directory == final
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert not (tmp_path / "out" / ".reshard" / "leases").exists()

@@ -43,7 +43,8 @@ def test_nothing_there(final: Location, plan: ConversionPlan) -> None:
 
 def test_unfinished_work_of_the_same_plan_is_resumed(final: Location, plan: ConversionPlan) -> None:
     convert_ranks(Target(final, plan), 0, 2)
-    with Target(final, plan).claimed([0, 1, 2]) as workspace:
+    with Target(final, plan).claimed([0, 1, 2]) as claim:
+        workspace = claim.workspace
         assert workspace.recorded_ranks() == {0, 2}
         assert workspace.read_record(2) == record_of(Target(final, plan), 2)
 
@@ -54,7 +55,8 @@ def test_unfinished_work_of_another_plan(final: Location, plan: ConversionPlan, 
         TargetError, match="out: an unfinished conversion by another plan, or of a source that .*, or pass --overwrite"
     ):
         convert_ranks(Target(final, other_plan), 1)
-    with Target(final, other_plan, overwrite=True).claimed([0, 1, 2]) as workspace:
+    with Target(final, other_plan, overwrite=True).claimed([0, 1, 2]) as claim:
+        workspace = claim.workspace
         assert workspace.recorded_ranks() == set()
     finish(Target(final, other_plan, overwrite=True))
     assert checkpoint_files(final) == files_of(other_plan)
@@ -62,7 +64,8 @@ def test_unfinished_work_of_another_plan(final: Location, plan: ConversionPlan, 
 
 def test_overwrite_does_not_discard_what_the_same_plan_did(final: Location, plan: ConversionPlan) -> None:
     convert_ranks(Target(final, plan), 0)
-    with Target(final, plan, overwrite=True).claimed([1]) as workspace:
+    with Target(final, plan, overwrite=True).claimed([1]) as claim:
+        workspace = claim.workspace
         assert workspace.recorded_ranks() == {0}
 
 

@@ -14,7 +14,8 @@ from tests.support.targets import record_of
 
 def test_the_plan_is_beside_its_records(final: Location, plan: ConversionPlan) -> None:
     target = Target(final, plan)
-    with target.claimed([0]) as workspace:
+    with target.claimed([0]) as claim:
+        workspace = claim.workspace
         again = Workspace.of_plan(workspace.plan_url, target.identity)
         assert again == workspace
         assert final.fs.exists(parse_url(workspace.plan_url).path)
@@ -23,7 +24,8 @@ def test_the_plan_is_beside_its_records(final: Location, plan: ConversionPlan) -
 
 def test_records_of_another_conversion_do_not_count(final: Location, plan: ConversionPlan) -> None:
     target = Target(final, plan)
-    with target.claimed([0, 1, 2]) as workspace:
+    with target.claimed([0, 1, 2]) as claim:
+        workspace = claim.workspace
         workspace.write_record(record_of(target, 0))
         workspace.write_record(record_of(target, 1).model_copy(update={"identity": "another"}))
         write_bytes(workspace.record_location(2), b"{")
@@ -38,7 +40,8 @@ def test_records_of_another_conversion_do_not_count(final: Location, plan: Conve
 
 def test_a_record_that_was_moved_does_not_count(final: Location, plan: ConversionPlan) -> None:
     target = Target(final, plan)
-    with target.claimed([0]) as workspace:
+    with target.claimed([0]) as claim:
+        workspace = claim.workspace
         workspace.write_record(record_of(target, 0))
         final.fs.cp_file(workspace.record_location(0).path, workspace.record_location(1).path)
         with pytest.raises(TargetError, match="rank_1.json: is of another conversion"):
@@ -47,7 +50,8 @@ def test_a_record_that_was_moved_does_not_count(final: Location, plan: Conversio
 
 def test_only_the_record_that_failed_is_withdrawn(final: Location, plan: ConversionPlan) -> None:
     target = Target(final, plan)
-    with target.claimed([0, 1]) as workspace:
+    with target.claimed([0, 1]) as claim:
+        workspace = claim.workspace
         failed = record_of(target, 0)
         workspace.write_record(failed.model_copy(update={"seconds": 1.0}))
         workspace.withdraw_record(failed)
@@ -62,7 +66,8 @@ def test_only_the_record_that_failed_is_withdrawn(final: Location, plan: Convers
 
 def test_a_workspace_is_current_while_it_has_its_plans_identity(final: Location, plan: ConversionPlan) -> None:
     target = Target(final, plan)
-    with target.claimed([0]) as workspace:
+    with target.claimed([0]) as claim:
+        workspace = claim.workspace
         assert workspace.is_current()
         write_bytes(workspace.state.child("identity"), b"another")
         assert not workspace.is_current()
