@@ -1,7 +1,6 @@
 """Engines of conversions: a Prefect flow run, or this process without Prefect."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -10,6 +9,7 @@ from reshard.cli.parameters import Choice
 from reshard.cli.storages import resources_named_in
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import ConversionOptions
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import Progress
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ engine_option = click.option(
 """For commands that convert."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Engine:
     """The engine of a conversion, the reason for it, and how to have the other one."""
 

@@ -5,7 +5,6 @@ increasing density replace the shades. Ranks are binned to fit.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from reshard.core.conversion.views.picture import FIRST_DARK, SHADES, Feeds, feeds_of, legend_of, levels_of, ranks_of
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.frozen import frozen
 
 _MAX_LINES = 32
 _MAX_LABELS = 8
@@ -29,7 +29,7 @@ _DARK, _LIGHT = "#111827", "#ffffff"
 _UNITS = "KMGTP"
 
 
-@dataclass(frozen=True)
+@frozen
 class _Drawing:
     """The style of cells.
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import datetime
 
 import click
@@ -21,6 +20,7 @@ from reshard import __version__
 from reshard.cli.output import print_line, print_lines
 from reshard.cli.parameters import PATH, is_place
 from reshard.core.errors import InputError, ReshardError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import LOGGER, log
 from reshard.core.runtime.named_values import is_name
 from reshard.core.runtime.progress import SilentProgress, reporting_to
@@ -29,7 +29,7 @@ from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.wording import printable, seconds_text
 
 
-@dataclass(frozen=True)
+@frozen
 class Verbosity:
     """What was asked for with --quiet, --verbose and --log-file."""
 

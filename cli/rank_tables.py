@@ -7,10 +7,10 @@ pattern of files in place of one's name. `--json` lists each rank.
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from reshard.cli.output import print_aside, print_table, shortened
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import counted, ranks_text
 
 MAX_ROWS = 32
@@ -21,7 +21,7 @@ _MAX_RANKS_WIDTH = 40
 Row = TypeVar("Row")
 
 
-@dataclass(frozen=True)
+@frozen
 class Column(Generic[Row]):
     """A column of a table of ranks.
 

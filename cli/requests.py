@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from reshard.cli.logs import Command
 from reshard.cli.parameters import PATH, is_place
 from reshard.core.request.validation import build_options, option_of
+from reshard.core.runtime.frozen import frozen
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -19,7 +20,7 @@ _STDIN = "-"
 _FILE = "reshard.config"
 
 
-@dataclass(frozen=True)
+@frozen
 class _File:
     """Fields that --config gives; `origin` is the file's name in messages."""
 

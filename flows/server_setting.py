@@ -7,12 +7,12 @@ Prefect itself is asked for the URL.
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from reshard.core.errors import InputError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.secrets import scrubbed
 
 _URL = "PREFECT_API_URL"
@@ -21,7 +21,7 @@ _NAMES = (_URL, "PREFECT_API")
 _DEFAULT_HOME = "~/.prefect"
 
 
-@dataclass(frozen=True)
+@frozen
 class ServerSetting:
     """The URL of a Prefect server's API, and where it is set."""
 
@@ -29,7 +29,7 @@ class ServerSetting:
     origin: str
 
 
-@dataclass(frozen=True)
+@frozen
 class _Source:
     """A source of settings that may name a server; `text` is what it contains, as far as it could be read."""
 

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
 import numpy as np
@@ -23,6 +23,7 @@ from reshard.core.plan.plan_file import load_plan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.resources import key_names, storage_pairs
 from reshard.core.runtime.budget import Budget
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import Key, KeyNames, Keys, keys_in_force, resolve_keys, source_key, target_key
 from reshard.core.runtime.metadata import metadata_limited
 from reshard.core.runtime.progress import current_progress, reporting_to
@@ -42,7 +43,7 @@ _once = threading.Lock()
 """Without it, threads that begin together would each load the plan."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Assignment:
     """The input of all tasks on a run's ranks.
 
@@ -94,7 +95,7 @@ class Assignment:
         return max(1, self.budget.workers // self.prefetch)
 
 
-@dataclass(frozen=True)
+@frozen
 class TaskResult:
     """Work done in another process, to be counted by the run; empty if it was counted already.
 
@@ -109,7 +110,7 @@ class TaskResult:
     parts: Mapping[int, np.ndarray] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@frozen
 class WorkerContext:
     """An assignment in a process that works on it.
 

@@ -3,7 +3,6 @@
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from reshard.core.checkpoint.encryption import opening
 from reshard.core.checkpoint.formats.any_format import plan_file
@@ -11,6 +10,7 @@ from reshard.core.checkpoint.formats.running_crc import RunningCrc, is_crc_in_he
 from reshard.core.checkpoint.model import CheckpointFormat, Content, FilePlan, OutputEntry
 from reshard.core.errors import InputError
 from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import Key
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import OutputFile, takes_rewriting
@@ -19,7 +19,7 @@ Blocks = Callable[[Sequence[Content]], Iterator[memoryview]]
 """Returns the bytes of contents, in their order, in blocks of one content each."""
 
 
-@dataclass(frozen=True)
+@frozen
 class FileKind:
     """The kind of a file to write.
 

@@ -8,10 +8,10 @@ Values are numbers or null, and keys may be absent. MindFormers 2.0.0 refuses ot
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.request.common_texts import Number
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import load_json
 from reshard.core.storage.checkpoint2_names import COMMON_KEYS, COMMON_NAME
 from reshard.core.storage.reading import read_small_file
@@ -21,7 +21,7 @@ NEWER_KEYS = ("consumed_samples",)
 _MAX_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
+@frozen
 class Common:
     """The values of common.json; keys that MindFormers does not know are left out."""
 

@@ -6,12 +6,12 @@ transformers 5 writes it. A quantization that the reference's weights have, and 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 
 from reshard.core.errors import InputError, StorageError, is_transient
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import load_json
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.unified_names import COMPANION_NAMES
@@ -23,7 +23,7 @@ MAX_COMPANION_BYTES = 256 << 20
 _QUANTIZATION = "quantization_config"
 
 
-@dataclass(frozen=True)
+@frozen
 class CompanionFile:
     """One companion as it is written: size and digest of its bytes."""
 
@@ -32,7 +32,7 @@ class CompanionFile:
     digest: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Companions:
     """The companions of a target.
 

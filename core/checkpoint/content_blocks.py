@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import tee
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.checkpoint.remote_index.templates import Head, expected_heads, header_mismatch
 from reshard.core.checkpoint.remote_reads import read_ahead
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.reading import SourceFile
 from reshard.core.tensor.slices import Extent, TensorSlice, bounding_extent, contiguous_boxes
 
@@ -24,7 +24,7 @@ Block = tuple[TensorEntry, TensorSlice, np.ndarray]
 """An entry, a box of its shard, and the box's elements as unsigned integers in an array of the box's shape."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ElementRange:
     """Elements `start` to `stop` of an entry's contents."""
 

@@ -7,13 +7,13 @@ is read several times.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.model import FileIndex, StridedContent, TensorEntry
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.urls import parse_url
@@ -50,7 +50,7 @@ def place_strided(entries: Sequence[TensorEntry], file_bytes: int) -> dict[str, 
     return placed
 
 
-@dataclass(frozen=True)
+@frozen
 class _Strided:
     entry: TensorEntry
     content: StridedContent

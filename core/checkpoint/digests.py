@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import xxhash
 
@@ -12,6 +11,7 @@ from reshard.core.checkpoint.formats.running_crc import ContentRange, crc_of_ind
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.checkpoint.remote_index.templates import Head, expected_heads
 from reshard.core.checkpoint.remote_reads import read_in_blocks
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.reading import SourceFile
 
 
@@ -42,7 +42,7 @@ def content_digests(
         yield digest.hexdigest()
 
 
-@dataclass(frozen=True)
+@frozen
 class FileDigests:
     """Digests, in hex, of all of a file's bytes.
 

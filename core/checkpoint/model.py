@@ -6,10 +6,11 @@ contents, known before the first byte is written because sizes follow from dtype
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import NamedTuple
 
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.dtypes import TEXT, DType
 from reshard.core.tensor.slices import Extent, Shape
 
@@ -72,7 +73,7 @@ class TensorEntry(NamedTuple):
         return tuple(extents)
 
 
-@dataclass(frozen=True)
+@frozen
 class StridedContent:
     """Where the elements of a tensor are that a file does not hold in C order, without gaps.
 
@@ -93,7 +94,7 @@ def text_entry(name: str, text: str) -> TensorEntry:
     return TensorEntry(name, TEXT, (4 * max(1, len(text)),), (), text)
 
 
-@dataclass(frozen=True)
+@frozen
 class FileIndex:
     """Contents of a checkpoint file.
 
@@ -140,7 +141,7 @@ class Content(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True)
+@frozen
 class SumPlace:
     """The place in a file, behind a parameter's contents, of their CRC-32: 4 bytes, little-endian."""
 
@@ -148,7 +149,7 @@ class SumPlace:
     name: str
 
 
-@dataclass(frozen=True)
+@frozen
 class FilePlan:
     """A file to be written: consecutive literal bytes and contents, without gaps.
 

@@ -3,11 +3,11 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
 
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES, submitted
@@ -21,7 +21,7 @@ _MAX_BYTES_IN_FLIGHT = 16 << 20
 """For a sequential reader; a connection delivers some 100 MiB/s."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _ReadRange:
     offset: int
     length: int

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from dataclasses import dataclass
 from enum import StrEnum
 
 from reshard.core.errors import ConversionError, ReshardError, StoppedError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.idle_workers import IdleWorkers, lending
 
 Failures = dict[int, ReshardError]
@@ -38,7 +38,7 @@ class Kind(StrEnum):
     """Do other units, and check their ranks."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Unit:
     """One unit of work: a kind of work and its ranks; `units` are those of a batch."""
 

@@ -1,7 +1,6 @@
 """The end of a run: failures become one error; or contents are compared, the target is committed, a report is made."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
@@ -17,6 +16,7 @@ from reshard.core.errors import CastError, ConversionError, InputError, ReshardE
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import needed_target_key
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import SilentProgress, current_progress
@@ -102,7 +102,7 @@ def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> No
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class _FinishedRanks:
     """The target's recorded ranks at the end of a run, and whether it was `committed`, complete, before.
 

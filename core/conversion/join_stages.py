@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -25,6 +24,7 @@ from reshard.core.plan.plan_file import rebuild_plan
 from reshard.core.request.changes import NO_CHANGES
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.fields import SHARED_PARAMETERS
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing
 from reshard.core.runtime.retry import stoppable, with_retries
 from reshard.core.runtime.summary import Summary
@@ -65,7 +65,7 @@ class JoinReport(Summary):
     seconds: float
 
 
-@dataclass(frozen=True)
+@frozen
 class _Part:
     """One stage's finished conversion."""
 

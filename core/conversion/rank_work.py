@@ -7,7 +7,7 @@ any of this.
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from reshard.core.checkpoint.formats.any_format import KnownIndexes
 from reshard.core.checkpoint.manifest import ShardRecord
@@ -17,6 +17,7 @@ from reshard.core.errors import ReshardError, StorageError, TargetError, Verific
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import detail, timed
 from reshard.core.runtime.progress import advancing, current_progress
 from reshard.core.runtime.retry import with_retries
@@ -32,7 +33,7 @@ from reshard.core.verification.files import RankVerification, verify_rank
 from reshard.core.verification.values import target_starts
 
 
-@dataclass(frozen=True)
+@frozen
 class RankWork:
     """Everything that work on a plan's target ranks needs.
 

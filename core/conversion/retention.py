@@ -35,6 +35,7 @@ from reshard.core.checkpoint.manifest import (
 )
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import log
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import utf8_text
@@ -67,7 +68,7 @@ from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, record_di
 from reshard.core.verification.files import verify_rank
 
 
-@dataclass(frozen=True)
+@frozen
 class KeepRules:
     """Limits on the number of conversions that stay; 0 means no limit. A maximum wins over minutes."""
 
@@ -104,7 +105,7 @@ def _one_per_window(ordered: Sequence[DatedStep], window: timedelta) -> list[Dat
     return kept
 
 
-@dataclass(frozen=True)
+@frozen
 class Retention:
     """The result, or expected result, for the conversions of one source: steps, ascending, and notes in sentences."""
 
@@ -113,7 +114,7 @@ class Retention:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class _Conversion:
     """A conversion that may be removed; `halfway`: an earlier run has begun to remove it."""
 

@@ -5,7 +5,6 @@ What an earlier run of the same plan recorded is checked again, and not repeated
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.core.checkpoint.encryption.encrypted_output import encrypted_bytes
@@ -24,6 +23,7 @@ from reshard.core.runtime.budget import (
     open_files_limit,
     upload_part_bytes,
 )
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.publishing import check_room
 from reshard.core.storage.urls import parse_url
@@ -95,7 +95,7 @@ def prefetch_threads_of(groups: Sequence[Sequence[int]], budget: Budget) -> int:
     return max(1, min(budget.max_prefetch, budget.workers * budget.processes // max(1, len(groups))))
 
 
-@dataclass(frozen=True)
+@frozen
 class Session:
     """A conversion in progress.
 

@@ -10,7 +10,6 @@ patience. An iteration of a Checkpoint 2.0 is complete when the tracker names it
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.dcp import find_dcp
 from reshard.core.checkpoint.catalog.dcp_steps import list_dcp_steps
@@ -37,6 +36,7 @@ from reshard.core.checkpoint.remote_index.indexing import read_indexes, workers_
 from reshard.core.errors import CatalogError, ConversionError, InputError, StrategyError, TargetError
 from reshard.core.plan.plan_file import load_sources
 from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import sleep_unless_stopped
@@ -59,7 +59,7 @@ Files = Mapping[int, Location]
 """Rank -> its file of a step."""
 
 
-@dataclass(frozen=True)
+@frozen
 class SeenStep:
     """A step's state at one look: the needed ranks' files, and why it is incomplete, if it is.
 
@@ -78,7 +78,7 @@ class SeenStep:
         return not self.incomplete
 
 
-@dataclass(frozen=True)
+@frozen
 class FoundSteps:
     """The steps found in a source, whose URL is as manifests of its conversions record it.
 

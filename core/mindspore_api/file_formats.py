@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 from reshard.core.checkpoint.block_writing import FileKind, write_checkpoint
@@ -20,6 +19,7 @@ from reshard.core.checkpoint.remote_reads import read_in_blocks
 from reshard.core.errors import CatalogError, CheckpointError, ReshardError
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.loading import open_readable
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.listing import kind_of, list_folder
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location, parse_url
@@ -68,7 +68,7 @@ def safetensors_to_ckpt(
     _convert(job, file_path, save_path, file_name_regex, processes_num)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Job:
     """A conversion: its formats, and the new names of parameters that get one."""
 

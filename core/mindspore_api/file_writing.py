@@ -5,13 +5,13 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.errors import VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget, build_budget, open_files_limit
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.transfer.file_blocks import expected_entries
@@ -22,7 +22,7 @@ MEMORY_BYTES = 2**31
 """For the buffers of all workers together, as a conversion has by default."""
 
 
-@dataclass(frozen=True)
+@frozen
 class PlannedFile:
     """A rank of a plan, and the path of its file."""
 

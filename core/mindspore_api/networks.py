@@ -2,12 +2,12 @@
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from reshard.core.checkpoint.numpy_values import Value, dtype_of
 from reshard.core.mindspore_api.arguments import check_type, check_value
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
 
 Network = MutableMapping[str, np.ndarray]
@@ -34,7 +34,7 @@ def checked_network(network: object) -> Network:
     return network
 
 
-@dataclass(frozen=True)
+@frozen
 class Filling:
     """The result of filling a network.
 

@@ -7,7 +7,7 @@ Errors and warnings name the functions' arguments, not the command's options.
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from glob import escape
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
@@ -23,6 +23,7 @@ from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.presets import is_training_state
 from reshard.core.plan.stage_shards import SourceShards, names_in_order, names_without_shards
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import wants_digest
@@ -36,7 +37,7 @@ _NOT_SAVED = "inputs"
 """Prefix of strategy entries that are not parameters."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Planned:
     """A plan, and the warnings for its user."""
 

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from errno import EIO
 from itertools import accumulate, pairwise
 from typing import Any
@@ -24,6 +23,7 @@ from reshard.core.checkpoint.block_writing import FileKind
 from reshard.core.checkpoint.model import OutputEntry
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.saving import described_values, write_values
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.filesystems import check_lasting
 from reshard.core.storage.urls import Location, parse_url
 
@@ -33,7 +33,7 @@ _SIGNALLED = 128
 """Exit codes above this one are those of processes that a signal ended, as in shells."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Order:
     """What the child is to write.
 

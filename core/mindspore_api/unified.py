@@ -8,7 +8,6 @@ hyper_param.safetensors     parameters outside the strategy, whole on every rank
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -18,6 +17,7 @@ from reshard.core.checkpoint.formats.weight_maps import read_weight_map
 from reshard.core.checkpoint.model import Content, FileIndex, OutputEntry, TensorEntry
 from reshard.core.checkpoint.numpy_values import Value, numpy_dtype
 from reshard.core.errors import CatalogError, LayoutError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.listing import kind_of, list_folder
 from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.unified_names import MAP_NAME, OTHERS_NAME
@@ -28,7 +28,7 @@ from reshard.core.tensor.slices import TensorSlice, bounding_extent, contiguous_
 _BLOCK_BYTES = 4 << 20
 
 
-@dataclass(frozen=True)
+@frozen
 class Slice:
     """A rank's slice of a parameter: a box of an entry of a file."""
 

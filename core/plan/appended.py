@@ -5,11 +5,11 @@ MindSpore's `append_info` and `append_dict`: each is an entry of its own, a numb
 
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.model import MAX_TEXT_BYTES, TensorEntry, text_entry
 from reshard.core.request.info_texts import InfoValue
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
 from reshard.core.tensor.slices import Shape
 
@@ -20,7 +20,7 @@ It is about those files: conversions do not pass it through.
 """
 
 
-@dataclass(frozen=True)
+@frozen
 class AppendedParameter:
     """An entry for every target file.
 

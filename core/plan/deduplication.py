@@ -7,12 +7,13 @@ replicas.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from reshard.core.runtime.frozen import frozen
 
-@dataclass(frozen=True)
+
+@frozen
 class SharedSlices:
     """The slices of one parameter in one pipeline stage; equally many ranks share each of them.
 

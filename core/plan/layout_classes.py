@@ -5,7 +5,7 @@ That keeps a plan small: thousands of ranks and parameters have a handful of cla
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,11 +15,12 @@ from reshard.core.plan.deduplication import SharedSlices, choose_keepers, withou
 from reshard.core.plan.geometry import ClassGeometry
 from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale, ReshardedParameter
 from reshard.core.plan.ownership import NO_RANK
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 
-@dataclass(frozen=True)
+@frozen
 class LayoutClass:
     """Parameters of one target stage that are sharded alike, and their source."""
 
@@ -121,7 +122,7 @@ class LayoutClass:
         return np.full(self.geometry.target.device_count, each.sum()) if self.kept is None else each @ self.kept
 
 
-@dataclass(frozen=True)
+@frozen
 class TargetStage:
     """One pipeline stage of the target: its ranks and its layout classes."""
 

@@ -1,10 +1,11 @@
 """How parameters are made: trees of operations, whose leaves are source parameters, under their present names."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 from reshard.core.errors import PlanError
 from reshard.core.plan.operations import Joined, Operation, SplitOff, Stacked
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import quoted, shortened
 
 _MAX_LISTED = 4
@@ -15,7 +16,7 @@ MAX_DEPTH = 128
 """Operations one after another on a parameter, as few as trees can be walked with."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Making:
     """A node of a recipe: a source parameter, or the result of an operation.
 

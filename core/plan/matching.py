@@ -20,7 +20,6 @@ MindSpore copies unmatched parameters whole under their full names, which is gar
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
@@ -47,6 +46,7 @@ from reshard.core.plan.stage_shards import (
 from reshard.core.plan.steps import DroppedCopy
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 
@@ -251,7 +251,7 @@ def _passed_through(catalog: CheckpointCatalog, recipe: Recipe, problems: list[s
     return PassedThroughParameter(recipe.name, name, frozenset(record.rank for record in owners), dtype, recipe.steps)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Missing:
     """Target names that nothing is made for.
 

@@ -1,7 +1,7 @@
 """The types of a plan: what decides it, what becomes of each parameter, and the reads that fill a rank's shards."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from reshard.core.plan.ownership import LostBox, SourceCopy
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.info_texts import InfoValue
+from reshard.core.runtime.frozen import frozen
 from reshard.core.strategy.dcp_metadata import StatePath
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import DType
@@ -21,7 +22,7 @@ from reshard.core.tensor.segments import BlockScale, Piece, are_whole
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 
-@dataclass(frozen=True)
+@frozen
 class UnifiedLayout:
     """A target of whole tensors in files of about equal size, each parameter in one of them.
 
@@ -34,7 +35,7 @@ class UnifiedLayout:
     naming: str
 
 
-@dataclass(frozen=True)
+@frozen
 class IterationLayout:
     """A target in the form of MindFormers' Checkpoint 2.0.
 
@@ -49,7 +50,7 @@ class IterationLayout:
     tracked: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class DcpLayout:
     """A target in the form of PyTorch's Distributed Checkpoint.
 
@@ -62,7 +63,7 @@ class DcpLayout:
     paths: tuple[tuple[str, StatePath], ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class FileStage:
     """The files of one kind, model or optimizer, of a target stage; the plan treats them as a stage of their own.
 
@@ -81,7 +82,7 @@ class FileStage:
     files: range
 
 
-@dataclass(frozen=True)
+@frozen
 class PlanInputs:
     """Everything that decides the target's content.
 
@@ -137,7 +138,7 @@ class PlanInputs:
         return 1 if self.dcp is not None else self.replicas
 
 
-@dataclass(frozen=True)
+@frozen
 class SourceTensor:
     """A parameter of the source.
 
@@ -154,7 +155,7 @@ class SourceTensor:
     copies: tuple[SourceCopy, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class ReshardedParameter:
     """A parameter whose shards are made by the target's layouts.
 
@@ -200,7 +201,7 @@ class ReshardedParameter:
         return self.copies[0].first_rank
 
 
-@dataclass(frozen=True)
+@frozen
 class PassedThroughParameter:
     """A parameter that no strategy knows, copied to every rank.
 
@@ -219,7 +220,7 @@ class PassedThroughParameter:
     steps: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class ParameterMatch:
     """The fate of every parameter; names in the source files' order.
 
@@ -286,7 +287,7 @@ class ParameterMatch:
         return tuple(passed.name for passed in self.passed_through) + self.outside
 
 
-@dataclass(frozen=True)
+@frozen
 class ReadScale:
     """Factors of the values of a read: `scale`, and where the source shard begins in the whole matrix."""
 
@@ -294,7 +295,7 @@ class ReadScale:
     shard_start: Shape
 
 
-@dataclass(frozen=True)
+@frozen
 class ReadItem:
     """A box that a target shard takes from a source shard.
 
@@ -338,7 +339,7 @@ class ParameterPlan(NamedTuple):
         return self.box.size * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
+@frozen
 class RankPlan:
     """One target rank: its parameters in the order of its file.
 
@@ -360,7 +361,7 @@ class RankPlan:
         return tuple(sorted({read.source_rank for parameter in self.parameters for read in parameter.reads}))
 
 
-@dataclass(frozen=True)
+@frozen
 class RankTotals:
     """The size of one target rank's work.
 

@@ -1,14 +1,14 @@
 """Matches names: which parameters are resharded or passed through, and which names the source does not provide."""
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
 from reshard.core.plan.recipes import Recipe, Recipes
+from reshard.core.runtime.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class MatchedNames:
     """The roles of names: recipes have target names, their sources have source names.
 

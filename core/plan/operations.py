@@ -5,10 +5,11 @@ Each takes the composed inputs of a rule, and returns what becomes of them. A La
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar
 
 from reshard.core.errors import LayoutError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.segments import (
     BlockScale,
     Pieces,
@@ -27,7 +28,7 @@ _MAX_FACTOR_BYTES = 16 * 2**20
 """The factors of a matrix are in memory as a whole: with blocks of 128 by 128 those of 65,536 by 1,048,576."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Composed:
     """A parameter under way: its name in messages, the pieces that it is made of, and its shape."""
 
@@ -36,7 +37,7 @@ class Composed:
     shape: Shape
 
 
-@dataclass(frozen=True)
+@frozen
 class Operation:
     """What a rule does; `rule` is its name in messages, `verb` what it says of a parameter."""
 
@@ -53,7 +54,7 @@ class Operation:
         return part.shape[axis]
 
 
-@dataclass(frozen=True)
+@frozen
 class Transposed(Operation):
     """Axes reordered: reversed, or by `axes`."""
 
@@ -68,7 +69,7 @@ class Transposed(Operation):
         return transposed(part.pieces, axes), tuple(part.shape[axis] for axis in axes)
 
 
-@dataclass(frozen=True)
+@frozen
 class SplitOff(Operation):
     """The part `number` of a fused parameter."""
 
@@ -91,7 +92,7 @@ class SplitOff(Operation):
         return pieces, _with_length(part.shape, self.axis, length // sum(self.shares) * self.shares[self.number])
 
 
-@dataclass(frozen=True)
+@frozen
 class Joined(Operation):
     """Parameters side by side; with `shares` their lengths have that proportion."""
 
@@ -127,7 +128,7 @@ class Joined(Operation):
         return pieces, _with_length(first.shape, self.axis, sum(lengths))
 
 
-@dataclass(frozen=True)
+@frozen
 class Stacked(Operation):
     """Parameters of one shape along a new first axis."""
 
@@ -143,7 +144,7 @@ class Stacked(Operation):
         return stacked([part.pieces for part in inputs]), (len(inputs), *first.shape)
 
 
-@dataclass(frozen=True)
+@frozen
 class Unstacked(Operation):
     """One index of the first axis, which has `count`."""
 
@@ -162,7 +163,7 @@ class Unstacked(Operation):
         return unstacked(part.pieces, part.shape, self.index), part.shape[1:]
 
 
-@dataclass(frozen=True)
+@frozen
 class MergedAxes(Operation):
     """The first two axes become one; the first has `count` elements."""
 
@@ -180,7 +181,7 @@ class MergedAxes(Operation):
         return merged_axes(part.pieces, part.shape), (self.count * rows, *part.shape[2:])
 
 
-@dataclass(frozen=True)
+@frozen
 class DividedAxis(Operation):
     """The first axis becomes two, the first of which has `count` elements."""
 
@@ -199,7 +200,7 @@ class DividedAxis(Operation):
         return unmerged_axes(part.pieces, part.shape, self.count), shape
 
 
-@dataclass(frozen=True)
+@frozen
 class Sliced(Operation):
     """Elements `start` to `stop` of an axis."""
 
@@ -219,7 +220,7 @@ class Sliced(Operation):
         return pieces, _with_length(part.shape, self.axis, self.stop - self.start)
 
 
-@dataclass(frozen=True)
+@frozen
 class Repeated(Operation):
     """The same once more, under another name."""
 
@@ -230,7 +231,7 @@ class Repeated(Operation):
         return part.pieces, part.shape
 
 
-@dataclass(frozen=True)
+@frozen
 class Dequantized(Operation):
     """A matrix whose blocks are scaled by the elements of another."""
 

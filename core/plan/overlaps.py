@@ -5,15 +5,16 @@ cell; of rows in turn it is a stepped box. All boxes are in the coordinates of w
 target's.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from reshard.core.plan.model import ParameterMatch, ParameterPlan, ReadItem, ReshardedParameter, SourceTensor
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import TensorSlice
 
 
-@dataclass(frozen=True)
+@frozen
 class SourceCell:
     """A cell of a source parameter.
 
@@ -28,7 +29,7 @@ class SourceCell:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Overlap:
     """The box that a target cell takes from a source cell.
 
@@ -45,7 +46,7 @@ class Overlap:
     target_box: TensorSlice
 
 
-@dataclass(frozen=True)
+@frozen
 class TargetCell:
     """A cell of the target: its box, the global target ranks that keep it, and the overlaps that fill it."""
 
@@ -54,7 +55,7 @@ class TargetCell:
     overlaps: tuple[Overlap, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class ParameterOverlaps:
     """One parameter's cells on both sides.
 

@@ -11,10 +11,10 @@ All boxes are in units, as in `reshard.core.plan.geometry`.
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.boxes import BoxFinder
 from reshard.core.tensor.layout import BoxGrid, ParameterLayout, ShardGrid, cell_box
 from reshard.core.tensor.slices import Shape, TensorSlice
@@ -23,7 +23,7 @@ NO_RANK = -1
 """Rank of a part that no rank owns."""
 
 
-@dataclass(frozen=True)
+@frozen
 class SourceCopy:
     """A parameter in one source stage.
 
@@ -38,7 +38,7 @@ class SourceCopy:
     missing_ranks: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
+@frozen
 class LostBox:
     """A box of a parameter that no file holds.
 
@@ -52,7 +52,7 @@ class LostBox:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class ShardPart:
     """A part of a shard, and the rank to read it from.
 

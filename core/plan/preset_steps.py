@@ -6,7 +6,7 @@ configuration. What none of them shows is asked for, never guessed: a wrong gues
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
@@ -18,6 +18,7 @@ from reshard.core.request.expressions import whole_number
 from reshard.core.request.inverse import inverted
 from reshard.core.request.preset import Names, Preset, Row, Switch
 from reshard.core.request.templates import Template, parse_template
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, quoted
 
 _MAX_LISTED = 4
@@ -37,7 +38,7 @@ class Direction(StrEnum):
     FROM_HF = "Hugging Face to MindFormers"
 
 
-@dataclass(frozen=True)
+@frozen
 class KnownNames:
     """Names on both sides, as far as they are known before planning.
 
@@ -50,7 +51,7 @@ class KnownNames:
     target: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@frozen
 class Settings:
     """What a user, a training's configuration and a model's config.json say.
 
@@ -67,7 +68,7 @@ class Settings:
     origin: str
 
 
-@dataclass(frozen=True)
+@frozen
 class CompiledPreset:
     """A preset for one source.
 

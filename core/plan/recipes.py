@@ -6,7 +6,7 @@ casts move no elements: a recipe has the last name, and the cast's rule.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -18,6 +18,7 @@ from reshard.core.plan.presets import is_training_state
 from reshard.core.plan.steps import DroppedCopy, StepNames
 from reshard.core.request.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
 from reshard.core.request.steps import StepRule
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, quoted
 from reshard.core.tensor.segments import Pieces, fill_once, whole_piece
 from reshard.core.tensor.slices import Shape
@@ -30,7 +31,7 @@ _Groups = tuple[str | None, ...]
 _PatternRule = TypeVar("_PatternRule", TransposeRule, CastRule)
 
 
-@dataclass(frozen=True)
+@frozen
 class Recipe:
     """The way to make a target parameter.
 
@@ -63,7 +64,7 @@ class Recipe:
         return ("renamed",) if self.making.renamed or self.name != self.making.name else ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Recipes:
     """The recipes of all target parameters that can be made.
 

@@ -4,7 +4,6 @@ A stage holds a parameter if its strategy has it and a file of one of its ranks 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
@@ -12,13 +11,14 @@ from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCat
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import LayoutError
 from reshard.core.plan.ownership import SourceCopy
+from reshard.core.runtime.frozen import frozen
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.tensor.slices import Shape
 
 
-@dataclass(frozen=True)
+@frozen
 class StageShards:
     """A parameter in the files of one stage."""
 

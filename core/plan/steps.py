@@ -5,7 +5,6 @@ states, which have other shapes than their parameters, can be renamed only.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import singledispatchmethod
 from itertools import islice
 
@@ -41,6 +40,7 @@ from reshard.core.request.steps import (
     index_of,
 )
 from reshard.core.request.templates import Template, Values
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, quoted
 
 _FACTORED = ("exp_avg_sq_row_", "exp_avg_sq_col_", "exp_avg_insta_row_", "exp_avg_insta_col_")
@@ -48,7 +48,7 @@ _FACTORED = ("exp_avg_sq_row_", "exp_avg_sq_col_", "exp_avg_insta_row_", "exp_av
 _MAX_LISTED = 6
 
 
-@dataclass(frozen=True)
+@frozen
 class DroppedCopy:
     """A source parameter that is left out because it has the same content as another; `rule` says so."""
 
@@ -57,7 +57,7 @@ class DroppedCopy:
     rule: str
 
 
-@dataclass(frozen=True)
+@frozen
 class _Fitting:
     """A parameter that fits a template: the prefix of its states, what placeholders stand for, the parameter."""
 
@@ -66,7 +66,7 @@ class _Fitting:
     making: Making
 
 
-@dataclass(frozen=True)
+@frozen
 class _Gathered:
     """What becomes one parameter: the templates of its parts, by their numbers, or one of all with an index.
 

@@ -2,11 +2,11 @@
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import quoted
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -15,7 +15,7 @@ _LARGEST = 2**63
 _LONGEST_TEXT = 200
 
 
-@dataclass(frozen=True)
+@frozen
 class Linear:
     """The value of an expression: `offset`, and perhaps an unknown, `factor` times."""
 

@@ -16,12 +16,13 @@ ways remembers failures, and ends after a number of tries.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise
 
 from reshard.core.errors import InputError
 from reshard.core.request.expressions import linear
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import quoted, shortened
 
 Values = Mapping[str, int | str]
@@ -39,7 +40,7 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _ANY = "*"
 
 
-@dataclass(frozen=True)
+@frozen
 class Placeholder:
     """A part of a name to be filled in.
 
@@ -77,7 +78,7 @@ class Placeholder:
         return f"{{{self.name}{self.offset:+}}}" if self.offset else f"{{{self.name}}}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Template:
     """A name with placeholders."""
 

@@ -7,7 +7,8 @@ ones no longer fit the processor's caches between being read, digested and writt
 """
 
 import resource
-from dataclasses import dataclass
+
+from reshard.core.runtime.frozen import frozen
 
 MAX_BUFFER_BYTES = 4 * 2**20
 MAX_LONE_BLOCK_BYTES = 8 * 2**20
@@ -50,7 +51,7 @@ _RESERVED_FILES = 128
 """Descriptors left for the rest of the process: logs, a server's connections, libraries."""
 
 
-@dataclass(frozen=True)
+@frozen
 class UploadBuffers:
     """Parts of `part_bytes` in which a file is sent, at most `ahead` in flight while the next is filled.
 
@@ -62,7 +63,7 @@ class UploadBuffers:
     keeps_first: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class GroupBuffers:
     """Buffers for writing one group of ranks side by side.
 
@@ -88,7 +89,7 @@ class GroupBuffers:
     wide_in_flight_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class WorkerPool:
     """Processes that convert a run's ranks, in addition to its own; each converts `threads` groups of ranks at once."""
 
@@ -96,7 +97,7 @@ class WorkerPool:
     threads: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Budget:
     """Resources of a conversion: of each of its `processes`, and of each worker in them.
 

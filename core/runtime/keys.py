@@ -9,11 +9,12 @@ import binascii
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.context import having
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.named_values import KEY_ADVICE, Resolver, value_of
 
 
@@ -32,7 +33,7 @@ _KEY_BYTES = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Key:
     """A key and the encryption mode it is used with; an InputError if the key's length does not fit the mode."""
 
@@ -50,7 +51,7 @@ class Key:
             raise InputError(f"{self.name}: the key has {len(self.secret)} bytes; {cipher} takes {wanted}")
 
 
-@dataclass(frozen=True)
+@frozen
 class KeyNames:
     """Names and modes of the source's and the target's key; an empty name: not encrypted."""
 
@@ -60,7 +61,7 @@ class KeyNames:
     target_mode: EncryptionMode = EncryptionMode.AES_GCM
 
 
-@dataclass(frozen=True)
+@frozen
 class Keys:
     """The keys of source and target, as far as they are encrypted."""
 

@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TypeVar
 
 from reshard.core.errors import ConversionError, ReshardError, is_transient
 from reshard.core.runtime.context import having
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import detail
 
 
-@dataclass(frozen=True)
+@frozen
 class RetryPolicy:
     """Number of attempts in all, and the first pause; each further pause is twice as long."""
 

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Collection
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
@@ -27,6 +26,7 @@ from reshard.core.plan.unified_source import unified_strategy
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.source import SourceRequest
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.log import detail, timed
 from reshard.core.runtime.option_names import source_option
@@ -53,7 +53,7 @@ GivenStrategy = Strategy | OwnStrategy | Iteration | DcpCheckpoint | None
 """The strategy of a source: named by the caller, read from its own records or its metadata, or none."""
 
 
-@dataclass(frozen=True)
+@frozen
 class TargetOutline:
     """The target that a source is opened for, as far as it decides what is checked.
 
@@ -83,7 +83,7 @@ class TargetOutline:
 NO_TARGET = TargetOutline()
 
 
-@dataclass(frozen=True)
+@frozen
 class Source:
     """A checkpoint opened for reading.
 

@@ -6,7 +6,7 @@ this plan, and if the manifest's files are present with the recorded sizes.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, read_manifest,
 from reshard.core.errors import InputError, LayoutError, StorageError, StrategyError, UnusableStorageError
 from reshard.core.plan.plan_file import load_target_strategy
 from reshard.core.request.conversion import TargetLayout
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import Keys, keys_in_force, source_key
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import listed
@@ -33,7 +34,7 @@ from reshard.core.tensor.layout import ParameterLayout
 _MAX_LISTED = 4
 
 
-@dataclass(frozen=True)
+@frozen
 class OwnStrategy:
     """The strategy in a source's records, and the manifest that its files have to match."""
 

@@ -1,7 +1,7 @@
 """The changes of a request with a preset: compiled for the source's names before it is opened."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from reshard.core.checkpoint.catalog.file_names import parse_name
@@ -15,6 +15,7 @@ from reshard.core.request.changes_file import validated_changes
 from reshard.core.request.preset import read_preset
 from reshard.core.request.source import SourceRequest
 from reshard.core.request.training_config import read_switches
+from reshard.core.runtime.frozen import frozen
 from reshard.core.source.opening import TargetOutline, find_strategy, open_by_strategy
 from reshard.core.source.reference import read_reference
 from reshard.core.storage.listing import exists
@@ -24,7 +25,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
 
 
-@dataclass(frozen=True)
+@frozen
 class PresetChoice:
     """A preset, as a request names it.
 

@@ -10,7 +10,6 @@ Weights in block-fp8 stand for the same names without their scales, in any dtype
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from reshard.core.checkpoint.companions import CONFIG_NAME, Companions, companions_of, read_config
@@ -22,6 +21,7 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.preset_steps import without_state
 from reshard.core.request.changes import FLOAT_NAMES
 from reshard.core.request.source import SourceRequest
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.source.opening import open_source
 from reshard.core.storage.publishing import list_names
@@ -35,7 +35,7 @@ _SCALE = "_scale_inv"
 _NOT_OF_MODEL = frozenset({"README.md", "LICENSE", ".gitattributes", ".git", ".cache", ".reshard"})
 
 
-@dataclass(frozen=True)
+@frozen
 class Reference:
     """A Hugging Face directory that a target is to be like.
 

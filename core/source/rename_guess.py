@@ -5,13 +5,14 @@ Names are compared by their components between dots. A guess counts if it matche
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+
+from reshard.core.runtime.frozen import frozen
 
 _SAMPLES = 8
 _MAX_CANDIDATES = 40
 
 
-@dataclass(frozen=True)
+@frozen
 class Renaming:
     """The replacement of `old` by `new` in names.
 

@@ -6,7 +6,6 @@ own is sampled, however small its parameter. A contradiction is explained by try
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import TypeVar
@@ -15,6 +14,7 @@ from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.content_samples import is_constant, read_samples
 from reshard.core.errors import LayoutError
 from reshard.core.plan.stage_shards import StageShards, joined_shape
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import rank_names
 from reshard.core.source.findings import (
     OPTIMIZER_PARALLEL_OFF,
@@ -60,7 +60,7 @@ _UNEXPLAINED = Cause(
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class _Sample:
     """The beginnings of a parameter on ranks of a stage."""
 
@@ -115,7 +115,7 @@ class _Sample:
         return next(((first, rank) for rank in others if self.contents[rank] != self.contents[first]), None)
 
 
-@dataclass(frozen=True)
+@frozen
 class SampleFindings:
     """The results of sampling contents.
 

@@ -9,7 +9,8 @@ The number in a file's name is the writer's rank only where nothing was deduplic
 """
 
 import re
-from dataclasses import dataclass
+
+from reshard.core.runtime.frozen import frozen
 
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 METADATA_NAME = "metadata.json"
@@ -30,7 +31,7 @@ _UNSAFE = re.compile(r"[/\\{},\0]")
 """Characters that lead out of the directory, or that names of joined files are made with."""
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorFileName:
     """The parsed name of a file of tensors."""
 

@@ -9,10 +9,10 @@ its size and etag. Earlier versions of reshard recorded no change time.
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.listing import file_info, unless_missing
 from reshard.core.storage.transfers import at_once
@@ -60,7 +60,7 @@ def _without_change_time(version: str) -> str:
     return _CHANGE_TIME.sub("", version)
 
 
-@dataclass(frozen=True)
+@frozen
 class Stamp:
     """The state of a file at the time of a look.
 

@@ -7,16 +7,16 @@ A lease is a small file in a lease directory that names its holder. It is alive 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 from reshard.core.runtime.context import having
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.lease_holder import LeaseHolder
 from reshard.core.storage.local_lease import hold_local, living_local
 from reshard.core.storage.remote_lease import hold_remote, living_remote
 from reshard.core.storage.urls import Location
 
 
-@dataclass(frozen=True)
+@frozen
 class LeaseName:
     """The name by which other processes find a lease.
 

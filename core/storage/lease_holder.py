@@ -6,17 +6,18 @@ import os
 import socket
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from reshard.core.errors import TargetBusyError, TargetError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import printable
 
 MAX_LEASE_BYTES = 2**20
 _MAX_LISTED = 8
 
 
-@dataclass(frozen=True)
+@frozen
 class LeaseHolder:
     """A run, and the target ranks that its lease is for; `plan` identifies the plan it carries out."""
 

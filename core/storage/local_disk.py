@@ -7,14 +7,15 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from reshard.core.runtime.frozen import frozen
 
 Entry = dict[str, Any]
 """A file as fsspec describes it, as far as it is used here: `name` (a path), `type`, `size`, `islink`, `mtime`."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LocalDisk:
     """fsspec's filesystem of the local disk, with its own methods for what conversions ask of it.
 

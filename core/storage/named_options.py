@@ -12,18 +12,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import combinations, product
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.context import having
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.named_values import NAME_ADVICE, Resolver, value_of
 from reshard.core.storage.filesystems import Options, open_filesystem, url_of
 
 _SLASHES_AT_END = re.compile(r"(?<![:/])/+$")  # not those of s3://
 
 
-@dataclass(frozen=True)
+@frozen
 class _Storage:
     prefixes: tuple[str, ...]
     """Beginnings of its URLs: as the user wrote them, and as we format them."""
@@ -35,7 +36,7 @@ Pairs = tuple[tuple[str, str], ...]
 """URLs, each with the name of the options for everything at and below it; an empty name: no options."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Storages:
     """Resolved storage options, and the URLs that they are for."""
 

@@ -9,9 +9,10 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from reshard.core.errors import TargetError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.atomic_rename import is_leftover, is_temporary
 from reshard.core.storage.failures import mapped_errors
@@ -24,7 +25,7 @@ _MAX_LISTED = 5
 _CHECKPOINT_FILE = re.compile(r".+\.(ckpt|safetensors)", re.DOTALL)
 
 
-@dataclass(frozen=True)
+@frozen
 class Listing:
     """The names allowed in a directory.
 

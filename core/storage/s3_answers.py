@@ -7,14 +7,15 @@ contain a secret.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.secrets import scrubbed
 
 
-@dataclass(frozen=True)
+@frozen
 class Reason:
     """The reason why a request failed.
 

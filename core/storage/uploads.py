@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from io import BytesIO
@@ -19,6 +18,7 @@ from typing import Any
 
 from reshard.core.errors import StorageError
 from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.filesystems import speaks_s3
 from reshard.core.storage.transfers import requested, submitted
 from reshard.core.storage.urls import Location
@@ -206,7 +206,7 @@ def abort_uploads(directory: Location, files: Iterable[Location]) -> int:
     return len(found)
 
 
-@dataclass(frozen=True)
+@frozen
 class UnfinishedUpload:
     """An upload in parts that was begun, and neither completed nor aborted.
 

@@ -3,18 +3,18 @@
 import os
 import posixpath
 import re
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from reshard.core.errors import InputError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import NameText
 from reshard.core.storage.filesystems import open_filesystem, url_of
 from reshard.core.storage.local_disk import LOCAL_DISK, LocalDisk
 from reshard.core.storage.named_options import options_for
 
 
-@dataclass(frozen=True)
+@frozen
 class Location:
     """A place on a storage: its filesystem `fs`, as fsspec's are, and the `path` in it, without a trailing slash."""
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from reshard.core.errors import LayoutError, StrategyError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import parsing
 from reshard.core.storage.checkpoint2_names import parse_tensor_file
 from reshard.core.strategy.model import StageStrategy, Strategy
@@ -33,7 +34,7 @@ _MAX_KEY_CHARACTERS = 1 << 16
 _KEY = re.compile(r"\('([^'\\]*)', \((0|[1-9]\d{0,17}),\)\)", re.ASCII)
 
 
-@dataclass(frozen=True)
+@frozen
 class ListedTensor:
     """A tensor in metadata.json.
 
@@ -52,7 +53,7 @@ class ListedTensor:
     ranks: range
 
 
-@dataclass(frozen=True)
+@frozen
 class ListedFile:
     """A file of tensors: the rank that wrote it, and the names of its tensors."""
 
@@ -61,7 +62,7 @@ class ListedFile:
     tensors: Sequence[str]
 
 
-@dataclass(frozen=True)
+@frozen
 class Metadata:
     """What metadata.json says.
 

@@ -12,10 +12,11 @@ the ranks that have them. hyper_parallel writes the same for MindSpore, in class
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, TypeGuard
 
 from reshard.core.errors import CheckpointError, LayoutError, StrategyError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import Parse, parsing
 from reshard.core.runtime.pickled import OPCODE_BYTES, Global, Pairs, PickleError, Record, read_pickle
 from reshard.core.runtime.wording import listed
@@ -88,7 +89,7 @@ class Chunk(NamedTuple):
     place: Place
 
 
-@dataclass(frozen=True)
+@frozen
 class ListedTensor:
     """A tensor in the metadata; its chunks tile it, and only one of an empty tensor is empty.
 
@@ -101,7 +102,7 @@ class ListedTensor:
     chunks: tuple[Chunk, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class DcpMetadata:
     """What the metadata says.
 

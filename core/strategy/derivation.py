@@ -7,9 +7,10 @@ for each kind of parallelism.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from reshard.core.errors import LayoutError, StrategyError, raise_problems
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.optimizer_shards import (
@@ -30,7 +31,7 @@ _ASSUMED_ITEMSIZE = 4
 _MAX_SIZE = 1 << 20
 
 
-@dataclass(frozen=True)
+@frozen
 class TargetJob:
     """The job that a strategy is derived for.
 
@@ -55,7 +56,7 @@ class TargetJob:
     places: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorFacts:
     """Shape of a whole tensor, and its dtype if a checkpoint is at hand."""
 
@@ -63,7 +64,7 @@ class TensorFacts:
     dtype: DType | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class DerivedStrategy:
     """A derived strategy, how it came about, and notes for the user; `unchecked` counts parameters of unknown shape."""
 

@@ -4,15 +4,16 @@ Ranks are numbered stage by stage: a stage's first rank is its number times the 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from reshard.core.errors import StrategyError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.layout import ParameterLayout
 
 
-@dataclass(frozen=True)
+@frozen
 class OperatorStrategy:
     """How one operator's inputs are sharded; kept so that files can be rewritten without loss."""
 
@@ -21,7 +22,7 @@ class OperatorStrategy:
     dims: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class StageStrategy:
     """One pipeline stage: the layout of each of its parameters, by name without a stage prefix, in the file's order.
 
@@ -47,7 +48,7 @@ class StageStrategy:
         return next(iter(by_count))
 
 
-@dataclass(frozen=True)
+@frozen
 class Strategy:
     """The strategy of a checkpoint.
 

@@ -9,9 +9,9 @@ rules that all files obey.
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from reshard.core.errors import LayoutError, StrategyError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
 from reshard.core.tensor.slices import Shape
@@ -31,7 +31,7 @@ _MAX_DEVICES = 1 << 20
 _MAX_DEVICE_AXES = 64
 
 
-@dataclass(frozen=True)
+@frozen
 class StrategyRecords:
     """Content of a strategy file, in its order; `layouts` pairs parameter names as in the file with layouts."""
 

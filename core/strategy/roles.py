@@ -19,10 +19,10 @@ parallel has no single size.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Shape
@@ -31,7 +31,7 @@ NamedLayouts = Sequence[tuple[str, ParameterLayout]]
 """Parameters and their layouts; a parameter of several stages occurs once for each."""
 
 
-@dataclass(frozen=True)
+@frozen
 class RoleAxis:
     """A device axis: the distance between neighboring ranks on it, and the number of devices.
 
@@ -43,7 +43,7 @@ class RoleAxis:
     cuts: frozenset[tuple[str, int]]
 
 
-@dataclass(frozen=True)
+@frozen
 class Roles:
     """Roles of a stage's devices: its axes, slowest first.
 

@@ -8,11 +8,11 @@ guessed.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from reshard.core.errors import StrategyError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import counted, listed, ranks_text
 from reshard.core.strategy.model import Strategy
 
@@ -25,7 +25,7 @@ _LAST = re.compile(r"head|norm|ln_f|logits|output")
 _PLACES = ("first", "last", "all")
 
 
-@dataclass(frozen=True)
+@frozen
 class PlaceRule:
     """Stages of the parameters of no layer that match `pattern`: `first`, `last`, `all` or numbers."""
 
@@ -50,7 +50,7 @@ class PlaceRule:
         return tuple(sorted(found))
 
 
-@dataclass(frozen=True)
+@frozen
 class Staging:
     """Parameters of each stage, and the source stage whose layout each takes; its layers, as `0-11`; notes."""
 

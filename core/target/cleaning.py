@@ -7,7 +7,6 @@ keeps other runs away.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY, Manifest, read_manifest
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
 from reshard.core.plan.plan_file import rebuild_plan
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed
@@ -99,13 +99,13 @@ class CleanReport(Summary):
     kept: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Found:
     leftover: Leftover
     remove: Callable[[], None]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Survey:
     found: Sequence[_Found] = ()
     kept: tuple[str, ...] = ()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
@@ -22,6 +21,7 @@ from reshard.core.errors import CatalogError, CheckpointError, StorageError, Str
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import printable
 from reshard.core.storage.checkpoint2_names import COMMON_NAME, MAX_METADATA_BYTES, METADATA_NAME, UNLISTED_PARAMETERS
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
@@ -46,7 +46,7 @@ _MAX_BYTES = {
 """Limits of their sizes; others have that of indexes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class IndexFile:
     """A document's file name, relative to the target, and its content."""
 
@@ -59,7 +59,7 @@ class IndexFile:
         return IndexSummary(file=self.name, size_bytes=len(self.data), digest=xxhash.xxh3_128_hexdigest(self.data))
 
 
-@dataclass(frozen=True)
+@frozen
 class Documents:
     """The documents that a target has beside its files.
 

@@ -11,7 +11,6 @@ anything else                                   refuse                      refu
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
@@ -20,6 +19,7 @@ from reshard.core.errors import CatalogError, InputError, StorageError, TargetBu
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan, load_sources, plan_identity
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.checkpoint2_names import TRACKER_NAME, iteration_name
@@ -61,7 +61,7 @@ from reshard.core.target.workspace import (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Look:
     """A target's state at the time of a look.
 
@@ -80,7 +80,7 @@ class Look:
     leftovers: tuple[Location, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Claim:
     """A target held by a lease.
 
@@ -93,7 +93,7 @@ class Claim:
     is_new: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class Target:
     """The target of one plan; `overwrite`: an existing checkpoint may be replaced."""
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import xxhash
 
@@ -18,6 +17,7 @@ from reshard.core.checkpoint.manifest import (
 )
 from reshard.core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.sealing import keyed_digest, seal, unseal
@@ -53,7 +53,7 @@ class ForeignRecordError(TargetError):
     """A record belongs to another conversion, and must not be removed."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Workspace:
     """A directory to which any number of processes write a plan's files and records.
 

@@ -11,12 +11,12 @@ Subnormal values and signed zeros are kept. Values that are too large become inf
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape
 from reshard.core.tensor.tiling import tile_values
@@ -40,7 +40,7 @@ NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
 _EXPONENT_BITS = {"Float16": 5, "BFloat16": 8, "Float32": 8, "Float64": 11}
 
 
-@dataclass(frozen=True)
+@frozen
 class Overflow:
     """Finite values that became infinite.
 

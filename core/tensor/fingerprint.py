@@ -33,12 +33,13 @@ hash, does not prove a tensor's origin, and does not belong beside an encrypted 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from string import ascii_letters
 
 import numpy as np
 
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.slices import Shape
 
 MODULUS = 2**64
@@ -113,7 +114,7 @@ def fingerprint_text(fingerprint: int) -> str:
     return f"{fingerprint:016x}"
 
 
-@dataclass(frozen=True)
+@frozen
 class _Axis:
     """The weights of elements along one axis of an array.
 
@@ -134,7 +135,7 @@ class _Axis:
     step: int = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class _Part:
     """Some of the numbers of boxes.
 

@@ -12,13 +12,13 @@ are numbered from the right in tensor maps (0 is the rightmost), as in MindSpore
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
 import numpy as np
 
 from reshard.core.errors import LayoutError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.boxes import ShardBoxes
 from reshard.core.tensor.slices import Shape, TensorSlice
 
@@ -26,7 +26,7 @@ ALL_REPEATED_AXES = -1
 """`optimizer_shard_size` of a layout whose optimizer shard uses every repeated device axis."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ParameterLayout:
     """One parameter's entry in a strategy file.
 
@@ -127,7 +127,7 @@ class ParameterLayout:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class ShardGrid:
     """The division of a tensor into shards, and the shard of each stage rank.
 
@@ -230,7 +230,7 @@ class ShardGrid:
         return tuple(range(0, length + 1, step)) if step else (0,) * (count + 1)
 
 
-@dataclass(frozen=True)
+@frozen
 class BoxGrid(ShardGrid):
     """Shards given box by box. The cell of a rank is (its box's number,); ranks without a box share the cell (-1,).
 

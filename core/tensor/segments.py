@@ -13,7 +13,7 @@ shares in 3 groups is `qqkvqqkvqqkv`.
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, pairwise
 from operator import add, neg
@@ -21,6 +21,7 @@ from operator import add, neg
 import numpy as np
 
 from reshard.core.errors import LayoutError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 MAX_PIECES = 2**22
@@ -30,7 +31,7 @@ NEW_AXIS = -1
 """Instead of a source axis: a target axis that the source lacks, of one element."""
 
 
-@dataclass(frozen=True)
+@frozen
 class BlockScale:
     """Factors of a matrix's values: one for each block of `block` elements, counted from the whole matrix's beginning.
 
@@ -41,7 +42,7 @@ class BlockScale:
     block: Shape
 
 
-@dataclass(frozen=True)
+@frozen
 class Piece:
     """A box of a source parameter, and its place.
 
@@ -183,7 +184,7 @@ class Piece:
         return values[tuple(None if axis == NEW_AXIS else slice(None) for axis in self.axes)]
 
 
-@dataclass(frozen=True)
+@frozen
 class Progression:
     """Positions at equal distances along an axis."""
 

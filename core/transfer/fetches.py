@@ -1,13 +1,14 @@
 """The bytes of source files that blocks need: one fetch for each read range of each chunk."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
 
 from reshard.core.plan.model import ParameterPlan, ReadItem, SourceTensor
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.casting import Overflow
 from reshard.core.tensor.segments import NEW_AXIS
 from reshard.core.tensor.slices import Extent
@@ -21,7 +22,7 @@ _MAX_CACHED_RANGES = 2**14
 """A few MB of them."""
 
 
-@dataclass(frozen=True)
+@frozen
 class RankBlock:
     """A block of one target rank's file, being filled.
 

@@ -6,13 +6,13 @@ It may contain gaps of unwanted bytes: reading through a narrow gap costs less t
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from reshard.core.errors import ConversionError
 from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.dtypes import SCALED, DType
 from reshard.core.tensor.segments import NEW_AXIS, BlockScale, Piece, reorders
 from reshard.core.tensor.slices import (
@@ -39,7 +39,7 @@ def gap_cost_bytes(plan: ConversionPlan, parameter: ParameterPlan, gap_bytes: in
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class SourceShard:
     """Shape and element type of a source parameter in one rank's file."""
 
@@ -58,7 +58,7 @@ def source_shard(plan: ConversionPlan, parameter: ParameterPlan, read: ReadItem)
     return SourceShard(plan.source_entry(read.source_rank, source.name).shape, source.dtype)
 
 
-@dataclass(frozen=True)
+@frozen
 class ReadLimits:
     """Upper bounds in bytes: of a single read, and of a gap worth reading through."""
 
@@ -66,7 +66,7 @@ class ReadLimits:
     gap_bytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class ReadRange:
     """A run of bytes of a source shard that is worth one read, and the place of its elements in a chunk.
 
@@ -100,7 +100,7 @@ class ReadRange:
         return self.strides is None and self.dtype is None
 
 
-@dataclass(frozen=True)
+@frozen
 class ScaledBox:
     """Values that are multiplied with their blocks' factors.
 

@@ -8,7 +8,6 @@ read straight into its block. From a remote storage the reads of a step are requ
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from reshard.core.checkpoint.remote_index.templates import header_mismatch
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
 from reshard.core.storage.transfers import submitted
@@ -202,7 +202,7 @@ class RemoteBlockReader:
         ]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Request:
     """Items of one source file, and the byte range that covers them."""
 
@@ -212,7 +212,7 @@ class _Request:
     length: int
 
 
-@dataclass(frozen=True)
+@frozen
 class _HeadCheck:
     """Bytes expected before a parameter's contents, in a file whose headers were assumed to equal another file's."""
 

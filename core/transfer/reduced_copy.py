@@ -1,7 +1,6 @@
 """Copies a file of a converted checkpoint without some of its parameters."""
 
 from contextlib import closing
-from dataclasses import dataclass
 
 from reshard.core.checkpoint.block_writing import write_segments
 from reshard.core.checkpoint.formats.any_format import read_index
@@ -11,6 +10,7 @@ from reshard.core.checkpoint.remote_index.templates import output_entry
 from reshard.core.checkpoint.remote_reads import read_in_blocks
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_file
@@ -20,7 +20,7 @@ from reshard.core.transfer.writer import heads_digest
 _BLOCK_BYTES = 8 * 2**20
 
 
-@dataclass(frozen=True)
+@frozen
 class ReducedFile:
     """A written file's size, and the digest of the bytes around its contents."""
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.frozen import frozen
 from reshard.core.source.gaps import STEP_PARAMETERS
 from reshard.core.source.replicas import differing_replicas_text
 from reshard.core.tensor.dtypes import DType
@@ -107,7 +108,7 @@ def stored_bytes(records: Iterable[CatalogRecord], names: Collection[str]) -> in
     return total
 
 
-@dataclass(frozen=True)
+@frozen
 class Contents:
     """The contents of parameters.
 

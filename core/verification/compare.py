@@ -6,7 +6,7 @@ Parameters that differ are read again from both sides, to locate and measure the
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Event
 from typing import Literal
 
@@ -14,6 +14,7 @@ from reshard.core.errors import InputError
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.option_names import options_of_side
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
@@ -131,7 +132,7 @@ def _changed(request: ComparisonRequest, b: View, resolvers: Mapping[str, Resolv
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class _Comparison:
     a: View
     b: View

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.casting import NUMPY_TYPES, cast_bits, typed
 from reshard.core.tensor.dtypes import MAP_TENSOR, DType
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
@@ -17,7 +17,7 @@ Read = Callable[[TensorSlice], np.ndarray]
 """Reads a box's elements, as unsigned integers of its shape; valid until the next call."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Located:
     """Where two tensors differ.
 

@@ -7,7 +7,7 @@ has one. Neither can see a wrong plan.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
@@ -18,6 +18,7 @@ from reshard.core.checkpoint.manifest import ShardRecord, record_entries
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry
 from reshard.core.errors import CheckpointError, StorageError
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.listing import has_no_file
@@ -31,7 +32,7 @@ _READ_BYTES = 2**20
 _SUMMED_BYTES = 4 * 2**20
 
 
-@dataclass(frozen=True)
+@frozen
 class RankVerification:
     """The check of one rank's file.
 

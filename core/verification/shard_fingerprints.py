@@ -13,7 +13,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
@@ -23,6 +22,7 @@ from reshard.core.checkpoint.content_blocks import ElementRange, read_blocks, te
 from reshard.core.checkpoint.dense_view import open_record
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.errors import CatalogError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.file_versions import difference_text
 from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import SCALED, DType
@@ -39,7 +39,7 @@ BLOCK_BYTES = 4 * 2**20
 _ALL_ROWS = 2**63
 
 
-@dataclass(frozen=True)
+@frozen
 class Contribution(Generic[Key]):
     """A contribution of a file's entry to a fingerprint.
 

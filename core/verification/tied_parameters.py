@@ -6,7 +6,6 @@ were converted apart, the digests are compared.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.errors import PlanError
@@ -14,6 +13,7 @@ from reshard.core.plan.matching import distinct_sources
 from reshard.core.plan.ownership import lacks_shards
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.wholes import whole_plan
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.slices import Shape
@@ -21,7 +21,7 @@ from reshard.core.verification.values import target_starts
 from reshard.core.verification.wholes import first_difference
 
 
-@dataclass(frozen=True)
+@frozen
 class Differing:
     """A tied parameter whose copies differ: the stage whose copy is used, and the stages with another."""
 

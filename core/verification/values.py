@@ -11,7 +11,6 @@ code that finds the box of a rank.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
@@ -23,6 +22,7 @@ from reshard.core.plan.layout_classes import TargetStage
 from reshard.core.plan.model import ReshardedParameter, SourceTensor
 from reshard.core.plan.ownership import NO_RANK, SourceCopies, common_units, lacks_shards, units_of
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed_lines, rank_names
 from reshard.core.source.replicas import differing_replicas_text
 from reshard.core.tensor.dtypes import DType
@@ -38,7 +38,7 @@ _MAX_LOCATED = 4
 """Parameters whose sources are read once more, to find the boxes that differ."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ContentProblem:
     """A difference, and the target ranks whose files may be to blame; none if the source is."""
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from reshard.core.plan.recipes import excluded_names
 from reshard.core.request.changes import Changes
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import advancing, current_progress
@@ -56,7 +57,7 @@ _MAX_SHARES = 4
 """Shares of a file for each worker: few, yet enough for all workers to end at about the same time."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Tensor:
     """A whole tensor, from the headers of files."""
 
@@ -65,7 +66,7 @@ class Tensor:
     size_bytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class _Facts:
     """What is known of a side before its contents are read.
 
@@ -180,7 +181,7 @@ def _checkpoint_view(request: FingerprintRequest, source: Source, plan: Conversi
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class CheckpointView(_Facts):
     """A checkpoint whose files can be read.
 
@@ -295,7 +296,7 @@ class CheckpointView(_Facts):
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class FingerprintsView(_Facts):
     """A checkpoint known only by its fingerprints."""
 

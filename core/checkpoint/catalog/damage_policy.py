@@ -5,11 +5,11 @@ be read, for lack of permission, is not damaged: its content is still there.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.encryption.cipher_blocks import KeyMistakeError
 from reshard.core.errors import CheckpointError, InputError, StorageError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.listing import is_missing
 from reshard.core.strategy.model import Strategy
 
@@ -17,7 +17,7 @@ NO_FILE = "it has no checkpoint file"
 NAMED_AS_FAULTY = "named as faulty"
 
 
-@dataclass(frozen=True)
+@frozen
 class DamagePolicy:
     """How a catalog treats ranks without a usable file.
 

@@ -6,7 +6,7 @@ them, so that a rank has a tensor at most once.
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import xxhash
@@ -17,6 +17,7 @@ from reshard.core.checkpoint.formats import safetensors
 from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.errors import CatalogError, CheckpointError, LayoutError, StorageError, TargetError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import load_json
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.dcp_names import (
@@ -52,7 +53,7 @@ _SHARDING_INFO = "DCP_SHARDING_INFO"
 _MAX_RANKS = 1 << 20
 
 
-@dataclass(frozen=True)
+@frozen
 class FilePart:
     """Chunks of one file, at most one of each tensor: what counts as a rank. `path` is below the directory."""
 
@@ -60,7 +61,7 @@ class FilePart:
     chunks: Mapping[str, Chunk]
 
 
-@dataclass(frozen=True)
+@frozen
 class DcpCheckpoint:
     """A checkpoint of DCP.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.patterns import NUMBER, RANK_FIELD
 
 _STEP = re.compile(rf"(?P<epoch>{NUMBER})_(?P<step>{NUMBER})(?P<breakpoint>_breakpoint)?")
@@ -40,7 +41,7 @@ class Step:
         return f"{self.epoch}_{self.step}" + ("_breakpoint" if self.breakpoint else "")
 
 
-@dataclass(frozen=True)
+@frozen
 class CheckpointName:
     """The parsed name of a checkpoint file; `step` is None if the name has none.
 

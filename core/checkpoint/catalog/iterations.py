@@ -4,12 +4,13 @@ A URL names the directory with all iterations, where the tracker tells which one
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from reshard.core.checkpoint.catalog.output_directory import find_output_checkpoint
 from reshard.core.errors import CatalogError, StorageError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.checkpoint2_names import (
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _MAX_LISTED = 6
 
 
-@dataclass(frozen=True)
+@frozen
 class Iteration:
     """One iteration of a Checkpoint 2.0.
 

@@ -1,12 +1,13 @@
 """The catalog of a checkpoint as data, one record per rank, from file names and headers. Using it needs no storage."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
+from reshard.core.runtime.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class CatalogRecord:
     """One rank's checkpoint file.
 
@@ -28,7 +29,7 @@ class CatalogRecord:
     assumed: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class CheckpointCatalog:
     """A checkpoint: for each rank its file and the file's contents.
 

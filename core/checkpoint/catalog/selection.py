@@ -5,11 +5,11 @@ that selects one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, CheckpointName, Step, group_prefixes, parse_step
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import MAX_LISTED, listed, printable, rank_names
 from reshard.core.storage.patterns import spelled_for
@@ -17,7 +17,7 @@ from reshard.core.storage.patterns import spelled_for
 Names = Mapping[int, Sequence[CheckpointName]]
 
 
-@dataclass(frozen=True)
+@frozen
 class FileSelection:
     """The file chosen for each rank.
 

@@ -9,7 +9,6 @@ directory, or the directory of all outputs of MindFormers. Only indexes and meta
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
@@ -23,6 +22,7 @@ from reshard.core.checkpoint.formats.stage_files import group_stage_files
 from reshard.core.checkpoint.formats.weight_maps import check_file_names, read_weight_map
 from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.errors import CatalogError, StorageError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.checkpoint2_names import COMMON_NAME, METADATA_NAME
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.listing import file_info, list_folder
@@ -57,7 +57,7 @@ class CheckpointShape(StrEnum):
     DCP = "DCP"
 
 
-@dataclass(frozen=True)
+@frozen
 class FoundFile:
     """A checkpoint file: its parsed name and its location."""
 
@@ -65,7 +65,7 @@ class FoundFile:
     location: Location
 
 
-@dataclass(frozen=True)
+@frozen
 class CheckpointSurvey:
     """The files of a checkpoint, complete or not.
 
@@ -194,7 +194,7 @@ def storage_errors_as_input() -> Iterator[None]:
         raise CatalogError(str(error)) from error
 
 
-@dataclass(frozen=True)
+@frozen
 class _Item:
     """One entry of a folder; `kind` is "file", "directory" or another of fsspec's types."""
 

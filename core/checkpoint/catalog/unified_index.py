@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.errors import CatalogError, raise_problems
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.unified_names import OTHERS_NAME
 from reshard.core.storage.urls import Location
 
 
-@dataclass(frozen=True)
+@frozen
 class WeightIndex:
     """An index: its location, and the file of each tensor."""
 

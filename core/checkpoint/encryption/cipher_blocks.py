@@ -12,11 +12,11 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from reshard.core.errors import CheckpointError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.reading import SourceFile
 
@@ -54,7 +54,7 @@ class KeyMistakeError(CheckpointError):
     """A key for a file that is not encrypted, none for one that is, or one of another mode; the file itself is fine."""
 
 
-@dataclass(frozen=True)
+@frozen
 class BlockLayout:
     """The layout of a file's blocks."""
 

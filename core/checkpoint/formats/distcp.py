@@ -11,7 +11,6 @@ A zip has the CRC-32 of each record, which is known when its bytes are written: 
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
@@ -27,6 +26,7 @@ from reshard.core.checkpoint.model import (
     TensorEntry,
 )
 from reshard.core.errors import CheckpointError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.pickle_writing import build_pickle
 from reshard.core.runtime.pickled import Global, PersistentId, Record
 from reshard.core.storage.reading import SourceFile, read_bytes
@@ -66,7 +66,7 @@ _STORAGES = {
 """dtype -> torch's class of its storages; others are untyped."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Archive:
     """An archive but for its tensor's bytes; `sum_places` are where their CRC-32 belongs in `tail`."""
 

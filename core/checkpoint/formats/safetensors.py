@@ -10,7 +10,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
@@ -27,6 +26,7 @@ from reshard.core.checkpoint.model import (
     text_entry,
 )
 from reshard.core.errors import CheckpointError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import Parse, json_bytes, parsing
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import INT4, DType, dtype_from_safetensors, foreign_dtype
@@ -46,7 +46,7 @@ _CRC_ROOM = "0" * 10
 """Its decimal digits; spaces, which JSON allows, follow a shorter number."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Header:
     """`tensors`: name -> JSON description as in the file; the data begins at byte `data_offset`."""
 

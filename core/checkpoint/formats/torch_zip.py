@@ -13,13 +13,14 @@ is stored as it was before. Every record has a CRC-32 in the directory; it is 0 
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from reshard.core.checkpoint.formats.crc32 import crc32
 from reshard.core.checkpoint.model import StridedContent
 from reshard.core.checkpoint.remote_reads import read_in_blocks
 from reshard.core.errors import CheckpointError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.pickled import Global, PersistentId, PickleError, Record, read_pickle
 from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.reading import SourceFile, read_bytes
@@ -72,7 +73,7 @@ _ALLOWED = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class StoredTensor:
     """A tensor in a file.
 
@@ -162,7 +163,7 @@ class _Window:
         return read_bytes(self._file, offset, length)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Entry:
     """A record in an archive's directory; `offset` is that of its header, in the archive. `crc` 0: none."""
 
@@ -310,7 +311,7 @@ def _wide(extra: bytes, *numbers: int) -> list[int]:
     return result
 
 
-@dataclass(frozen=True)
+@frozen
 class _View:
     """A tensor as its pickle describes it; `start` and `strides` count elements of the storage."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from reshard.core.checkpoint.catalog.survey import storage_errors_as_input
@@ -19,6 +19,7 @@ from reshard.core.checkpoint.model import FileIndex
 from reshard.core.checkpoint.remote_index.templates import Template
 from reshard.core.checkpoint.remote_reads import read_coalesced
 from reshard.core.errors import InputError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
 
@@ -67,7 +68,7 @@ class Workers:
             raise
 
 
-@dataclass(frozen=True)
+@frozen
 class Indexed:
     """The index of a file; `assumed` if not all of its headers were read."""
 
@@ -75,7 +76,7 @@ class Indexed:
     assumed: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class _Group:
     """Files of one size that may have the same headers.
 

@@ -8,7 +8,6 @@ those that this module predicts.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ from reshard.core.checkpoint.formats.ckpt import CRC_MARK, CRC_TRAILER_BYTES
 from reshard.core.checkpoint.formats.ckpt_writing import plan_pieces
 from reshard.core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
 from reshard.core.errors import CatalogError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.dtypes import MAP_TENSOR
 
 Item = TypeVar("Item")
@@ -44,7 +44,7 @@ def header_mismatch(rank: int, location: str, name: str, offset: int) -> Catalog
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class Template:
     """A file whose headers were read and are those of `expected_heads`.
 

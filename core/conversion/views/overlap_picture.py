@@ -5,9 +5,9 @@ part has the color of the source rank that it is read from, in the source and in
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from reshard.core.plan.overlaps import ParameterOverlaps, SourceCell, TargetCell
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import html_text, listed_ranks, size_text
 from reshard.core.tensor.slices import Shape, TensorSlice
 
@@ -28,7 +28,7 @@ _STYLE = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class _View:
     """Layout of a tensor on the page: what goes downwards, then what goes to the right.
 

@@ -5,13 +5,13 @@ to 3072 ranks take a second. Parameters that are in no strategy are on every ran
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from reshard.core.conversion.report import source_kind, target_kind
 from reshard.core.plan.ownership import NO_RANK
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.wording import ranks_text, size_text
 
@@ -37,7 +37,7 @@ _STYLE = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Feeds:
     """Bytes that target ranks get from source ranks, in an array of (target bins, source bins).
 
