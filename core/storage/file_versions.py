@@ -19,6 +19,7 @@ from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location
 
 _CHANGE_TIME = re.compile(r"-c\d+(?=\+|$)")
+_OF_OBJECT = re.compile(r"(\d+)-([0-9a-f]{32}(?:-\d+)?)")
 
 TOUCHED = (
     "of the same size and modification time, but changed since: it was rewritten and given its old time, or its mode, "
@@ -38,6 +39,12 @@ def remote_version(info: dict[str, Any]) -> str:
         if info.get(key):
             return f"{info['size']}-{str(info[key]).strip(chr(34))}"
     return str(info["size"])
+
+
+def parse_object_version(version: str) -> tuple[int, str] | None:
+    """Return the size and the quoted etag in the version of an S3 object; None for other versions and unusual etags."""
+    found = _OF_OBJECT.fullmatch(version)
+    return (int(found[1]), f'"{found[2]}"') if found else None
 
 
 def is_same_version(known: str, found: str) -> bool:

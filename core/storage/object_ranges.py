@@ -65,11 +65,11 @@ class ObjectRanges:
         self._stores: dict[str, Any] = {}
 
     def read(self, bucket: str, key: str, offset: int, buffer: memoryview, etag: str) -> None:
-        """Fill `buffer` from the bytes at `offset`.
+        """Fill `buffer` from the bytes at `offset`, of the object that has an etag; an empty one: of whatever is there.
 
         Raises:
             ConnectionError: the server did not answer, or not completely, or asks for patience.
-            ChangedObjectError: the object has another etag.
+            ChangedObjectError: the object has another etag, or the answer has none.
             RefusedRangeError: anything else.
         """
         import obstore
@@ -78,7 +78,10 @@ class ObjectRanges:
         count = 0
         options: Any = {"range": (offset, offset + len(buffer))} | ({"if_match": etag} if etag else {})
         try:
-            for piece in obstore.get(self.store(bucket), key, options=options).stream(min_chunk_size=_PIECE_BYTES):
+            answer = obstore.get(self.store(bucket), key, options=options)
+            if etag and answer.meta["e_tag"] != etag:  # not every server heeds conditions
+                raise ChangedObjectError
+            for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
                 data = memoryview(piece)
                 buffer[count : count + len(data)] = data
                 count += len(data)

@@ -12,7 +12,7 @@ from reshard.core.errors import CatalogError, CheckpointError, StorageError, Tar
 from reshard.core.runtime.local_files import is_irregular, open_regular
 from reshard.core.runtime.metadata import check_metadata, metadata_limit_bytes
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.file_versions import difference_text, local_version, remote_version
+from reshard.core.storage.file_versions import difference_text, local_version, parse_object_version, remote_version
 from reshard.core.storage.joined import JoinedFile, parts_of
 from reshard.core.storage.listing import file_info
 from reshard.core.storage.object_ranges import ChangedObjectError, RefusedRangeError, give_up, object_ranges
@@ -55,8 +55,11 @@ def read_bytes(file: SourceFile, offset: int, length: int) -> bytes:
     return data
 
 
-def open_source(location: Location) -> SourceFile:
+def open_source(location: Location, version: str = "") -> SourceFile:
     """Open a file for reading at offsets; a location that names several files is read as one.
+
+    The caller compares the file's version with the one that it expects. With that as `version`, an object that obstore
+    reads is not asked for first: each answer shows its version, and reading another one fails.
 
     Raises:
         StorageError: the file does not exist or cannot be opened.
@@ -70,7 +73,12 @@ def open_source(location: Location) -> SourceFile:
     with mapped_errors(location, "read it"):
         if location.is_local:
             return _LocalSource(location)
-        return _RemoteSource(location)
+        return _RemoteSource(location, version)
+
+
+def is_proven(file: SourceFile) -> bool:
+    """True if each answer to a read so far showed that the file had its version, so that none need be looked for."""
+    return isinstance(file, _RemoteSource) and file.is_proven
 
 
 def read_version(location: Location) -> str:
@@ -122,14 +130,22 @@ class _LocalSource:
 
 
 class _RemoteSource:
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, version: str) -> None:
         self.location = location
-        info = file_info(location, "read it")
-        if info["type"] == "directory":
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        self.size_bytes = int(info["size"])
-        self.version = remote_version(info)
-        self._etag = str(info.get("ETag") or "")
+        known = parse_object_version(version) if takes_parts(location) and object_ranges(location.fs) else None
+        self._is_expected = known is not None
+        """The version is what is expected, and no look has found it."""
+        if known is not None:
+            self.version = version
+            self.size_bytes, self._etag = known
+        else:
+            info = file_info(location, "read it")
+            if info["type"] == "directory":
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self.size_bytes = int(info["size"])
+            self.version = remote_version(info)
+            self._etag = str(info.get("ETag") or "")
+        self.is_proven = bool(self._etag)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         if offset + len(buffer) > self.size_bytes:
@@ -158,17 +174,25 @@ class _RemoteSource:
             self._read_by_fsspec(offset, buffer)
             give_up(location.fs)
         except ChangedObjectError:
-            found = remote_version(file_info(location))
-            if found != self.version:
-                raise CatalogError(
-                    f"{location} changed while it was being read ({difference_text(self.version, found)}). Start "
-                    "again when nothing writes to it any more"
-                ) from None
+            self._look()
             self._read_by_fsspec(offset, buffer)
-            give_up(location.fs)  # the server takes no conditions
+            give_up(location.fs)  # the server takes no conditions, or shows no versions
         return True
 
+    def _look(self) -> None:
+        """Check that the object still has its version."""
+        found = remote_version(file_info(self.location))
+        if found != self.version:
+            raise CatalogError(
+                f"{self.location} changed while it was being read ({difference_text(self.version, found)}). Start "
+                "again when nothing writes to it any more"
+            )
+        self._is_expected = False
+
     def _read_by_fsspec(self, offset: int, buffer: memoryview) -> None:
+        self.is_proven = False
+        if self._is_expected:
+            self._look()
         data = self.location.fs.cat_file(self.location.path, start=offset, end=offset + len(buffer))
         if len(data) != len(buffer):
             raise ConnectionError(f"{len(data)} bytes came")

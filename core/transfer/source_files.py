@@ -13,7 +13,7 @@ from reshard.core.errors import CatalogError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.file_versions import difference_text
-from reshard.core.storage.reading import SourceFile, open_source
+from reshard.core.storage.reading import SourceFile, is_proven, open_source
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 
@@ -59,7 +59,8 @@ class RemoteFiles:
         """Open the files of `ranks` concurrently."""
         self._records = [plan.inputs.catalog.records[rank] for rank in sorted(set(ranks))]
         # here, not in `open`: locating the blocks of an encrypted file takes requests, which would wait for others
-        files = [decrypted(file, source_key()) for file in self._opened()]
+        self._stored = list(at_once(_expected, self._records))
+        files = [decrypted(file, source_key()) for file in self._stored]
         self._open = {record.rank: dense(file, record.index) for record, file in zip(self._records, files, strict=True)}
         self._checked: set[tuple[int, str]] = set()
         self._lock = Lock()
@@ -82,14 +83,12 @@ class RemoteFiles:
         return expected_heads(entry)
 
     def check_unchanged(self) -> None:
-        """Check that no file changed while it was read."""
-        self._opened()
+        """Check that no file changed while it was read, except those of which each answer showed that."""
+        unproven = [record for record, file in zip(self._records, self._stored, strict=True) if not is_proven(file)]
+        list(at_once(lambda record: _open_unchanged(record, parse_url(record.location)), unproven))
 
     def close(self) -> None:
         """Close all files: none stays open."""
-
-    def _opened(self) -> list[SourceFile]:
-        return list(at_once(lambda record: _open_unchanged(record, parse_url(record.location)), self._records))
 
 
 def are_remote(plan: ConversionPlan) -> bool:
@@ -98,8 +97,17 @@ def are_remote(plan: ConversionPlan) -> bool:
     return not parse_url(first.location).is_local
 
 
+def _expected(record: CatalogRecord) -> SourceFile:
+    """Open a remote file; one that has changed is refused now, or when it is read."""
+    return _unchanged(record, open_source(parse_url(record.location), record.version))
+
+
 def _open_unchanged(record: CatalogRecord, location: Location) -> SourceFile:
-    source = open_source(location)
+    return _unchanged(record, open_source(location))
+
+
+def _unchanged(record: CatalogRecord, source: SourceFile) -> SourceFile:
+    """Return an open file if it has the version that was planned with, or close it."""
     if source.version != record.version:
         source.close()
         raise CatalogError(

@@ -57,7 +57,7 @@ def remove(path: Path) -> None:
 
 
 CHANGES: list[Change] = [rewrite, replace, truncate, append, remove]
-REASONS = "changed while it was being converted|truncated or changed|cannot read it: no such file"
+REASONS = "changed while it was being (?:converted|read)|truncated or changed|cannot read it: no such file"
 
 
 class ChangesAfter:

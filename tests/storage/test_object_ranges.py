@@ -13,7 +13,7 @@ from reshard.core.runtime import retry
 from reshard.core.runtime.retry import RetryPolicy, counting_retries
 from reshard.core.storage.filesystems import open_filesystem
 from reshard.core.storage.object_ranges import RefusedRangeError, object_ranges
-from reshard.core.storage.reading import open_source, read_bytes
+from reshard.core.storage.reading import is_proven, open_source, read_bytes
 from reshard.core.storage.urls import Location, parse_url
 from tests.support.s3_client import s3_client
 from tests.support.s3_server import S3Server
@@ -111,6 +111,54 @@ def test_an_object_that_was_replaced_is_not_read_any_further(location: Location,
     client.put_object(Bucket=BUCKET, Key=f"{store.prefix}/file.bin", Body=CONTENT[::-1])
     with pytest.raises(CatalogError, match=r"/file\.bin changed while it was being read \(it was 5000000-"):
         read_bytes(source, START, LENGTH)
+
+
+@pytest.mark.usefixtures("without_s3fs")
+def test_an_expected_object_is_read_without_being_looked_for(location: Location, store: Store) -> None:
+    version = open_source(location).version
+    store.proxy.forget()
+    file = open_source(location, version)
+    assert (file.size_bytes, read_bytes(file, START, LENGTH)) == (len(CONTENT), WANTED)
+    assert is_proven(file)
+    assert store.proxy.counts() == {"GetObject": 1}
+
+
+def test_an_expected_object_that_was_replaced_is_not_read(location: Location, store: Store) -> None:
+    version = open_source(location).version
+    client = s3_client(store.server.url)
+    client.put_object(Bucket=BUCKET, Key=f"{store.prefix}/file.bin", Body=CONTENT[::-1])
+    file = open_source(location, version)
+    with pytest.raises(CatalogError, match=r"/file\.bin changed while it was being read \(it was 5000000-"):
+        read_bytes(file, START, LENGTH)
+
+
+def test_an_object_that_was_replaced_on_a_server_without_conditions(
+    location: Location, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.support.s3_proxy._is_other_version", lambda head, answer: False)
+    version = open_source(location).version
+    client = s3_client(store.server.url)
+    client.put_object(Bucket=BUCKET, Key=f"{store.prefix}/file.bin", Body=CONTENT[::-1])
+    file = open_source(location, version)
+    with pytest.raises(CatalogError, match=r"/file\.bin changed while it was being read \(it was 5000000-"):
+        read_bytes(file, START, LENGTH)
+
+
+def test_s3fs_reads_an_expected_object_only_after_a_look(location: Location, store: Store) -> None:
+    version = open_source(location).version
+    client = s3_client(store.server.url)
+    client.put_object(Bucket=BUCKET, Key=f"{store.prefix}/file.bin", Body=CONTENT[::-1])
+    file = open_source(location, version)
+    store.proxy.set_faults(Fault(Kind.RESET, ("GetObject",), most=1))  # what fails is repeated by s3fs
+    with pytest.raises(CatalogError, match=r"/file\.bin changed while it was being read \(it was 5000000-"):
+        read_bytes(file, START, LENGTH)
+
+
+def test_what_s3fs_read_is_not_proven(location: Location, store: Store) -> None:
+    file = open_source(location, open_source(location).version)
+    store.proxy.set_faults(Fault(Kind.RESET, ("GetObject",), most=1))
+    assert read_bytes(file, START, LENGTH) == WANTED
+    assert not is_proven(file)
 
 
 def test_a_server_that_takes_no_conditions_is_read_by_s3fs(location: Location, store: Store) -> None:
