@@ -17,6 +17,7 @@ import click
 from reshard.cli.output import print_error, print_line
 from reshard.cli.parameters import COMPLETION_VARIABLE, did_you_mean
 from reshard.core.errors import InputError, ReshardError, VerificationError
+from reshard.core.runtime.arenas import share_arenas
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.shortage import naming_shortage
 from reshard.core.runtime.threads import rare_collections
@@ -152,6 +153,8 @@ def main() -> None:
     """Run the console command."""
     # numpy's BLAS starts a thread for each processor, and nothing here multiplies matrices
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if any("://" in argument for argument in sys.argv[1:]):
+        share_arenas()
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # names of files and parameters may contain characters outside the terminal's encoding

@@ -28,11 +28,13 @@ _BOX_BYTES = 1 << 20
 def open_record(record: CatalogRecord) -> SourceFile:
     """Open a source rank's file, decrypted if the source has a key, its strided tensors dense.
 
+    An object that has changed since may be refused only when it is read, with a CatalogError.
+
     Raises:
         CheckpointError: the key does not decrypt the file.
         StorageError: the file does not exist, or cannot be read.
     """
-    return dense(open_checkpoint(parse_url(record.location), source_key()), record.index)
+    return dense(open_checkpoint(parse_url(record.location), source_key(), record.version), record.index)
 
 
 def dense(file: SourceFile, index: FileIndex) -> SourceFile:

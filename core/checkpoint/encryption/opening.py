@@ -12,14 +12,14 @@ from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import OutputFile, write_file
 
 
-def open_checkpoint(location: Location, key: Key | None) -> SourceFile:
-    """Open a checkpoint file for reading at offsets; with a key, decrypted.
+def open_checkpoint(location: Location, key: Key | None, version: str = "") -> SourceFile:
+    """Open a checkpoint file for reading at offsets; with a key, decrypted. `version` is for `open_source`.
 
     Raises:
         CheckpointError: the key does not decrypt the file.
         StorageError: the file does not exist, or cannot be read.
     """
-    return decrypted(open_source(location), key)
+    return decrypted(open_source(location, version), key)
 
 
 @contextmanager
