@@ -81,7 +81,7 @@ class TransformOptions(SelectionOptions, SourceOptions, ResourceOptions, total=F
         switch: `NAME=VALUE`: what a checkpoint does not show, for the preset.
         training_config: the training's YAML, in which the preset finds that.
         check_crc: check the CRC of source files that have one, as those of DCP: reads all of them whole, also for a
-            plan, and in each process that loads a rank.
+            plan, and in each process that loads a rank. `convert` checks DCP's as it reads them.
         unmatched: what happens to parameters that the target's strategy lacks.
         allow_missing: shell-style patterns of target parameters that the source need not have.
         append_info: `NAME=VALUE` for every target file.

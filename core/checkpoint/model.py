@@ -94,6 +94,13 @@ def text_entry(name: str, text: str) -> TensorEntry:
     return TensorEntry(name, TEXT, (4 * max(1, len(text)),), (), text)
 
 
+class StoredCrc(NamedTuple):
+    """The CRC-32 of a tensor's storage in a file: of bytes that are all of the tensor's, perhaps in another order."""
+
+    extent: Extent
+    crc: int
+
+
 @frozen
 class FileIndex:
     """Contents of a checkpoint file.
@@ -103,6 +110,8 @@ class FileIndex:
         redundancy_removed: the file is marked: only one rank saved each slice that ranks share.
         strided: entries that the file does not hold in C order. Their extents are past the file's end, where
             `reshard.core.checkpoint.dense_view` shows their bytes in C order.
+        crcs: CRCs of single tensors that are still to be compared with their bytes, when these are read. In memory
+            only: a plan that was restored has none.
     """
 
     format: CheckpointFormat
@@ -111,6 +120,7 @@ class FileIndex:
     has_crc: bool = False
     redundancy_removed: bool = False
     strided: Mapping[str, StridedContent] = field(default_factory=dict)
+    crcs: Mapping[str, StoredCrc] = field(default_factory=dict, compare=False)
 
 
 class OutputEntry(NamedTuple):

@@ -50,7 +50,7 @@ def convert(
         note = current_progress().note
         to_carry_out = with_retries(lambda: placed(request), note)
         with_retries(lambda: check_target(to_carry_out), note)
-        plan = with_retries(lambda: (plan_of or make_plan)(to_carry_out), note)
+        plan = with_retries(lambda: plan_of(to_carry_out) if plan_of else make_plan(to_carry_out, crc_later=True), note)
         with open_session(to_carry_out, plan) as session:
             failures = run_ranks(session, stop)
             parts = _source_parts(session, stop) if not failures and session.compares() else None

@@ -1,7 +1,8 @@
 """The end of a run: failures become one error; or contents are compared, the target is committed, a report is made."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from threading import Event
 
 import numpy as np
 import xxhash
@@ -12,20 +13,31 @@ from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.rank_work import rank_or_file
 from reshard.core.conversion.report import ConversionReport, Outcome, RankReport, facts_of, layout_of, target_kind
 from reshard.core.conversion.session import Session
-from reshard.core.errors import CastError, ConversionError, InputError, ReshardError, StorageError, VerificationError
+from reshard.core.errors import (
+    CastError,
+    CheckpointError,
+    ConversionError,
+    InputError,
+    ReshardError,
+    StorageError,
+    VerificationError,
+)
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import needed_target_key
 from reshard.core.runtime.log import timed
-from reshard.core.runtime.progress import SilentProgress, current_progress
+from reshard.core.runtime.progress import SilentProgress, advancing, current_progress
 from reshard.core.runtime.retry import retries_counted
-from reshard.core.runtime.wording import rank_names
+from reshard.core.runtime.wording import listed_lines, rank_names
 from reshard.core.target.companions import companion_summaries
 from reshard.core.target.workspace import Workspace, read_records, record_digest
 from reshard.core.transfer.overflows import overflow_notes, total_overflows
+from reshard.core.transfer.source_files import open_unchanged
 from reshard.core.verification.values import ContentCheck, content_problems_text
+
+_MAX_LISTED = 20
 
 
 def finish(
@@ -42,6 +54,7 @@ def finish(
     Raises:
         InputError, VerificationError, ConversionError: ranks failed, or contents differ; the message lists them.
     """
+    check_crcs(session)
     raise_failures(failures, session)
     plan, level = session.plan, session.request.verify
     found = _finished_ranks(session)
@@ -65,6 +78,9 @@ def finish(
             f"only these again ({session.workspace.directory} holds what is done)",
             transient=True,
         )
+    if not missing:
+        _read_rest(session)
+        check_crcs(session)
     compared = found.content if not found.unchecked else None
     if compared:
         _compare_contents(session, compared, source_parts or {}, found.workspace)
@@ -76,6 +92,45 @@ def finish(
     elif found.committed and compared:
         session.target.confirm(level)
     return _report(session, found, missing, seconds, compared)
+
+
+def _read_rest(session: Session) -> None:
+    """Read what no rank of this run has read, for its CRCs: ranks done by other runs were made from it."""
+    left_bytes = session.crcs.left_bytes()
+    if left_bytes:
+        progress, stop = current_progress(), Event()
+        progress.begin("checking CRCs", left_bytes)
+        session.crcs.read_rest(open_unchanged, session.readers, stop, advancing(progress, stop))
+
+
+def check_crcs(session: Session) -> None:
+    """Check the CRCs of source tensors that were read; target ranks made from a damaged one lose their records.
+
+    A rerun repeats these ranks: perhaps the file is right, and was not read right.
+
+    Raises:
+        CheckpointError: some differ; the message lists them.
+    """
+    problems = session.crcs.problems()
+    if not problems:
+        return
+    if not session.target.is_committed():
+        for rank in sorted(session.workspace.recorded_ranks()):
+            if not problems.keys().isdisjoint(_places_read(session.plan, rank)):
+                session.workspace.remove_record(rank)
+    what = "\n  ".join(listed_lines(list(problems.values()), _MAX_LISTED))
+    raise CheckpointError(
+        f"{what}. {session.workspace.directory} holds what was made of the rest: get the damaged files again, and "
+        "begin again with --overwrite"
+    )
+
+
+def _places_read(plan: ConversionPlan, rank: int) -> Iterator[tuple[str, str]]:
+    """The source tensors that a target rank is made from: URL of the file, and name."""
+    records = plan.inputs.catalog.records
+    for each in plan.rank_plan(plan.copies.get(rank, rank)).parameters:
+        for read in each.reads:
+            yield records[read.source_rank].location, each.sources[read.source].name
 
 
 def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> None:
@@ -190,7 +245,7 @@ def _report(
         seconds=round(seconds, 3),
         written_bytes=written_bytes,
         read_bytes=sum(rank.read_bytes for rank in written),
-        crc_bytes=_crc_bytes(plan) if session.request.check_crc else 0,
+        crc_bytes=_crc_bytes(session),
         verified_bytes=0 if level.is_below(VerifyLevel.CHECKSUM) else written_bytes,
         compared=compared.parameter_count if compared else 0,
         compared_bytes=compared.source_bytes() if compared else 0,
@@ -238,6 +293,11 @@ def _rank_summary(report: RankReport) -> RankSummary:
     )
 
 
-def _crc_bytes(plan: ConversionPlan) -> int:
-    """Bytes of the source's files that carry a CRC."""
-    return sum(record.size_bytes for record in plan.inputs.catalog.records.values() if record.index.has_crc)
+def _crc_bytes(session: Session) -> int:
+    """Bytes that were read only for CRCs: at the end, or whole files at the beginning."""
+    if not session.request.check_crc:
+        return 0
+    records = session.plan.inputs.catalog.records.values()
+    if any(record.index.crcs for record in records):
+        return session.crcs.read_bytes
+    return sum(record.size_bytes for record in records if record.index.has_crc)

@@ -57,11 +57,11 @@ def check_target(request: ConversionRequest) -> None:
     check_free(final, source, overwrite=request.overwrite, brings_others=request.layout is TargetLayout.UNIFIED)
 
 
-def make_plan(request: ConversionRequest) -> ConversionPlan:
-    """Plan a request; nothing is written."""
+def make_plan(request: ConversionRequest, *, crc_later: bool = False) -> ConversionPlan:
+    """Plan a request; nothing is written. With `crc_later`, `SourceCrcs` is to check CRCs of single tensors."""
     with resources_of(request):
         request = placed(request)
-        target = outline_target(request)
+        target = dataclasses.replace(outline_target(request), crc_later=crc_later)
         return plan_conversion(request, open_source(SourceRequest.of(request), target), target)
 
 

@@ -28,6 +28,7 @@ from reshard.core.storage.copying import copy_file
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.target.workspace import Workspace
 from reshard.core.transfer.file_blocks import expected_entries
+from reshard.core.transfer.source_crcs import SourceCrcs
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.files import RankVerification, verify_rank
 from reshard.core.verification.values import target_starts
@@ -38,7 +39,7 @@ class RankWork:
     """Everything that work on a plan's target ranks needs.
 
     `prefetch` workers read ahead for one group. `advance` is called with the number of bytes done; it raises
-    StoppedError to end the work. `known` are the indexes of checked files.
+    StoppedError to end the work. `known` are the indexes of checked files; `crcs` are given what is read.
     """
 
     workspace: Workspace
@@ -48,6 +49,7 @@ class RankWork:
     level: VerifyLevel
     advance: Callable[[int], None]
     known: KnownIndexes = field(default_factory=KnownIndexes)
+    crcs: SourceCrcs | None = None
 
     def make(self, unit: Unit) -> ShardRecord:
         """Make the files of a unit that writes or copies; return the record of its first rank.
@@ -147,6 +149,7 @@ class RankWork:
             budget=self.budget,
             prefetch=prefetch,
             advance=self.advance,
+            crcs=self.crcs,
         )
         for record in records:
             self.workspace.write_record(record)

@@ -80,7 +80,7 @@ class ConversionReport(PlanFacts):
         seconds: wall time of this run.
         written_bytes: bytes of all files written or copied in this run.
         read_bytes: bytes read from the source in this run to write files.
-        crc_bytes: additional bytes of source files that were read whole to check their CRCs.
+        crc_bytes: additional bytes of source files that were read to check their CRCs.
         verified_bytes: additional bytes of target files that were read back.
         compared: number of parameters whose values were compared with the source's, which needs a complete target.
         compared_bytes: additional bytes of the source that were read to compare values.

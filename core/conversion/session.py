@@ -32,6 +32,7 @@ from reshard.core.target.index import document_problem
 from reshard.core.target.target import Target
 from reshard.core.target.workspace import Workspace
 from reshard.core.transfer.rank_groups import group_ranks
+from reshard.core.transfer.source_crcs import SourceCrcs
 from reshard.core.transfer.source_files import are_remote
 from reshard.core.verification.state import check_no_other_state, state_problems
 
@@ -117,6 +118,11 @@ class Session:
         return self.target.plan
 
     @cached_property
+    def crcs(self) -> SourceCrcs:
+        """CRCs of the source's tensors that are checked as this process reads them."""
+        return SourceCrcs(self.plan)
+
+    @cached_property
     def pending(self) -> tuple[int, ...]:
         """The ranks left to do."""
         return () if self.committed else tuple(rank for rank in self.ranks if rank not in self.done)
@@ -164,7 +170,13 @@ class Session:
     def work(self, advance: Callable[[int], None], workspace: Workspace | None = None) -> RankWork:
         """Return the work on ranks in this process; `workspace` replaces that of the session."""
         return RankWork(
-            workspace or self.workspace, self.plan, self.budget, self.prefetch, self.request.verify, advance
+            workspace or self.workspace,
+            self.plan,
+            self.budget,
+            self.prefetch,
+            self.request.verify,
+            advance,
+            crcs=self.crcs,
         )
 
     def compares(self) -> bool:

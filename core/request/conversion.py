@@ -164,8 +164,8 @@ class SourceOptions(RequestModel):
     check_crc: bool = Field(
         default=True,
         title="Check CRC",
-        description="Check the CRC of source files that carry one, as those of DCP do, before anything is planned or "
-        "written: reads them whole once more.",
+        description="Check the CRC of source files that carry one, before anything is planned or written: reads them "
+        "whole once more. Tensors of DCP are checked as they are read, with --engine direct.",
     )
     allow_missing: list[str] = Field(
         default=[],

@@ -62,6 +62,7 @@ class TargetOutline:
         strategy: how it is cut; None: whole tensors.
         once: True if parameters outside the strategies are written once, for all ranks.
         preset: the preset whose steps are among the changes.
+        crc_later: CRCs of single tensors are checked when these are read for it.
     """
 
     url: str = ""
@@ -69,6 +70,7 @@ class TargetOutline:
     changes: Changes = NO_CHANGES
     once: bool = False
     preset: "CompiledPreset | None" = None
+    crc_later: bool = False
 
     @property
     def needs_equal_ranks(self) -> bool:
@@ -197,6 +199,7 @@ def _catalog(
         source_prefix=request.source_prefix or None,
         digest=wants_digest(strategy, target.strategy, everything=target.needs_equal_ranks),
         check_crc=request.check_crc,
+        crc_later=target.crc_later,
         workers=request.worker_count,
         allow_extra_ranks=strategy is not None and not strategy.merged,
         found=found,

@@ -16,12 +16,15 @@ from reshard.core.storage.file_versions import difference_text
 from reshard.core.storage.reading import SourceFile, is_proven, open_source
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.transfer.source_crcs import SourceCrcs
 
 
 class LocalFiles:
     """Files on this machine, for one thread; beyond `max_open`, the least recently used are closed."""
 
-    def __init__(self, plan: ConversionPlan, max_open: int) -> None:
+    def __init__(self, plan: ConversionPlan, max_open: int, crcs: SourceCrcs | None = None) -> None:
+        """`crcs` are given what is read."""
+        self._crcs = crcs
         self._records = plan.inputs.catalog.records
         self._max_open = max_open
         self._open: OrderedDict[int, SourceFile] = OrderedDict()
@@ -36,15 +39,17 @@ class LocalFiles:
             if rank not in self._locations:
                 # each is opened at least twice, and following links takes as long as a small read
                 self._locations[rank] = parse_url(self._records[rank].location)
-            stored = _open_unchanged(self._records[rank], self._locations[rank])
-            source = self._open[rank] = dense(decrypted(stored, source_key()), self._records[rank].index)
+            record = self._records[rank]
+            stored = decrypted(open_unchanged(record, self._locations[rank]), source_key())
+            watched = self._crcs.watch(record, stored) if self._crcs else stored
+            source = self._open[rank] = dense(watched, record.index)
         self._open.move_to_end(rank)
         return source
 
     def check_unchanged(self) -> None:
         """Check that no file changed while it was read."""
         for rank, location in sorted(self._locations.items()):
-            _open_unchanged(self._records[rank], location).close()
+            open_unchanged(self._records[rank], location).close()
 
     def close(self) -> None:
         """Close all files."""
@@ -55,12 +60,14 @@ class LocalFiles:
 class RemoteFiles:
     """Files on a remote storage, for any number of threads; no connection stays open."""
 
-    def __init__(self, plan: ConversionPlan, ranks: Iterable[int]) -> None:
-        """Open the files of `ranks` concurrently."""
+    def __init__(self, plan: ConversionPlan, ranks: Iterable[int], crcs: SourceCrcs | None = None) -> None:
+        """Open the files of `ranks` concurrently; `crcs` are given what is read."""
         self._records = [plan.inputs.catalog.records[rank] for rank in sorted(set(ranks))]
         # here, not in `open`: locating the blocks of an encrypted file takes requests, which would wait for others
         self._stored = list(at_once(_expected, self._records))
         files = [decrypted(file, source_key()) for file in self._stored]
+        if crcs:
+            files = [crcs.watch(record, file) for record, file in zip(self._records, files, strict=True)]
         self._open = {record.rank: dense(file, record.index) for record, file in zip(self._records, files, strict=True)}
         self._checked: set[tuple[int, str]] = set()
         self._lock = Lock()
@@ -85,7 +92,7 @@ class RemoteFiles:
     def check_unchanged(self) -> None:
         """Check that no file changed while it was read, except those of which each answer showed that."""
         unproven = [record for record, file in zip(self._records, self._stored, strict=True) if not is_proven(file)]
-        list(at_once(lambda record: _open_unchanged(record, parse_url(record.location)), unproven))
+        list(at_once(open_unchanged, unproven))
 
     def close(self) -> None:
         """Close all files: none stays open."""
@@ -102,8 +109,14 @@ def _expected(record: CatalogRecord) -> SourceFile:
     return _unchanged(record, open_source(parse_url(record.location), record.version))
 
 
-def _open_unchanged(record: CatalogRecord, location: Location) -> SourceFile:
-    return _unchanged(record, open_source(location))
+def open_unchanged(record: CatalogRecord, location: Location | None = None) -> SourceFile:
+    """Open a source rank's file as it is stored; `location` spares finding it.
+
+    Raises:
+        CatalogError: it is not the one that was planned with.
+        StorageError: it cannot be read.
+    """
+    return _unchanged(record, open_source(location or parse_url(record.location)))
 
 
 def _unchanged(record: CatalogRecord, source: SourceFile) -> SourceFile:

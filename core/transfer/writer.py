@@ -28,6 +28,7 @@ from reshard.core.transfer.overflows import OverflowTally
 from reshard.core.transfer.prefetch import Prefetcher
 from reshard.core.transfer.reader import BlockReader, LocalBlockReader, RemoteBlockReader
 from reshard.core.transfer.scales import ScaleReader
+from reshard.core.transfer.source_crcs import SourceCrcs
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
 
 Files = TypeVar("Files", LocalFiles, RemoteFiles)
@@ -46,11 +47,12 @@ def transform_ranks(
     budget: Budget,
     prefetch: int,
     advance: Advance,
+    crcs: SourceCrcs | None = None,
 ) -> tuple[ShardRecord, ...]:
     """Write target ranks' files below `directory`, side by side, and return their records.
 
     Uses the budget of `prefetch` workers, and of those that become idle meanwhile. The files appear only when they are
-    whole.
+    whole. `crcs` are given what is read.
 
     Raises:
         CatalogError: a source file is not the one that was planned with.
@@ -62,7 +64,7 @@ def transform_ranks(
     with ExitStack() as files:
         buffers = budget.group_buffers(len(ranks), prefetch, wide=plan.transposes)
         writers = [_RankWriter(plan, rank, directory, files, buffers.upload) for rank in ranks]
-        sources = _Sources(plan, writers, buffers, files)
+        sources = _Sources(plan, writers, buffers, files, crcs)
         prefetcher = _prefetcher(sources, writers, buffers, prefetch)
         steps = zip_longest(*(writer.blocks(buffers) for writer in writers))
         with closing(prefetcher.filled(steps)) as filled_steps:
@@ -82,18 +84,23 @@ class _Sources:
     """The source files of some target ranks, and their readers: local files are opened for each, remote ones once."""
 
     def __init__(
-        self, plan: ConversionPlan, writers: "Sequence[_RankWriter]", buffers: GroupBuffers, files: ExitStack
+        self,
+        plan: ConversionPlan,
+        writers: "Sequence[_RankWriter]",
+        buffers: GroupBuffers,
+        files: ExitStack,
+        crcs: SourceCrcs | None,
     ) -> None:
         self._plan = plan
         self._ranks = [writer.parameters for writer in writers]
         self._buffers = buffers
         self._files = files
+        self._crcs = crcs
         self._opened: list[LocalFiles | RemoteFiles] = []
         self._remote = None
         if are_remote(plan):
-            self._remote = self._add(
-                RemoteFiles(plan, (r for writer in writers for r in writer.rank_plan.source_ranks))
-            )
+            ranks = (rank for writer in writers for rank in writer.rank_plan.source_ranks)
+            self._remote = self._add(RemoteFiles(plan, ranks, crcs))
 
     def reader(self) -> BlockReader:
         """Return a reader for one more thread."""
@@ -101,7 +108,7 @@ class _Sources:
         if self._remote:
             in_flight_bytes = self._buffers.in_flight_bytes
             return RemoteBlockReader(self._plan, self._ranks, self._remote, in_flight_bytes, factors_of=factors_of)
-        local = self._add(LocalFiles(self._plan, self._buffers.sources_open))
+        local = self._add(LocalFiles(self._plan, self._buffers.sources_open, self._crcs))
         return LocalBlockReader(self._plan, self._ranks, local, self._buffers.scratch_bytes, factors_of)
 
     def wide_reader(self) -> BlockReader | None:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from reshard.core.conversion.convert import convert
-from reshard.core.errors import StorageError
+from reshard.core.errors import InputError, StorageError
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
 from reshard.core.verification.published import verify_target
+from tests.core.conversion.test_dcp_crcs import flip_value
 from tests.support.checkpoints import read_safetensors
 from tests.support.dcp import dcp_case, read_dcp
 from tests.support.stores import Store
@@ -19,6 +20,16 @@ def test_a_dcp_checkpoint_is_read_by_ranges(store: Store, tmp_path: Path) -> Non
         url = store.add(case.source, name)
         convert(case.request(tmp_path / name, url, layout="unified", verify="content"))
         assert read_safetensors(tmp_path / name / "model.safetensors") == case.whole
+
+
+def test_crcs_are_checked_with_what_is_read_anyway(store: Store, tmp_path: Path) -> None:
+    case = dcp_case("fsdp_uneven").copied(tmp_path / "case")
+    url = store.add(case.source, "right")
+    assert convert(case.request(tmp_path / "right", url, layout="unified")).crc_bytes == 0
+    flip_value(case, "model.head.weight")
+    url = store.add(case.source, "damaged")
+    with pytest.raises(InputError, match=r"damaged/__\d_0\.distcp: parameter 'model\.head\.weight': its \d+ bytes"):
+        convert(case.request(tmp_path / "damaged", url, layout="unified"))
 
 
 def to_dcp(source: Path | str, target: str, **options: object) -> ConversionRequest:

@@ -39,6 +39,7 @@ def build_catalog(
     source_prefix: str | None = None,
     digest: WantsDigest = no_digest,
     check_crc: bool = True,
+    crc_later: bool = False,
     workers: int = 8,
     allow_extra_ranks: bool = False,
     found: CheckpointSurvey | None = None,
@@ -58,6 +59,7 @@ def build_catalog(
         source_prefix: the prefix of the files to use, if there are several.
         digest: selects the parameters of each rank whose contents are digested; by default none.
         check_crc: read files that carry a CRC whole to check it.
+        crc_later: leave CRCs of single tensors, as DCP's are, to whoever reads these: the indexes have them.
         workers: files read at a time; more if they are remote.
         allow_extra_ranks: ignore ranks other than `ranks`.
         found: the survey of `url`, if there is one already.
@@ -81,7 +83,7 @@ def build_catalog(
         return _unified_catalog(found, digest, check_crc, workers)
     if found.dcp is not None:
         _check_saved_once(found, source_prefix or (step if found.dcp.step is None else None), damage)
-        return dcp_catalog(found.dcp, workers, check_crc=check_crc)
+        return dcp_catalog(found.dcp, workers, check_crc=check_crc, crc_later=crc_later)
     if found.iteration is not None:
         _check_no_prefix(found, source_prefix)
         reader = RecordReader(digest, check_crc, assume_alike=False)

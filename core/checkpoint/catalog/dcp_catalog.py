@@ -1,7 +1,7 @@
 """Builds the catalog of a DCP checkpoint: opens its files, and compares each tensor's header with the metadata."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -29,11 +29,14 @@ _LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB in flight
 _SAFETENSORS_SUFFIX = ".safetensors"
 
 
-def dcp_catalog(checkpoint: DcpCheckpoint, workers: int, *, check_crc: bool = False) -> CheckpointCatalog:
+def dcp_catalog(
+    checkpoint: DcpCheckpoint, workers: int, *, check_crc: bool = False, crc_later: bool = False
+) -> CheckpointCatalog:
     """Catalog the files of a DCP checkpoint.
 
     Args:
         check_crc: read all tensors that carry a CRC to check it.
+        crc_later: leave that to whoever reads the tensors: the indexes have their CRCs.
 
     Raises:
         CatalogError: files are missing, or several are unusable or contradict the metadata.
@@ -52,11 +55,13 @@ def dcp_catalog(checkpoint: DcpCheckpoint, workers: int, *, check_crc: bool = Fa
     def read(path: str) -> list[CatalogRecord] | None:
         with closing(open_source(locations[path])) as file:
             _check_objects(file, objects[path])
-            records, found = _read_file(checkpoint, path, file, parts[path])
-            if check_crc and any(each.storage for each in found):
+            records = _read_file(checkpoint, path, file, parts[path], has_crcs=check_crc)
+            if crc_later:
+                return records
+            for record in records:
                 with nullcontext() if file.location.is_local else long_reads:
-                    torch_zip.check_crcs(file, found)
-            return records
+                    torch_zip.check_crcs(file, record.index.crcs)
+            return [replace(record, index=replace(record.index, crcs={})) for record in records]
 
     def read_unless_missing(path: str) -> list[CatalogRecord] | None:
         return unless_missing(lambda: read(path))
@@ -83,20 +88,21 @@ def _numbered(record: CatalogRecord, rank: int) -> CatalogRecord:
 
 
 def _read_file(
-    checkpoint: DcpCheckpoint, path: str, file: SourceFile, parts: Sequence[FilePart]
-) -> tuple[list[CatalogRecord], Collection[StoredTensor]]:
-    """The records of a file's parts, their ranks not yet known, and its tensors."""
+    checkpoint: DcpCheckpoint, path: str, file: SourceFile, parts: Sequence[FilePart], *, has_crcs: bool
+) -> list[CatalogRecord]:
+    """The records of a file's parts, their ranks not yet known; with the CRCs of their tensors if these are wanted."""
     if not parts:
-        return [], ()
+        return []
     found = _stored(checkpoint, path, file, [chunk for part in parts for chunk in part.chunks.values()])
-    has_crc = any(each.storage for each in found.values())
+    has_crc = any(each.crc for each in found.values())
     records = []
     for number, part in enumerate(parts):
         index = _index(file, part, checkpoint.metadata.tensors, found)
         # the file is read once to check its CRCs
-        index = replace(index, has_crc=has_crc and number == 0)
+        crcs = {name: crc for name, chunk in part.chunks.items() if (crc := found[chunk.place].crc)} if has_crcs else {}
+        index = replace(index, has_crc=has_crc and number == 0, crcs=crcs)
         records.append(CatalogRecord(0, str(file.location), file.size_bytes, file.version, index))
-    return records, found.values()
+    return records
 
 
 def _check_objects(file: SourceFile, objects: Mapping[str, Place]) -> None:

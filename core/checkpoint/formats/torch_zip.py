@@ -12,12 +12,12 @@ is stored as it was before. Every record has a CRC-32 in the directory; it is 0 
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from reshard.core.checkpoint.formats.crc32 import crc32
-from reshard.core.checkpoint.model import StridedContent
+from reshard.core.checkpoint.model import StoredCrc, StridedContent
 from reshard.core.checkpoint.remote_reads import read_in_blocks
 from reshard.core.errors import CheckpointError
 from reshard.core.runtime.frozen import frozen
@@ -81,8 +81,7 @@ class StoredTensor:
         extent: its bytes, if they are in C order without gaps.
         strided: where its elements are, otherwise.
         is_lazy: its values are the conjugates or negatives of the stored ones.
-        storage: all bytes of its storage, which the CRC covers; None if the file has no CRC of it.
-        crc: their CRC-32.
+        crc: of all bytes of its storage; None if the file has none.
     """
 
     dtype: DType
@@ -90,8 +89,7 @@ class StoredTensor:
     extent: Extent | None
     strided: StridedContent | None
     is_lazy: bool = False
-    storage: Extent | None = None
-    crc: int = 0
+    crc: StoredCrc | None = None
 
 
 def read_stored_tensors(file: SourceFile, archives: Sequence[Extent]) -> list[StoredTensor]:
@@ -111,24 +109,28 @@ def read_stored_tensors(file: SourceFile, archives: Sequence[Extent]) -> list[St
     return found
 
 
-def check_crcs(file: SourceFile, tensors: Iterable[StoredTensor]) -> None:
-    """Read the storages of tensors, and compare their CRC-32.
+def check_crcs(file: SourceFile, crcs: Mapping[str, StoredCrc]) -> None:
+    """Read the storages of tensors, by name, and compare their CRC-32.
 
     Raises:
-        CheckpointError: one is damaged; names the file and its first byte.
+        CheckpointError: one is damaged; names the file, the tensor and its first byte.
         StorageError: the file cannot be read.
     """
-    wanted = sorted({(each.storage.offset, each.storage.length, each.crc) for each in tensors if each.storage})
+    wanted = sorted(crcs.items(), key=lambda item: item[1])
     actual = [0] * len(wanted)
-    ranges = [(offset, length) for offset, length, _ in wanted]
-    for number, block in read_in_blocks(file, ranges, _BLOCK_BYTES):
+    for number, block in read_in_blocks(file, [stored.extent for _, stored in wanted], _BLOCK_BYTES):
         actual[number] = crc32(block, actual[number])
-    for (offset, length, stored), found in zip(wanted, actual, strict=True):
-        if found != stored:
-            raise CheckpointError(
-                f"{file.location}: the {length} bytes of a tensor at {offset} have the CRC-32 {found:#010x}, the file "
-                f"says {stored:#010x}: damaged"
-            )
+    for (name, stored), found in zip(wanted, actual, strict=True):
+        if found != stored.crc:
+            raise CheckpointError(crc_problem(str(file.location), name, stored, found))
+
+
+def crc_problem(origin: str, name: str, stored: StoredCrc, actual: int) -> str:
+    """Return what is wrong with a tensor whose bytes have another CRC-32."""
+    return (
+        f"{origin}: parameter {name!r}: its {stored.extent.length} bytes at {stored.extent.offset} have the CRC-32 "
+        f"{actual:#010x}, the file says {stored.crc:#010x}: damaged"
+    )
 
 
 class _Window:
@@ -201,7 +203,7 @@ class _Archive:
         crc = self._entries[name].crc
         if not crc:
             return placed
-        return replace(placed, storage=Extent(self._extent.offset + data.offset, data.length), crc=crc)
+        return replace(placed, crc=StoredCrc(Extent(self._extent.offset + data.offset, data.length), crc))
 
     def _only(self, name: str) -> str:
         names = [each for each in self._entries if each == name or each.endswith(f"/{name}")]

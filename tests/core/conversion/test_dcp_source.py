@@ -1,11 +1,7 @@
 """Conversions of directories that PyTorch's Distributed Checkpoint wrote."""
 
-import io
 import json
-import pickle
 import shutil
-import struct
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +27,7 @@ from reshard.core.verification.published import verify_target
 from tests.core.conversion.test_foreign_dtypes import read_raw
 from tests.core.strategy.test_dcp_metadata import hyper_metadata
 from tests.support.checkpoints import Contents, read_safetensors, read_tree
-from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, dcp_case, saved_tensor, torch_names
+from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, dcp_case, saved_tensor
 from tests.support.loading import load_rank
 
 UNEVEN = dcp_case("fsdp_uneven")
@@ -332,38 +328,6 @@ def test_options_that_say_otherwise_are_refused(
     with pytest.raises(InputError) as refused:
         convert(UNEVEN.request(tmp_path / "out", **options))
     assert message in str(refused.value)
-
-
-def flip_value(case: DcpCase, name: str) -> None:
-    """Damage a byte of a tensor's values, in the middle of its storage."""
-    with torch_names():
-        metadata = pickle.loads((case.source / ".metadata").read_bytes())
-    place = next(each for index, each in metadata.storage_data.items() if index.fqn == name)
-    path = case.source / place.relative_path
-    content = bytearray(path.read_bytes())
-    record = zipfile.ZipFile(io.BytesIO(content[place.offset :][: place.length])).getinfo("archive/data/0")
-    name_bytes, extra_bytes = struct.unpack_from("<2H", content, place.offset + record.header_offset + 26)
-    start = place.offset + record.header_offset + 30 + name_bytes + extra_bytes
-    content[start + record.file_size // 2] ^= 1
-    path.write_bytes(content)
-
-
-def test_a_flipped_bit_is_found_by_the_crc(tmp_path: Path) -> None:
-    case = UNEVEN.copied(tmp_path / "case")
-    flip_value(case, "model.head.weight")
-    with pytest.raises(InputError, match=r"distcp: the \d+ bytes of a tensor at \d+ have the CRC-32 .*: damaged"):
-        convert(case.request(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-    assert diagnose(str(case.source)).fits  # it reads headers only
-    report = convert(case.request(tmp_path / "out", layout="unified", check_crc=False))
-    assert report.crc_bytes == 0
-    made = read_safetensors(tmp_path / "out" / ONE_FILE)
-    assert [name for name in made if made[name] != case.whole[name]] == ["model.head.weight"]
-
-
-def test_reading_for_the_crc_is_reported(tmp_path: Path) -> None:
-    report = convert(UNEVEN.request(tmp_path / "out"))
-    assert report.crc_bytes == sum(path.stat().st_size for path in UNEVEN.source.glob("*.distcp"))
 
 
 def test_two_tensors_in_one_place_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""CRCs from parts that are read in any order, by many threads, twice, or never."""
+
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, StoredCrc, TensorEntry
+from reshard.core.plan.model import PlanInputs
+from reshard.core.plan.plan import build_plan
+from reshard.core.storage.reading import open_source
+from reshard.core.storage.urls import parse_url
+from reshard.core.tensor.dtypes import dtype_from_name
+from reshard.core.tensor.slices import Extent
+from reshard.core.transfer import source_crcs
+from reshard.core.transfer.source_crcs import SourceCrcs
+
+SIZE = 1000
+EXTENTS = {"a": Extent(3, 200), "b": Extent(203, 1), "c": Extent(300, 600), "none": Extent(250, 0)}
+CONTENT = np.random.default_rng(5).bytes(SIZE)
+RIGHT = {name: zlib.crc32(CONTENT[start : start + length]) for name, (start, length) in EXTENTS.items()}
+
+
+def opened(path: Path, crcs: dict[str, int]) -> tuple[SourceCrcs, CatalogRecord]:
+    """The CRCs that a file of bytes is said to have."""
+    path.write_bytes(CONTENT)
+    int8 = dtype_from_name("Int8")
+    entries = {name: TensorEntry(name, int8, (extent.length,), (extent,)) for name, extent in EXTENTS.items()}
+    stored = {name: StoredCrc(EXTENTS[name], crc) for name, crc in crcs.items()}
+    index = FileIndex(CheckpointFormat.SAFETENSORS, SIZE, entries, crcs=stored)
+    version = open_source(parse_url(str(path))).version
+    record = CatalogRecord(0, str(path), SIZE, version, index)
+    catalog = CheckpointCatalog(str(path.parent), CheckpointFormat.SAFETENSORS, None, {0: record})
+    return SourceCrcs(build_plan(PlanInputs(catalog, None, None, CheckpointFormat.CKPT))), record
+
+
+def read_rest(crcs: SourceCrcs) -> int:
+    counts: list[int] = []
+    crcs.read_rest(lambda record: open_source(parse_url(record.location)), 2, Event(), counts.append)
+    return sum(counts)
+
+
+READS = st.lists(st.tuples(st.integers(0, SIZE - 1), st.integers(1, 400)), max_size=30)
+
+
+@given(reads=READS, wrong=st.sets(st.sampled_from(["a", "b", "c"])), most=st.sampled_from([1, 2, 1024]))
+def test_all_is_read_once_and_what_is_wrong_is_named(
+    reads: list[tuple[int, int]], wrong: set[str], most: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("file") / "file"
+    crcs, record = opened(path, {name: crc ^ (name in wrong) for name, crc in RIGHT.items()})
+    file = crcs.watch(record, open_source(parse_url(record.location)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_crcs, "_MAX_PARTS", most)
+        for number, (offset, length) in enumerate(reads):
+            length = min(length, SIZE - offset)
+            if number % 2:
+                buffer = bytearray(length)
+                file.read_into(offset, memoryview(buffer))
+                assert buffer == CONTENT[offset : offset + length]
+            else:
+                assert file.read_many([(offset, length)]) == [CONTENT[offset : offset + length]]
+        left = crcs.left_bytes()
+        assert read_rest(crcs) == left == crcs.read_bytes
+    assert crcs.left_bytes() == 0
+    problems = crcs.problems()
+    assert {name for _, name in problems} == wrong
+    for (location, name), problem in problems.items():
+        offset, length = EXTENTS[name]
+        assert problem.startswith(f"{location}: parameter {name!r}: its {length} bytes at {offset} have the CRC-32 ")
+
+
+def test_many_threads(tmp_path: Path) -> None:
+    crcs, record = opened(tmp_path / "file", RIGHT)
+    file = crcs.watch(record, open_source(parse_url(record.location)))
+    with ThreadPoolExecutor(8) as pool:
+        list(
+            pool.map(lambda offset: file.read_many([(offset % SIZE, min(7, SIZE - offset % SIZE))]), range(0, 7000, 3))
+        )
+    assert crcs.left_bytes() == 0
+    assert crcs.problems() == {}
+
+
+def test_a_file_without_crcs_is_not_watched(tmp_path: Path) -> None:
+    crcs, record = opened(tmp_path / "file", {})
+    file = open_source(parse_url(record.location))
+    assert crcs.watch(record, file) is file
+    assert read_rest(crcs) == 0
