@@ -12,6 +12,7 @@ from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCat
 from reshard.core.checkpoint.dense_view import place_strided
 from reshard.core.checkpoint.formats import safetensors, torch_zip
 from reshard.core.checkpoint.formats.torch_zip import StoredTensor
+from reshard.core.checkpoint.formats.zip_layout import LOCAL_START
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.checkpoint.remote_index.indexing import workers_on
 from reshard.core.errors import CatalogError, CheckpointError, InputError
@@ -153,9 +154,9 @@ def _is_archive(file: SourceFile, place: Place) -> bool:
 
     A file has tensors of one kind.
     """
-    if place.length < len(torch_zip.START):
+    if place.length < len(LOCAL_START):
         return False
-    return read_bytes(file, place.offset, len(torch_zip.START)) == torch_zip.START
+    return read_bytes(file, place.offset, len(LOCAL_START)) == LOCAL_START
 
 
 def _in_safetensors(

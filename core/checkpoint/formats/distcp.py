@@ -16,6 +16,22 @@ from itertools import accumulate
 
 from reshard.core.checkpoint.formats.crc32 import crc32
 from reshard.core.checkpoint.formats.torch_zip import read_stored_tensors
+from reshard.core.checkpoint.formats.zip_layout import (
+    DESCRIPTOR_START,
+    END,
+    END_64,
+    END_64_START,
+    END_START,
+    ENTRY,
+    ENTRY_START,
+    FULL_32,
+    LOCAL,
+    LOCAL_START,
+    LOCATOR,
+    LOCATOR_START,
+    STORAGES,
+    WIDE_FIELD,
+)
 from reshard.core.checkpoint.model import (
     CheckpointFormat,
     Content,
@@ -30,10 +46,10 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.pickle_writing import build_pickle
 from reshard.core.runtime.pickled import Global, PersistentId, Record
 from reshard.core.storage.reading import SourceFile, read_bytes
-from reshard.core.tensor.dtypes import DType, torch_name
+from reshard.core.tensor.dtypes import DType, dtype_from_torch, torch_name
 from reshard.core.tensor.slices import Extent, Shape, row_major_strides
 
-EMPTY_FILE = b"PK\x05\x06" + bytes(18)
+EMPTY_FILE = END_START + bytes(END.size - len(END_START))
 """A zip without records: the file of a rank that has no tensors."""
 _ALIGNMENT = 64
 _PREFIX = "archive/"
@@ -41,28 +57,11 @@ _DATA = "data/0"
 _UTF8, _SUM_FOLLOWS = 1 << 11, 1 << 3
 _NEW_YEAR_1980 = 0x21
 _VERSION, _VERSION_64 = 20, 45
-_FULL_32 = 0xFFFFFFFF
 _SUM_IN_ENTRY = 16
 """Place of a record's CRC in its entry of the directory."""
-_LOCAL = struct.Struct("<4s5H3L2H")
-_ENTRY = struct.Struct("<4s6H3L5H2L")
-_END_64 = struct.Struct("<4sQ2H2L4Q")
-_LOCATOR = struct.Struct("<4sLQL")
-_END = struct.Struct("<4s4H2LH")
-_PADDING_KIND, _WIDE_KIND = 0x4246, 1
-"""Kinds of extra fields; the first, `FB`, is that of torch."""
-_STORAGES = {
-    "Float64": "DoubleStorage",
-    "Float32": "FloatStorage",
-    "Float16": "HalfStorage",
-    "BFloat16": "BFloat16Storage",
-    "Int64": "LongStorage",
-    "Int32": "IntStorage",
-    "Int16": "ShortStorage",
-    "Int8": "CharStorage",
-    "UInt8": "ByteStorage",
-    "Bool": "BoolStorage",
-}
+_PADDING_FIELD = 0x4246
+"""Kind of torch's own extra field: `FB`."""
+_STORAGES = {dtype_from_torch(dtype).name: storage for storage, dtype in STORAGES.items()}
 """dtype -> torch's class of its storages; others are untyped."""
 
 
@@ -163,7 +162,7 @@ def _archive(dtype: DType, torch_dtype: str, shape: Shape) -> _Archive:
     data_bytes = math.prod(shape) * dtype.itemsize
     data_offset = len(head)
     head += _data_local(data_bytes, data_offset)
-    descriptor = b"PK\x07\x08" + struct.pack("<L2Q" if data_bytes >= _FULL_32 else "<3L", 0, data_bytes, data_bytes)
+    descriptor = DESCRIPTOR_START + struct.pack("<L2Q" if data_bytes >= FULL_32 else "<3L", 0, data_bytes, data_bytes)
     sum_places = (4, len(descriptor) + len(directory) + _SUM_IN_ENTRY)
     directory += _entry(_DATA, data_bytes, data_offset)
     directory_offset = len(head) + data_bytes + len(descriptor)
@@ -177,42 +176,42 @@ def _local(name: str, size: int, crc: int | None, extra: bytes = b"") -> bytes:
     version, flags = _VERSION, _UTF8
     if crc is None:
         # the field of 64 bits, if there is one, says how long the sizes are that follow
-        version, flags, size, crc = _version(size), _UTF8 | _SUM_FOLLOWS, _FULL_32 if size >= _FULL_32 else 0, 0
+        version, flags, size, crc = _version(size), _UTF8 | _SUM_FOLLOWS, FULL_32 if size >= FULL_32 else 0, 0
     fields = (version, flags, 0, 0, _NEW_YEAR_1980, crc, size, size, len(full_name), len(extra))
-    return _LOCAL.pack(b"PK\x03\x04", *fields) + full_name + extra
+    return LOCAL.pack(LOCAL_START, *fields) + full_name + extra
 
 
 def _data_local(size: int, offset: int) -> bytes:
     """The header of the tensor's bytes, padded so that these are aligned."""
-    wide = struct.pack("<2H2Q", _WIDE_KIND, 16, size, size) if size >= _FULL_32 else b""
+    wide = struct.pack("<2H2Q", WIDE_FIELD, 16, size, size) if size >= FULL_32 else b""
     unpadded = offset + len(_local(_DATA, size, None, wide)) + 4
     padding = -unpadded % _ALIGNMENT
-    return _local(_DATA, size, None, wide + struct.pack("<2H", _PADDING_KIND, padding) + b"Z" * padding)
+    return _local(_DATA, size, None, wide + struct.pack("<2H", _PADDING_FIELD, padding) + b"Z" * padding)
 
 
 def _entry(name: str, size: int, offset: int, crc: int | None = None) -> bytes:
     """The entry of a record in the directory; without a CRC, there is a place for it."""
     full_name = (_PREFIX + name).encode()
     extra, shown = b"", size
-    if size >= _FULL_32:
-        extra, shown = struct.pack("<2H2Q", _WIDE_KIND, 16, size, size), _FULL_32
+    if size >= FULL_32:
+        extra, shown = struct.pack("<2H2Q", WIDE_FIELD, 16, size, size), FULL_32
     flags = _UTF8 | (_SUM_FOLLOWS if crc is None else 0)
     version = _version(size)
     times_and_sum = (0, _NEW_YEAR_1980, crc or 0)
     sizes = (shown, shown, len(full_name), len(extra), 0)
-    entry = _ENTRY.pack(b"PK\x01\x02", version, version, flags, 0, *times_and_sum, *sizes, 0, 0, 0, offset)
+    entry = ENTRY.pack(ENTRY_START, version, version, flags, 0, *times_and_sum, *sizes, 0, 0, 0, offset)
     return entry + full_name + extra
 
 
 def _version(size: int) -> int:
-    return _VERSION_64 if size >= _FULL_32 else _VERSION
+    return _VERSION_64 if size >= FULL_32 else _VERSION
 
 
 def _end(offset: int, size: int, count: int) -> bytes:
     """The end of an archive, with the long form that torch always writes."""
-    long = _END_64.pack(b"PK\x06\x06", _END_64.size - 12, _VERSION_64, _VERSION_64, 0, 0, count, count, size, offset)
-    locator = _LOCATOR.pack(b"PK\x06\x07", 0, offset + size, 1)
-    return long + locator + _END.pack(b"PK\x05\x06", 0, 0, count, count, size, min(offset, _FULL_32), 0)
+    long = END_64.pack(END_64_START, END_64.size - 12, _VERSION_64, _VERSION_64, 0, 0, count, count, size, offset)
+    locator = LOCATOR.pack(LOCATOR_START, 0, offset + size, 1)
+    return long + locator + END.pack(END_START, 0, 0, count, count, size, min(offset, FULL_32), 0)
 
 
 def _tensor_record(dtype: DType, torch_dtype: str, shape: Shape) -> Record:

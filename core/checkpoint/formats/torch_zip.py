@@ -17,6 +17,23 @@ from dataclasses import replace
 from functools import lru_cache
 
 from reshard.core.checkpoint.formats.crc32 import crc32
+from reshard.core.checkpoint.formats.zip_layout import (
+    DESCRIPTOR_START,
+    END,
+    END_64,
+    END_64_START,
+    END_START,
+    ENTRY,
+    ENTRY_START,
+    FULL_16,
+    FULL_32,
+    LOCAL,
+    LOCAL_START,
+    LOCATOR,
+    LOCATOR_START,
+    STORAGES,
+    WIDE_FIELD,
+)
 from reshard.core.checkpoint.model import StoredCrc, StridedContent
 from reshard.core.checkpoint.remote_reads import read_in_blocks
 from reshard.core.errors import CheckpointError
@@ -27,46 +44,23 @@ from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import TORCH_DTYPES, DType, dtype_from_torch
 from reshard.core.tensor.slices import Extent, Shape, is_countable, row_major_strides
 
-START = b"PK\x03\x04"
 _HEAD_BYTES, _TAIL_BYTES = 2048, 1024
 """Of a tensor's archive: what precedes the data takes 700 bytes, what follows it 800."""
 _GAP_BYTES, _READ_BYTES = 4096, 4 << 20
 _MAX_DIRECTORY_BYTES = 1 << 16
 _MAX_PICKLE_BYTES = 1 << 16
 _MAX_RECORDS = 64
-_END = struct.Struct("<4s4H2LH")
-_END_64 = struct.Struct("<4sQ2H2L4Q")
-_LOCATOR = struct.Struct("<4sLQL")
-_ENTRY = struct.Struct("<4s6H3L5H2L")
-_LOCAL = struct.Struct("<4s5H3L2H")
 _STORED, _ENCRYPTED = 0, 1
-_DESCRIPTOR = b"PK\x07\x08"
 _MAX_DESCRIPTOR_BYTES = 24
 _BLOCK_BYTES = 4 << 20
-_FULL_16, _FULL_32 = 0xFFFF, 0xFFFFFFFF
-_EXTRA_64 = 1
-_DESCRIPTORS = (("<3L", _FULL_32), ("<L2Q", 2**64 - 1))
-_STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-}
+_DESCRIPTORS = (("<3L", FULL_32), ("<L2Q", 2**64 - 1))
 _UNTYPED = Global("torch.storage", "UntypedStorage")
 _V2, _V3 = Global("torch._utils", "_rebuild_tensor_v2"), Global("torch._utils", "_rebuild_tensor_v3")
 _PARAMETER = Global("torch._utils", "_rebuild_parameter")
 _ALLOWED = frozenset(
     [
         *((each.module, each.name) for each in (_V2, _V3, _PARAMETER, _UNTYPED)),
-        *(("torch", name) for name in _STORAGES),
+        *(("torch", name) for name in STORAGES),
         *(("torch", name) for name in TORCH_DTYPES),
         ("collections", "OrderedDict"),
     ]
@@ -176,7 +170,7 @@ class _Entry:
     def may_be_followed_by(self, data: bytes) -> bool:
         """True if bytes may be all that is between the record and the next: nothing, or its CRC and sizes again."""
         fields = (struct.pack(layout, self.crc, self.size & mask, self.size & mask) for layout, mask in _DESCRIPTORS)
-        return not data or data.removeprefix(_DESCRIPTOR) in fields
+        return not data or data.removeprefix(DESCRIPTOR_START) in fields
 
 
 class _Archive:
@@ -226,11 +220,11 @@ class _Archive:
         entry = self._entries.get(name)
         if entry is None:
             raise CheckpointError(f"has no record {name!r}: damaged")
-        signature, *_, name_bytes, extra_bytes = _LOCAL.unpack(self._read(entry.offset, _LOCAL.size))
-        start = entry.offset + _LOCAL.size + name_bytes + extra_bytes
+        signature, *_, name_bytes, extra_bytes = LOCAL.unpack(self._read(entry.offset, LOCAL.size))
+        start = entry.offset + LOCAL.size + name_bytes + extra_bytes
         stop = start + entry.size
-        named = self._read(entry.offset + _LOCAL.size, name_bytes)
-        if signature != START or named != name.encode() or stop > self._directory_offset:
+        named = self._read(entry.offset + LOCAL.size, name_bytes)
+        if signature != LOCAL_START or named != name.encode() or stop > self._directory_offset:
             raise CheckpointError(f"its directory names {name!r} at byte {entry.offset}, where it is not: damaged")
         # a wrong length of the header's extra field moves the record: it must end where the next one begins
         later = (each.offset for each in self._entries.values() if each.offset > entry.offset)
@@ -246,19 +240,19 @@ class _Archive:
 
     def _read_directory(self) -> dict[str, _Entry]:
         size = self._extent.length
-        if size < _END.size or self._read(0, len(START)) != START:
+        if size < END.size or self._read(0, len(LOCAL_START)) != LOCAL_START:
             raise CheckpointError("is no zip archive: damaged, or not what torch.save writes")
-        end = size - _END.size
-        signature, *_, count, length, offset, comment = _END.unpack(self._read(end, _END.size))
-        if signature != b"PK\x05\x06" or comment:
+        end = size - END.size
+        signature, *_, count, length, offset, comment = END.unpack(self._read(end, END.size))
+        if signature != END_START or comment:
             raise CheckpointError("has no directory at its end: truncated")
-        locator = self._read(end - _LOCATOR.size, _LOCATOR.size) if end >= _LOCATOR.size else b""
-        if locator.startswith(b"PK\x06\x07"):
-            end = _LOCATOR.unpack(locator)[2]
-            signature, *_, count, length, offset = _END_64.unpack(self._read(end, _END_64.size))
-            if signature != b"PK\x06\x06":
+        locator = self._read(end - LOCATOR.size, LOCATOR.size) if end >= LOCATOR.size else b""
+        if locator.startswith(LOCATOR_START):
+            end = LOCATOR.unpack(locator)[2]
+            signature, *_, count, length, offset = END_64.unpack(self._read(end, END_64.size))
+            if signature != END_64_START:
                 raise CheckpointError("has no directory where its end says: damaged")
-        elif _FULL_32 in (length, offset) or count == _FULL_16:
+        elif FULL_32 in (length, offset) or count == FULL_16:
             raise CheckpointError("has no directory where its end says: damaged")
         if count > _MAX_RECORDS or length > _MAX_DIRECTORY_BYTES or offset + length > end:
             raise CheckpointError(f"has a directory of {count} records in {length} bytes at {offset}: damaged")
@@ -271,15 +265,15 @@ def _parse_directory(data: bytes, count: int) -> dict[str, _Entry]:
     position = 0
     try:
         for _ in range(count):
-            fields = _ENTRY.unpack_from(data, position)
+            fields = ENTRY.unpack_from(data, position)
             signature, flags, method = fields[0], fields[3], fields[4]
             crc, packed, size, name_bytes, extra_bytes, comment_bytes = fields[7:13]
             offset = fields[-1]
-            position += _ENTRY.size
+            position += ENTRY.size
             name = data[position : position + name_bytes].decode()
             extra = data[position + name_bytes : position + name_bytes + extra_bytes]
             position += name_bytes + extra_bytes + comment_bytes
-            if signature != b"PK\x01\x02" or position > len(data) or name in entries:
+            if signature != ENTRY_START or position > len(data) or name in entries:
                 raise CheckpointError("has a damaged directory")
             if method != _STORED or flags & _ENCRYPTED:
                 raise CheckpointError(
@@ -301,12 +295,12 @@ def _wide(extra: bytes, *numbers: int) -> list[int]:
     wide = b""
     while len(extra) >= 4:
         kind, length = struct.unpack_from("<2H", extra)
-        if kind == _EXTRA_64:
+        if kind == WIDE_FIELD:
             wide = extra[4 : 4 + length]
         extra = extra[4 + length :]
     result = []
     for number in numbers:
-        if number == _FULL_32:
+        if number == FULL_32:
             (number,) = struct.unpack_from("<Q", wide)
             wide = wide[8:]
         result.append(number)
@@ -383,8 +377,8 @@ def _parse_storage(value: object) -> tuple[str, DType | None, int]:
         case ("storage", Global() as kind, str(key), str(), int(elements)) if key.isdigit() and 0 <= elements < 2**60:
             if kind == _UNTYPED:
                 return key, None, elements
-            if kind.module == "torch" and kind.name in _STORAGES:
-                return key, dtype_from_torch(_STORAGES[kind.name]), elements
+            if kind.module == "torch" and kind.name in STORAGES:
+                return key, dtype_from_torch(STORAGES[kind.name]), elements
     raise CheckpointError("its pickle describes a tensor without a storage")
 
 
