@@ -23,6 +23,15 @@ class PickleError(ValueError):
     """A pickle that is damaged, or that asks for more than data."""
 
 
+class ForeignNameError(PickleError):
+    """A pickle that has a name which is not allowed; `module` is its module."""
+
+    def __init__(self, message: str, module: str) -> None:
+        """Keep the module beside the message."""
+        super().__init__(message)
+        self.module = module
+
+
 @dataclass(frozen=True, slots=True)
 class Global:
     """The name of a class, a function or a constant."""
@@ -97,7 +106,8 @@ class _Machine:
                     return self._result()
                 operations[code](self)
         except PickleError as error:
-            raise PickleError(f"at byte {offset}: {error}") from None
+            error.args = (f"at byte {offset}: {error}",)
+            raise
         except (IndexError, struct.error):
             raise PickleError(f"at byte {offset}: it takes more than there is: damaged") from None
         except KeyError as error:
@@ -315,7 +325,7 @@ class _Machine:
             if key not in self._allowed:
                 text = f"{module}.{name}"
                 shown = text if len(text) <= _MAX_NAME_CHARACTERS else f"{text[:_MAX_NAME_CHARACTERS]}…"
-                raise PickleError(f"wants {shown!r}, which no checkpoint needs: it was not run")
+                raise ForeignNameError(f"wants {shown!r}, which no checkpoint needs: it was not run", module)
             known = self._globals[key] = Global(module, name)
         self.push(known)
 

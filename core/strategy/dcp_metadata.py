@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeGuard
 from reshard.core.errors import CheckpointError, LayoutError, StrategyError
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import Parse, parsing
-from reshard.core.runtime.pickled import OPCODE_BYTES, Global, Pairs, PickleError, Record, read_pickle
+from reshard.core.runtime.pickled import OPCODE_BYTES, ForeignNameError, Global, Pairs, PickleError, Record, read_pickle
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.dcp_names import is_inside
 from reshard.core.tensor.boxes import ShardBoxes
@@ -32,6 +32,7 @@ _MAX_INDEX = 1 << 16
 _MAX_PATH_KEYS = 256
 TORCH_PACKAGE = "torch.distributed.checkpoint"
 _HYPER = ("hyper_parallel.core.distributed_checkpoint", "hyper_parallel.core.checkpoint")
+_MEGATRON = "megatron."
 _MODELS = (
     "Metadata",
     "TensorStorageMetadata",
@@ -128,6 +129,14 @@ def parse_dcp_metadata(data: bytes, origin: str) -> DcpMetadata:
     with parsing(origin) as parse:
         try:
             return _parse(data, origin, parse)
+        except ForeignNameError as error:
+            if error.module.startswith(_MEGATRON):
+                raise StrategyError(
+                    f"{origin}: has classes of Megatron's own, as Megatron-Core 0.15 and earlier releases write them, "
+                    f"which reshard does not read ({error}). Load the checkpoint with 0.16 or later, and save it again "
+                    "as torch_dist"
+                ) from None
+            raise StrategyError(f"{origin}: is not the metadata of a DCP checkpoint: {error}") from None
         except PickleError as error:
             raise StrategyError(f"{origin}: is not the metadata of a DCP checkpoint: {error}") from None
         except LayoutError as error:

@@ -67,6 +67,17 @@ def only_optimizer(case: DcpCase) -> None:
     case.change_metadata(remove)
 
 
+def as_of_older_releases(case: DcpCase) -> None:
+    """Give the metadata Megatron's own class."""
+    path = case.source / ".metadata"
+    module, name = b"megatron.core.dist_checkpointing.strategies.torch", b"MCoreMetadata"
+    texts = [b"\x8c" + bytes([len(text)]) + text + b"\x94" for text in (module, name)]
+    data = path.read_bytes()
+    changed = data.replace(b"\x8c%torch.distributed.checkpoint.metadata\x94\x8c\x08Metadata\x94", b"".join(texts), 1)
+    assert changed != data
+    path.write_bytes(changed)
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -78,6 +89,10 @@ def only_optimizer(case: DcpCase) -> None:
         (lambda case: (case.source / "metadata.json").write_text("[]"), "sharded_backend is None, version None"),
         (change_config(sharded_backend="zarr"), "sharded_backend is 'zarr', version 1: reshard reads torch_dist"),
         (change_config(sharded_backend_version=2), "sharded_backend is 'torch_dist', version 2"),
+        (
+            as_of_older_releases,
+            "has classes of Megatron's own, as Megatron-Core 0.15 and earlier releases write them",
+        ),
         (only_optimizer, "has no weights, only Megatron's optimizer state, which reshard does not convert"),
     ],
 )
