@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from itertools import islice
 from threading import Event, Lock
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
@@ -118,9 +119,11 @@ class _Tensor:
         """What was not read between two bytes, as (start, stop)."""
         if self.actual is not None:
             return
-        for low, high, _ in self._parts:
+        for low, high, _ in islice(self._parts, max(0, bisect_left(self._parts, [start]) - 1), None):
+            if stop <= low:
+                break
             if start < low:
-                yield start, min(low, stop)
+                yield start, low
             start = max(start, high)
             if start >= stop:
                 return
