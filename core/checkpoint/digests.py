@@ -62,7 +62,7 @@ def file_digests(
     index: FileIndex,
     block_bytes: int,
     advance: Callable[[int], None] = lambda _: None,
-    take: Callable[[str, memoryview], None] = lambda *_: None,
+    take: Callable[[str, memoryview], None] | None = None,
 ) -> FileDigests:
     """Read a whole file once, front to back; an encrypted one's tags are checked on the way.
 
@@ -82,10 +82,11 @@ class _Reading:
     """A file whose blocks arrive in order; a parameter's extents are consecutive, so one digest at a time suffices."""
 
     def __init__(
-        self, index: FileIndex, advance: Callable[[int], None], take: Callable[[str, memoryview], None]
+        self, index: FileIndex, advance: Callable[[int], None], take: Callable[[str, memoryview], None] | None
     ) -> None:
+        nothing = xxhash.xxh3_128_hexdigest(b"")
         self._parameters = {
-            name: xxhash.xxh3_128_hexdigest((entry.text or "").encode("utf-8", "surrogatepass"))
+            name: xxhash.xxh3_128_hexdigest(entry.text.encode("utf-8", "surrogatepass")) if entry.text else nothing
             for name, entry in index.entries.items()
         }
         self._crc = crc_of_index(index) if index.has_crc else None
@@ -106,14 +107,16 @@ class _Reading:
     def add(self, block: memoryview) -> None:
         """Add the next bytes."""
         ranges: list[ContentRange] = []
-        position, end = 0, self._offset + len(block)
+        position, end, content_bytes = 0, self._offset + len(block), 0
         while self._left and self._left[0][0] < end:
             first, last, name = self._left[0]
             start, stop = max(first - self._offset, 0), min(last, end) - self._offset
+            content = block[start:stop]
             self._heads.update(block[position:start])
-            self._digest.update(block[start:stop])
-            self._take(name, block[start:stop])
-            self._advance(stop - start)
+            self._digest.update(content)
+            if self._take:
+                self._take(name, content)
+            content_bytes += stop - start
             ranges.append((name, start, stop))
             position = stop
             if last > end:
@@ -123,6 +126,7 @@ class _Reading:
                 self._parameters[name] = self._digest.hexdigest()
                 self._digest.reset()
         self._heads.update(block[position:])
+        self._advance(content_bytes)  # at once: a block may hold thousands of parameters
         if self._crc:
             covered = block[: max(0, self._crc_stop - self._offset)]
             self._crc.add(covered, ranges, self._crc.sums(covered, ranges))

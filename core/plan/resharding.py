@@ -14,6 +14,7 @@ from reshard.core.plan.stage_shards import (
     joined_shape,
     known_shape,
     owners_of,
+    shards_kind,
     source_copy,
 )
 from reshard.core.request.changes import FLOAT_NAMES
@@ -47,6 +48,7 @@ class SourceTensors:
         self._target_names = target_names
         self._integrated = integrated
         self._known: dict[str, SourceTensor] = {}
+        self._wholes: dict[object, tuple[Shape, tuple[SourceCopy, ...]]] = {}
         self.composer = Composer()
 
     def of(self, name: str) -> SourceTensor:
@@ -58,6 +60,16 @@ class SourceTensors:
         return known
 
     def _sharded(self, stages: Sequence[StageShards]) -> SourceTensor:
+        known = known_shape(stages, self._target, self._target_names)
+        kind = shards_kind(stages), known
+        whole = self._wholes.get(kind)
+        if whole is None:
+            whole = self._wholes[kind] = self._whole(stages, known)
+        entry = stages[0].entry
+        return SourceTensor(entry.name, entry.dtype, *whole)
+
+    def _whole(self, stages: Sequence[StageShards], known: Shape | None) -> tuple[Shape, tuple[SourceCopy, ...]]:
+        """The shape of the whole tensor, and its copies."""
         first = stages[0]
         entry = first.entry
         copy = source_copy(first, self._integrated)
@@ -65,7 +77,6 @@ class SourceTensors:
         shape = {grid.whole_shape(rank, shard.shape) for rank, shard in first.shards}.pop()
         for other in stages[1:]:
             check_same_whole(first, shape, other, self._integrated)
-        known = known_shape(stages, self._target, self._target_names)
         if known is not None and known != shape:
             means = {entry.shape: ": ranks hold whole tensors", joined_shape(first): ": ranks hold slices"}
             raise LayoutError(
@@ -75,7 +86,7 @@ class SourceTensors:
         copies = [copy]
         if lacks_shards(copy, len(shape)):
             copies += [source_copy(other, self._integrated) for other in stages if other is not first]
-        return SourceTensor(entry.name, entry.dtype, shape, tuple(copies))
+        return shape, tuple(copies)
 
     def _unsharded(self, name: str) -> SourceTensor:
         """A parameter that only the target's strategy knows: usable if all its owners hold the same whole tensor."""
@@ -104,10 +115,11 @@ def build_resharded(
 ) -> tuple[ReshardedParameter, ...]:
     """Build the resharded parameters; what does not fit is added to `problems`."""
     resharded = []
+    target_layouts = _TargetLayouts(target)
     refused: dict[tuple[tuple[str, ...], str], list[Recipe]] = {}
     for recipe in recipes:
         try:
-            resharded.append(_resharded(recipe, sources, target))
+            resharded.append(_resharded(recipe, sources, target_layouts))
         except LayoutError as error:
             refused.setdefault((tuple(recipe.sources), str(error)), []).append(recipe)
     # an axis that does not divide is the same problem for all parts of a split
@@ -131,6 +143,8 @@ def lost_source_boxes(resharded: Sequence[ReshardedParameter]) -> Iterator[LostB
     """The boxes of source parameters that the target needs and no file holds, each once."""
     needed: dict[str, tuple[SourceTensor, list[TensorSlice] | None]] = {}
     for parameter in resharded:
+        if not any(copy.missing_ranks for source in parameter.sources for copy in source.copies[:1]):
+            continue
         is_whole = parameter.is_whole
         factors = {piece.scale.source for piece in parameter.pieces if piece.scale is not None}
         for number, (source, pieces) in enumerate(zip(parameter.sources, parameter.pieces_of_sources, strict=True)):
@@ -145,7 +159,7 @@ def lost_source_boxes(resharded: Sequence[ReshardedParameter]) -> Iterator[LostB
                 yield lost
 
 
-def _resharded(recipe: Recipe, sources: SourceTensors, target: Strategy | None) -> ReshardedParameter:
+def _resharded(recipe: Recipe, sources: SourceTensors, target: "_TargetLayouts") -> ReshardedParameter:
     made_of = tuple(map(sources.of, recipe.sources))
     shape = made_of[0].shape
     pieces: Pieces = (whole_piece(shape),)
@@ -155,7 +169,7 @@ def _resharded(recipe: Recipe, sources: SourceTensors, target: Strategy | None) 
     dtype = target_dtype(recipe, _dtypes(made_of, pieces))
     if not is_countable(shape, dtype.itemsize):
         raise LayoutError(f"the shape of the whole tensor, {list(shape)}, is {TOO_LARGE} as {dtype}")
-    layouts = _target_layouts(recipe.name, dtype, shape, target)
+    layouts = target.of(recipe.name, dtype, shape)
     # some steps change nothing, as the transposition of a vector
     steps = recipe.renamed if are_whole(pieces, made_of[0].shape) else recipe.steps
     return ReshardedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, steps)
@@ -185,28 +199,41 @@ def _check_has_elements(recipe: Recipe, made_of: Sequence[SourceTensor]) -> None
             raise LayoutError(f"{source.name!r} has dtype {source.dtype}, which cannot be {' or '.join(recipe.steps)}")
 
 
-def _target_layouts(name: str, dtype: DType, shape: Shape, target: Strategy | None) -> dict[int, ParameterLayout]:
-    if target is None:
-        return {0: whole_layout(len(shape))}
-    layouts = {}
-    for stage in target.stages_with(name):
-        layout = stage.layouts[name]
-        if dtype in (TEXT, MAP_TENSOR):
-            check_opaque(dtype, layout)
-            layout = whole_layout(len(shape), layout.device_count)
-        if layout.tensor_shape not in (None, shape):
-            raise LayoutError(
-                f"its shape is {list(shape)}, the target's strategy says {list(layout.tensor_shape or ())} "
-                f"in stage {stage.stage}"
-            )
-        try:
-            layout.shard_grid(len(shape)).bounds(shape)
-        except LayoutError as error:
-            raise LayoutError(
-                f"its shape {list(shape)} does not fit the target's layout in stage {stage.stage}: {error}"
-            ) from error
-        layouts[stage.stage] = layout
-    return layouts
+class _TargetLayouts:
+    """The layouts of target parameters, by target stage; each is checked once for all parameters of a shape."""
+
+    def __init__(self, target: Strategy | None) -> None:
+        self._target = target
+        self._fitting: dict[tuple[int, Shape], ParameterLayout] = {}
+
+    def of(self, name: str, dtype: DType, shape: Shape) -> dict[int, ParameterLayout]:
+        """Return the layout of a parameter in each stage that has it; a LayoutError if one does not fit its shape."""
+        if self._target is None:
+            return {0: whole_layout(len(shape))}
+        layouts = {}
+        for stage in self._target.stages_with(name):
+            layout = stage.layouts[name]
+            if dtype in (TEXT, MAP_TENSOR):
+                check_opaque(dtype, layout)
+                layout = whole_layout(len(shape), layout.device_count)
+            if (id(layout), shape) not in self._fitting:
+                _check_fits(layout, shape, stage.stage)
+                self._fitting[id(layout), shape] = layout
+            layouts[stage.stage] = layout
+        return layouts
+
+
+def _check_fits(layout: ParameterLayout, shape: Shape, stage: int) -> None:
+    if layout.tensor_shape not in (None, shape):
+        raise LayoutError(
+            f"its shape is {list(shape)}, the target's strategy says {list(layout.tensor_shape or ())} in stage {stage}"
+        )
+    try:
+        layout.shard_grid(len(shape)).bounds(shape)
+    except LayoutError as error:
+        raise LayoutError(
+            f"its shape {list(shape)} does not fit the target's layout in stage {stage}: {error}"
+        ) from error
 
 
 def _recipe_names(alike: Sequence[Recipe]) -> str:

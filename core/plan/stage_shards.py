@@ -5,7 +5,6 @@ A stage holds a parameter if its strategy has it and a file of one of its ranks 
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.model import TensorEntry
@@ -221,8 +220,25 @@ def integrated_by_shapes(
     for all; a parameter that contradicts it is refused later, in planning. `target_names` maps parameters that keep
     their shapes to their names in the target.
     """
-    decided = {_whole_by_shapes(stages, known_shape(stages, target, target_names)) for stages in shards.values()}
+    # layers repeat: most parameters are of a few kinds
+    kinds: dict[object, bool | None] = {}
+    for stages in shards.values():
+        known = known_shape(stages, target, target_names)
+        kind = shards_kind(stages), known
+        if kind not in kinds:
+            kinds[kind] = _whole_by_shapes(stages, known)
+    decided = frozenset(kinds.values())
     return True if True in decided else False if False in decided else None
+
+
+def shards_kind(stages: Sequence[StageShards]) -> object:
+    """A key that parameters share whose shards have the same layouts, shapes and ranks."""
+    kind: list[object] = []
+    for each in stages:
+        kind += [each.first_rank, id(each.layout), each.missing_ranks, len(each.shards)]
+        for rank, entry in each.shards:
+            kind += [rank, entry.dtype, entry.shape]
+    return tuple(kind)
 
 
 def _whole_by_shapes(stages: Sequence[StageShards], known: Shape | None) -> bool | None:
@@ -260,10 +276,16 @@ def known_shape(
     stages: Sequence[StageShards], target: Strategy | None, target_names: Mapping[str, str]
 ) -> Shape | None:
     """Return the shape of the whole tensor if a JSON strategy of either side has it."""
+    # loops, because a generator for each of thousands of parameters takes longer than the answer
+    for shards in stages:
+        if shards.layout.tensor_shape is not None:
+            return shards.layout.tensor_shape
     name = target_names.get(stages[0].entry.name, "")
-    in_target = target.stages_with(name) if target else ()
-    layouts = chain((shards.layout for shards in stages), (stage.layouts[name] for stage in in_target))
-    return next((layout.tensor_shape for layout in layouts if layout.tensor_shape is not None), None)
+    for stage in target.stages if target else ():
+        layout = stage.layouts.get(name)
+        if layout is not None and layout.tensor_shape is not None:
+            return layout.tensor_shape
+    return None
 
 
 def source_copy(shards: StageShards, integrated: bool) -> SourceCopy:

@@ -1,6 +1,7 @@
 """Joins byte ranges of a file that are better read at once. Pure: nothing is read here."""
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 
@@ -28,21 +29,22 @@ def coalesced(ranges: Sequence[Range], *, gap_bytes: int, max_bytes: int) -> Ite
     """
     group: list[Range] = []
     start = stop = border = 0  # items of the group from `border` on overlap one another
-    for item in sorted(ranges, key=lambda item: item.offset):
-        item_stop = item.offset + item.length
-        if group and item.offset - stop > gap_bytes:
+    for item in sorted(ranges, key=attrgetter("offset")):
+        offset = item.offset
+        item_stop = offset + item.length
+        if group and offset - stop > gap_bytes:
             yield group
             group = []
         too_long = max(stop, item_stop) - start > max_bytes
-        if group and border and item.offset < stop and too_long and item_stop - group[border].offset <= max_bytes:
+        if group and border and offset < stop and too_long and item_stop - group[border].offset <= max_bytes:
             yield group[:border]
             group, start, border = group[border:], group[border].offset, 0
         if group and max(stop, item_stop) - start > max_bytes:
             yield group
             group = []
         if not group:
-            start, stop, border = item.offset, item_stop, 0
-        elif item.offset >= stop:
+            start, stop, border = offset, item_stop, 0
+        elif offset >= stop:
             border = len(group)
         group.append(item)
         stop = max(stop, item_stop)

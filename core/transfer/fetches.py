@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,14 @@ from reshard.core.tensor.casting import Overflow
 from reshard.core.tensor.segments import NEW_AXIS
 from reshard.core.tensor.slices import Extent
 from reshard.core.transfer.file_blocks import Chunk
-from reshard.core.transfer.read_ranges import ReadLimits, ReadRange, SourceShard, chunk_read_ranges, source_shard
+from reshard.core.transfer.read_ranges import (
+    ReadLimits,
+    ReadRange,
+    ScaledBox,
+    SourceShard,
+    chunk_read_ranges,
+    source_shard,
+)
 from reshard.core.transfer.scatter import scatter_values
 
 FactorsOf = Callable[[SourceTensor], np.ndarray]
@@ -36,6 +44,11 @@ class RankBlock:
     buffer: np.ndarray
     chunks: Sequence[Chunk]
     overflows: list[tuple[str, Overflow]] = field(default_factory=list)
+
+    @cached_property
+    def memory(self) -> memoryview:
+        """The bytes of the buffer; of a few hundred, copying takes half the time that it takes between arrays."""
+        return self.buffer.data
 
 
 class Fetch(NamedTuple):
@@ -61,12 +74,12 @@ class Fetch(NamedTuple):
         return self.block.parameters[self.chunk.name].sources[self.read_range.source].name
 
     @property
-    def destination(self) -> np.ndarray:
+    def destination(self) -> memoryview:
         """The bytes of the block that a verbatim read range fills."""
         start = self.chunk.position + self.read_range.target_offset
-        return self.block.buffer[start : start + self.read_range.length]
+        return self.block.memory[start : start + self.length]
 
-    def deliver(self, run: np.ndarray) -> None:
+    def deliver(self, run: memoryview) -> None:
         """Copy the wanted elements of the fetched bytes into the block."""
         if self.read_range.is_verbatim:
             self.destination[:] = run
@@ -101,28 +114,26 @@ class FetchPlanner:
 
     def fetches(self, blocks: Sequence[RankBlock]) -> list[Fetch]:
         """Return everything that the chunks of the blocks need."""
-        return [
-            self._fetch(block, chunk, read_range)
-            for block in blocks
-            for chunk in block.chunks
-            for read_range in self._read_ranges(block, chunk)
-        ]
+        found = []
+        for block in blocks:
+            for chunk in block.chunks:
+                parameter = block.parameters[chunk.name]
+                for read_range in self._read_ranges(parameter, chunk):
+                    extents = self._extents(parameter, read_range)
+                    factors = None if read_range.scaled is None else self._factors(parameter, read_range.scaled)
+                    fetch = Fetch(block, chunk, read_range, extents, extents[0].offset, read_range.length, factors)
+                    found.append(fetch)
+        return found
 
-    def _fetch(self, block: RankBlock, chunk: Chunk, read_range: ReadRange) -> Fetch:
-        parameter = block.parameters[chunk.name]
-        extents = self._extents(parameter, read_range)
-        factors = None
-        if read_range.scaled is not None:
-            assert self._factors_of is not None, "this reader reads parameters as the source has them"
-            factors = self._factors_of(parameter.sources[read_range.scaled.scale.source])
-        return Fetch(block, chunk, read_range, extents, extents[0].offset, read_range.length, factors)
+    def _factors(self, parameter: ParameterPlan, scaled: ScaledBox) -> np.ndarray:
+        assert self._factors_of is not None, "this reader reads parameters as the source has them"
+        return self._factors_of(parameter.sources[scaled.scale.source])
 
     def _extents(self, parameter: ParameterPlan, read_range: ReadRange) -> tuple[Extent, ...]:
         entry = self._plan.source_entry(read_range.source_rank, parameter.sources[read_range.source].name)
         return entry.extents_of(read_range.offset, read_range.length)
 
-    def _read_ranges(self, block: RankBlock, chunk: Chunk) -> tuple[ReadRange, ...]:
-        parameter = block.parameters[chunk.name]
+    def _read_ranges(self, parameter: ParameterPlan, chunk: Chunk) -> tuple[ReadRange, ...]:
         if parameter.appended:
             return ()
 
@@ -130,7 +141,7 @@ class FetchPlanner:
             return source_shard(self._plan, parameter, read)
 
         # parameters that are cut alike share their reads: layers repeat, so most of the arithmetic was done before
-        kinds = tuple((source.dtype.name, source.shape) for source in parameter.sources)
+        kinds = tuple([(source.dtype.name, source.shape) for source in parameter.sources])
         key = (id(parameter.reads), parameter.dtype.name, kinds, chunk.box)
         ranges = self._cache.get(key)
         if ranges is None:

@@ -14,7 +14,7 @@ from reshard.core.checkpoint.model import MINDSPORE, PYTORCH, CheckpointFormat, 
 from reshard.core.plan.model import ParameterPlan, RankPlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.unified_names import UnifiedNaming
-from reshard.core.tensor.dtypes import MAP_TENSOR
+from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.segments import reorders
 from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
 
@@ -119,7 +119,7 @@ def file_blocks(
 def _output_entry(plan: ConversionPlan, parameter: ParameterPlan) -> OutputEntry:
     text = None
     piece_bytes: tuple[int, ...] = ()
-    if parameter.reads:
+    if parameter.reads and parameter.dtype in (TEXT, MAP_TENSOR):
         first = parameter.reads[0]
         entry = plan.source_entry(first.source_rank, parameter.sources[first.source].name)
         text = entry.text

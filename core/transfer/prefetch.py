@@ -53,8 +53,9 @@ class _PrefetchThread(Generic[User]):
         filled = []
         for user, buffer, block in zip(self._users, self._buffers, step, strict=True):
             if block is not None:
+                memory = buffer.data
                 for position, literal in block.literals:
-                    buffer[position : position + len(literal)] = np.frombuffer(literal, np.uint8)
+                    memory[position : position + len(literal)] = literal
                 filled.append((user, RankBlock(user.parameters, buffer[: block.size_bytes], block.chunks)))
         self._block_reader.fill([block for _, block in filled])
         return [(user, block, user.crc_sums(block)) for user, block in filled]

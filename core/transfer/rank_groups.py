@@ -51,7 +51,7 @@ def _classes_with_gaps(plan: ConversionPlan, stage: TargetStage, ranks: Sequence
     """Layout classes that are read through gaps, the costliest first; none if the gaps cost little."""
 
     def cost(_: LayoutClass, parameters: Sequence[ParameterPlan]) -> int:
-        return sum(gap_cost_bytes(plan, parameter, GAP_WORTH_READING_BYTES) for parameter in parameters)
+        return _gap_cost_bytes(plan, parameters, GAP_WORTH_READING_BYTES)
 
     costs, needed = _costs(stage, ranks[0], cost)
     return _costliest(costs) if sum(cost for cost, _ in costs) >= _MIN_GAP_COST * needed else []
@@ -63,11 +63,8 @@ def _classes_read_again(plan: ConversionPlan, stage: TargetStage, ranks: Sequenc
     def cost(layout_class: LayoutClass, parameters: Sequence[ParameterPlan]) -> int:
         cells = {layout_class.geometry.target.cell_of(rank - stage.ranks.start) for rank in ranks}
         readers = min(len(ranks), len(cells) * plan.inputs.replicas) if plan.inputs.replicas else len(ranks)
-        return sum(
-            gap_cost_bytes(plan, parameter, REMOTE_GAP_WORTH_READING_BYTES)
-            + parameter.size_bytes * (readers - len(cells)) // len(ranks)
-            for parameter in parameters
-        )
+        read_again = sum(parameter.size_bytes * (readers - len(cells)) // len(ranks) for parameter in parameters)
+        return _gap_cost_bytes(plan, parameters, REMOTE_GAP_WORTH_READING_BYTES) + read_again
 
     costs, needed = _costs(stage, ranks[0], cost)
     return _costliest(costs) if sum(cost for cost, _ in costs) > _MIN_REMOTE_COST * needed else []
@@ -87,6 +84,19 @@ def _costs(
         needed += sum(parameter.size_bytes for parameter in parameters)
         costs.append((cost(layout_class, parameters), layout_class))
     return costs, needed
+
+
+def _gap_cost_bytes(plan: ConversionPlan, parameters: Sequence[ParameterPlan], gap_bytes: int) -> int:
+    """Bytes that shards of a layout class cost beyond their own because they take parts of the sources' rows."""
+    # those of one shape have the very same reads: the gaps are as wide if the elements are
+    costs: dict[object, int] = {}
+    total = 0
+    for parameter in parameters:
+        kind = id(parameter.reads), tuple([source.dtype for source in parameter.sources])
+        if kind not in costs:
+            costs[kind] = gap_cost_bytes(plan, parameter, gap_bytes)
+        total += costs[kind]
+    return total
 
 
 def _costliest(costs: Sequence[tuple[int, LayoutClass]]) -> list[LayoutClass]:

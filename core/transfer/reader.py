@@ -59,19 +59,21 @@ class LocalBlockReader:
         scratch_bytes: int,
         factors_of: FactorsOf | None = None,
     ) -> None:
-        self._scratch = np.empty(scratch_bytes, dtype=np.uint8)
+        self._scratch = np.empty(scratch_bytes, dtype=np.uint8).data
         self._planner = FetchPlanner(plan, ranks, ReadLimits(scratch_bytes, GAP_WORTH_READING_BYTES), factors_of)
         self._sources = sources
         self.read_bytes = 0
 
     def fill(self, blocks: Sequence[RankBlock]) -> None:  # noqa: D102
         by_source: dict[int, list[Fetch]] = {}
-        in_place: dict[tuple[int, tuple[Extent, ...]], np.ndarray] = {}
+        in_place: dict[tuple[int, tuple[Extent, ...]], memoryview] = {}
         for fetch in self._planner.fetches(blocks):
-            place = fetch.source_rank, fetch.extents
+            source_rank = fetch.read_range.source_rank
             if not _is_read_alone(fetch):
-                by_source.setdefault(fetch.source_rank, []).append(fetch)
-            elif place in in_place:
+                by_source.setdefault(source_rank, []).append(fetch)
+                continue
+            place = source_rank, fetch.extents
+            if place in in_place:
                 fetch.deliver(in_place[place])
             else:
                 run = self._read_alone(fetch)
@@ -84,16 +86,16 @@ class LocalBlockReader:
             for group in coalesced(fetches, gap_bytes=GAP_WORTH_READING_BYTES, max_bytes=len(self._scratch)):
                 self._read_together(source_rank, group)
 
-    def _read_alone(self, fetch: Fetch) -> np.ndarray:
+    def _read_alone(self, fetch: Fetch) -> memoryview:
         """Read a range, straight into the block if it is verbatim; return the bytes read."""
         read_range = fetch.read_range
-        run = fetch.destination if read_range.is_verbatim else self._scratch[: read_range.length]
+        run = fetch.destination if read_range.is_verbatim else self._scratch[: fetch.length]
         source = self._sources.open(read_range.source_rank)
         position = 0
         for extent in fetch.extents:
-            source.read_into(extent.offset, run[position : position + extent.length].data)
+            source.read_into(extent.offset, run[position : position + extent.length])
             position += extent.length
-        self.read_bytes += read_range.length
+        self.read_bytes += fetch.length
         if not read_range.is_verbatim:
             fetch.deliver(run)
         return run
@@ -103,10 +105,12 @@ class LocalBlockReader:
             self._read_alone(group[0])
             return
         start, length = covering_range(group)
-        self._sources.open(source_rank).read_into(start, self._scratch[:length].data)
+        run = self._scratch[:length]
+        self._sources.open(source_rank).read_into(start, run)
         self.read_bytes += length
         for fetch in group:
-            fetch.deliver(self._scratch[fetch.offset - start :][: fetch.length])
+            first = fetch.offset - start
+            fetch.deliver(run[first : first + fetch.length])
 
 
 def _is_read_alone(fetch: Fetch) -> bool:
@@ -166,7 +170,7 @@ class RemoteBlockReader:
         """Read a range that crosses a border between extents."""
         extents = [(extent.offset, extent.length) for extent in fetch.extents]
         answers = self._sources.open(fetch.source_rank).read_many(extents)
-        fetch.deliver(np.frombuffer(b"".join(answers), np.uint8))
+        fetch.deliver(memoryview(b"".join(answers)))
 
     def _read_all(self, requests: "Sequence[_Request]") -> None:
         """Make requests concurrently, within the limit of bytes in flight."""
@@ -188,10 +192,11 @@ class RemoteBlockReader:
             wait([future for future, _ in in_flight])  # none may write into a block that is reused by then
 
     def _read(self, request: "_Request") -> None:
-        run = np.empty(request.length, np.uint8)
-        self._sources.open(request.source_rank).read_into(request.start, run.data)
+        run = np.empty(request.length, np.uint8).data
+        self._sources.open(request.source_rank).read_into(request.start, run)
         for item in request.items:
-            item.deliver(run[item.offset - request.start :][: item.length])
+            first = item.offset - request.start
+            item.deliver(run[first : first + item.length])
 
     def _head_checks(self, source_rank: int, name: str) -> "list[_HeadCheck]":
         record = self._records[source_rank]
@@ -226,8 +231,8 @@ class _HeadCheck:
     def length(self) -> int:
         return len(self.head)
 
-    def deliver(self, run: np.ndarray) -> None:
-        if run.tobytes() != self.head:
+    def deliver(self, run: memoryview) -> None:
+        if run != self.head:
             raise header_mismatch(self.source_rank, self.file, self.name, self.offset)
 
 

@@ -16,7 +16,7 @@ _UINT_OF_SIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def scatter_values(
-    run: np.ndarray,
+    run: memoryview | np.ndarray,
     read_range: ReadRange,
     chunk: Chunk,
     parameter: ParameterPlan,
@@ -38,14 +38,14 @@ def scatter_values(
     if read_range.scaled is not None and factors is not None:
         box = read_range.scaled
         values = np.ndarray(box.shape, np.uint8, run, strides=box.strides)
-        run = scaled_values(values, box.start, factors, box.scale.block).reshape(-1)
-        if (run << 1 == _INFINITE_BFLOAT16 << 1).any():
+        products = scaled_values(values, box.start, factors, box.scale.block).reshape(-1)
+        if (products << 1 == _INFINITE_BFLOAT16 << 1).any():
             scale = parameter.sources[box.scale.source]
             raise CheckpointError(
                 f"parameter {parameter.name!r}: values become infinite by their scale {scale.name!r}, near "
                 f"{list(box.start)} of {parameter.sources[read_range.source].name!r}: the scale is damaged"
             )
-        run = run.view(np.uint8)
+        run = products.view(np.uint8)
     if read_range.dtype not in (None, parameter.dtype):
         return _cast(run, read_range, read_range.dtype, chunk, parameter, target)
     values = np.ndarray(target.shape, dtype, run, strides=read_range.strides)
@@ -57,7 +57,12 @@ def scatter_values(
 
 
 def _cast(
-    run: np.ndarray, read_range: ReadRange, dtype: DType, chunk: Chunk, parameter: ParameterPlan, target: np.ndarray
+    run: memoryview | np.ndarray,
+    read_range: ReadRange,
+    dtype: DType,
+    chunk: Chunk,
+    parameter: ParameterPlan,
+    target: np.ndarray,
 ) -> Overflow | None:
     first = read_range.target_offset // parameter.dtype.itemsize
     if read_range.strides is None:

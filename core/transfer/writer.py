@@ -147,7 +147,7 @@ class _RankWriter:
     ) -> None:
         self.rank_plan = plan.rank_plan(rank)
         self.parameters = {parameter.name: parameter for parameter in self.rank_plan.parameters}
-        self.transposed = transposed_parameters(self.rank_plan.parameters)
+        self.transposed = transposed_parameters(self.rank_plan.parameters) if plan.transposes else frozenset()
         self._overflows = OverflowTally(plan, self.parameters)
         self._entries = expected_entries(plan, self.rank_plan)
         self._file_plan = planned_file(plan, self._entries)

@@ -100,11 +100,12 @@ def _read_index(file: SourceFile, record: ShardRecord, known: KnownIndexes | Non
 def _structure_problems(
     file: SourceFile, index: FileIndex, record: ShardRecord, expected: Sequence[OutputEntry] | None
 ) -> list[str]:
+    found = {name: (entry.dtype.name, entry.shape) for name, entry in index.entries.items()}
     recorded = {parameter.name: (parameter.dtype, parameter.shape) for parameter in record.parameters}
-    problems = _differences(index, recorded, "its record says")
+    problems = _differences(index, recorded, "its record says") if recorded != found else []
     if expected is not None:
         planned = {entry.name: (entry.dtype.name, entry.shape) for entry in expected}
-        problems += _differences(index, planned, "the plan says")
+        problems += _differences(index, planned, "the plan says") if planned != found else []
     size_bytes = file.stored_bytes if isinstance(file, DecryptedSource) else index.size_bytes
     if size_bytes != record.size_bytes:
         problems.append(f"has {size_bytes} bytes, its record says {record.size_bytes}")

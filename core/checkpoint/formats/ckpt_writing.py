@@ -1,6 +1,7 @@
 """Lays out `.ckpt` files to be written: the bytes around the contents, and the places of the contents."""
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from reshard.core.checkpoint.formats.ckpt import (
     CRC_MARK,
@@ -94,6 +95,7 @@ def _piece_ranges(entry: OutputEntry) -> Iterator[tuple[int, int]]:
         yield start, min(start + MAX_PIECE_BYTES, size_bytes)
 
 
+@lru_cache(maxsize=1024)
 def _tensor_fields(dtype: DType, dims: Shape) -> bytes:
     type_name = dtype.name.encode()
     dim_key = build_varint(TENSOR_DIM)

@@ -73,7 +73,7 @@ def test_wide_rows_that_ranks_share_are_taken_apart_at_once(tmp_path: Path, monk
     copies: list[object] = []
     deliver = reshard.core.transfer.fetches.Fetch.deliver
 
-    def counting(fetch: Any, run: np.ndarray) -> None:
+    def counting(fetch: Any, run: memoryview) -> None:
         copies.append(fetch)
         deliver(fetch, run)
 

@@ -157,8 +157,8 @@ def _read_one_element_early(patch: Patch) -> None:
 def _other_ranges(patch: Patch, change: Callable[[str, ReadRange], ReadRange]) -> None:
     ranges_of = fetches.FetchPlanner._read_ranges
 
-    def changed(self: Any, block: Any, chunk: Chunk) -> tuple[ReadRange, ...]:
-        return tuple(change(chunk.name, read_range) for read_range in ranges_of(self, block, chunk))
+    def changed(self: Any, parameter: ParameterPlan, chunk: Chunk) -> tuple[ReadRange, ...]:
+        return tuple(change(chunk.name, read_range) for read_range in ranges_of(self, parameter, chunk))
 
     patch.setattr(fetches.FetchPlanner, "_read_ranges", changed)
 
