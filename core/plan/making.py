@@ -37,8 +37,7 @@ class Making:
     depth: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        depths = [each.depth for each in self.of]
-        object.__setattr__(self, "depth", 1 + max(depths) if depths else 0)
+        object.__setattr__(self, "depth", 1 + max([each.depth for each in self.of]) if self.of else 0)
 
     def made(self, name: str, operation: Operation) -> "Making":
         """Return what an operation makes of it alone."""

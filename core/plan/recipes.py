@@ -262,11 +262,15 @@ class _Steps:
         return making if rule is None else making.made(making.name, Transposed(str(rule), rule.axes))
 
     def _new_name(self, name: str) -> str:
+        if not self._changes.rename:
+            return name
         names = [(rule, new) for rule in self._changes.rename if (new := rule.new_name(name)) is not None]
         self._fitting.update(("rename", rule) for rule, _ in names)
         return names[0][1] if names else name
 
     def _first_fitting(self, kind: str, rules: Sequence[_PatternRule], name: str) -> _PatternRule | None:
+        if not rules:
+            return None
         fitting = [rule for rule in rules if fnmatchcase(name, rule.parameters)]
         self._fitting.update((kind, rule) for rule in fitting)
         return fitting[0] if fitting else None
