@@ -244,16 +244,20 @@ class ConversionPlan:
             shard_bytes += layout_class.shard_bytes
             needed_bytes += layout_class.needed_bytes
             masks |= layout_class.source_masks(mask_bytes)
+        ranks_of: dict[bytes, tuple[int, ...]] = {}  # thousands of ranks may need thousands, and the same ones
         for position, rank in enumerate(stage.ranks):
-            source_ranks = set(np.flatnonzero(np.unpackbits(masks[position], bitorder="little")).tolist())
+            mask = masks[position]
             size, needed = int(shard_bytes[position]), int(needed_bytes[position])
             for passed in self.match.passed_through:
                 source_rank = self.passed_through_source(passed, rank)
                 entry = self.source_entry(source_rank, passed.source_name)
                 size += math.prod(entry.shape) * passed.dtype.itemsize
                 needed += entry.size_bytes
-                source_ranks.add(source_rank)
-            yield RankTotals(rank, size, needed, tuple(sorted(source_ranks)), self.copies.get(rank))
+                mask[source_rank // 8] |= 1 << source_rank % 8
+            key = mask.tobytes()
+            if key not in ranks_of:
+                ranks_of[key] = tuple(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
+            yield RankTotals(rank, size, needed, ranks_of[key], self.copies.get(rank))
 
 
 def build_plan(inputs: PlanInputs, source_shards: SourceShards | None = None) -> ConversionPlan:

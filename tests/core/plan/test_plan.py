@@ -112,6 +112,24 @@ def test_notes_and_companions_are_added_without_planning_again() -> None:
     assert noted.rank_plan(1) == plan.rank_plan(1)
 
 
+def test_totals_name_the_owner_of_what_is_passed_through() -> None:
+    rows = make_strategy({"w": ParameterLayout((4,), ((0,), ()), nested=True)})
+    ranks = {rank: [entry("w", (2, 8))] for rank in range(4)}
+    ranks[3].append(entry("n", (1,)))
+    plan = plan_of(make_catalog(ranks), rows, rows)
+    assert [totals.source_ranks for totals in plan.totals] == [(0, 3), (1, 3), (2, 3), (3,)]
+    assert [plan.rank_plan(rank).source_ranks for rank in range(4)] == [(0, 3), (1, 3), (2, 3), (3,)]
+
+
+def test_ranks_that_need_the_same_source_ranks_share_one_list() -> None:
+    """Of 4096 ranks that each need all of 4096 they would take half a gigabyte."""
+    rows, columns = ParameterLayout((4,), ((0,), ()), nested=True), ParameterLayout((4,), ((), (0,)), nested=True)
+    catalog = make_catalog({rank: [entry("w", (2, 8))] for rank in range(4)})
+    plan = plan_of(catalog, make_strategy({"w": rows}), make_strategy({"w": columns}))
+    assert plan.totals[0].source_ranks == (0, 1, 2, 3)
+    assert all(totals.source_ranks is plan.totals[0].source_ranks for totals in plan.totals)
+
+
 def test_unknown_rank() -> None:
     with pytest.raises(PlanError, match="the target has ranks 0 to 0, not 5"):
         plan_of(make_catalog({0: [entry("a", ())]}), None, None).rank_plan(5)
