@@ -257,7 +257,7 @@ class _Compiler:
         """A variable that the row's steps need and that is not known; empty if there is none."""
         expressions = [row.groups, row.stacked, *row.rope.values()]
         if len(row.parts) > 1 or row.rope:
-            expressions += [shape[0] for shape in row.parts.values() if shape]
+            expressions += [shape[row.rows_axis] for shape in row.parts.values() if shape]
         for expression in filter(None, expressions):
             try:
                 whole_number(expression, self._variables)
@@ -354,8 +354,7 @@ class _Compiler:
     def _steps(self, row: Row) -> list[dict[str, Any]]:
         """The steps of a row from MindFormers to Hugging Face; they may fit nothing."""
         steps: list[dict[str, Any]] = []
-        targets = list(row.hf)
-        apart = bool(row.stacked) and "{e}" in targets[0]
+        targets, apart = list(row.hf), row.is_apart
 
         def add(kind: str, parameters: str | list[str], **fields: Any) -> None:
             steps.append({kind: {"parameters": parameters, **fields, "optional": True}})
@@ -384,7 +383,7 @@ class _Compiler:
             return current
 
         current = [add_single(mf) for mf in row.mf]
-        axis = 1 if row.stacked and not apart else 0
+        axis = row.rows_axis
         if len(current) > 1:
             for name in row.rope:
                 add_rope(name)
@@ -419,7 +418,10 @@ class _Compiler:
 
     def _copies(self, names: Names) -> Iterator[dict[str, Any]]:
         for hf, copy in names.copies.items():
-            count = whole_number(copy.count, self._variables)
+            try:
+                count = self._number(copy.count)
+            except ValueError as error:
+                raise InputError(f"preset {self._preset.preset}: copies of {copy.of!r}: {error}") from error
             if count:
                 yield {"repeat": {"parameters": copy.of, "to": hf, "count": count, "optional": True}}
 

@@ -5,7 +5,7 @@ with their shapes, and how they lie in it. Those of the package are in `presets/
 one, change the copy and name it in its place.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -23,6 +23,10 @@ from reshard.core.runtime.wording import listed_lines, quoted
 
 _SUFFIX = ".yaml"
 _WEIGHT = ".weight"
+_MAX_ROWS = 2**13
+"""Of one world of names, those of each kind of layer and of adapters included; families have some 200."""
+_EXPERT = "e"
+"""The placeholder of a stack's index."""
 
 
 def _several(value: Any) -> Any:
@@ -91,6 +95,10 @@ class Row(Rule):
             raise ValueError(f"'rope' has {quoted(min(unknown))}, which is none of the parts that the others become")
         if self.rope and (self.stacked or self.transposed):
             raise ValueError("'rope' is for matrices and vectors of one layer, as they are")
+        if self.rope and not all(self.parts[name] for name in self.rope):
+            raise ValueError("'rope' needs the shapes of the parts that it is for")
+        if len(self.parts) > 1 and any(shape and len(shape) <= self.rows_axis for shape in self.parts.values()):
+            raise ValueError("the parts of a whole stack have shapes of the stack's axis, rows and columns")
         return self
 
     @property
@@ -102,6 +110,16 @@ class Row(Rule):
     def parts(self) -> dict[str, tuple[str, ...]]:
         """The side with several names; Hugging Face's if each has one."""
         return self.mf if len(self.mf) > 1 else self.hf
+
+    @property
+    def is_apart(self) -> bool:
+        """True if Hugging Face has each of a stack as a parameter of its own."""
+        return bool(self.stacked) and f"{{{_EXPERT}}}" in next(iter(self.hf))
+
+    @property
+    def rows_axis(self) -> int:
+        """The axis of rows, in the shapes of `parts`."""
+        return 1 if self.stacked and not self.is_apart else 0
 
     @property
     def dtype_name(self) -> str:
@@ -146,6 +164,15 @@ class Names(Rule):
     copies: dict[TemplateText, CopyRow] = Field(default={})
     adapters: dict[str, str] = Field(default={})
     proof: Literal["", "run", "read"] = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Names":
+        rows = (len(self.model) + len(self.layers) * len(self.layer)) * (1 + len(self.adapters))
+        if rows > _MAX_ROWS:
+            raise ValueError(
+                f"{rows:,} rows, with those of each of its layers and adapters, are more than {_MAX_ROWS:,}, the limit"
+            )
+        return self
 
     @property
     def rows(self) -> Iterator[tuple[str, Row]]:
@@ -230,7 +257,7 @@ class Preset(Rule):
                 parse_template(hf, numbers)
             for _, row in names.rows:
                 for text in (*row.mf, *row.hf):
-                    parse_template(text, numbers)
+                    _check_indexes(text, row, numbers)
                 for switch, value in row.when.items():
                     if switch not in self.switches or value not in self.switches[switch].values:
                         raise ValueError(
@@ -246,6 +273,17 @@ class Preset(Rule):
     def is_run(self, world: str) -> bool:
         """True if the rules of a world were run against MindFormers' own code."""
         return (self.names[world].proof or self.proof) == "run"
+
+
+def _check_indexes(text: str, row: Row, numbers: Mapping[str, int]) -> None:
+    """Raise ValueError if a name's placeholders are not those of layers, or of a stack."""
+    template = parse_template(text, numbers)
+    if any(placeholder.texts for placeholder in template.placeholders):
+        raise ValueError(f"{quoted(text)}: placeholders of a preset are numbers")
+    if _EXPERT in template.names and not row.stacked:
+        raise ValueError(
+            f"{quoted(text)}: {{{_EXPERT}}} is the index of a stack, and 'stacked' does not say of how many"
+        )
 
 
 def preset_names() -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from tests.fuzz import checkpoints, iterations, records, strategies, texts
+from tests.fuzz import checkpoints, iterations, presets, records, strategies, texts
 from tests.fuzz.engine import Failure, Tally, run
 from tests.fuzz.parsers import Parser
 
@@ -37,6 +37,7 @@ PARSERS: tuple[Parser, ...] = (
     records.WEIGHT_MAP,
     records.LEASE,
     records.FAULT_LIST,
+    presets.PRESET,
     texts.REQUEST,
     texts.TEXT,
     texts.STORAGE_OPTIONS,

@@ -8,7 +8,7 @@ from typing import Any
 
 from reshard import make_strategy
 from reshard.core.conversion.convert import convert
-from reshard.core.request.conversion import build_request
+from reshard.core.request.conversion import ConversionRequest, build_request
 from tests.support.checkpoints import Contents, read_safetensors
 
 FAMILIES = Path(__file__).parents[1] / "fixtures" / "model_families"
@@ -104,3 +104,15 @@ def sharded(family: Family, directory: Path) -> Sharded:
     # as a training leaves it, without reshard's records
     shutil.rmtree(directory / "ranks/.reshard")
     return Sharded(directory / "ranks", strategy)
+
+
+def exported(family: Family, target: Path, **options: Any) -> ConversionRequest:
+    """A family's weights from MindFormers' names to a Hugging Face directory."""
+    defaults: dict[str, Any] = {
+        "source": str(family.mf),
+        "target": str(target),
+        "layout": "unified",
+        "preset": family.case["preset"],
+        "switch": switches_of(family),
+    }
+    return build_request(**(defaults | options))

@@ -9,8 +9,9 @@ import pytest
 
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError, PlanError
-from reshard.core.request.conversion import ConversionRequest, build_request
-from tests.support.families import Family, switches_of
+from reshard.core.request.conversion import build_request
+from reshard.core.request.preset import preset_text, read_preset
+from tests.support.families import Family, exported, switches_of
 
 
 @pytest.mark.parametrize(
@@ -37,17 +38,6 @@ def test_a_config_that_counts_too_much(numbers: dict[str, int], problem: str, tm
     with pytest.raises((InputError, PlanError)) as error:
         make_plan(request)
     assert problem in str(error.value)
-
-
-def exported(family: Family, target: Path, **options: Any) -> ConversionRequest:
-    defaults: dict[str, Any] = {
-        "source": str(family.mf),
-        "target": str(target),
-        "layout": "unified",
-        "preset": family.case["preset"],
-        "switch": switches_of(family),
-    }
-    return build_request(**(defaults | options))
 
 
 def reference(family: Family, directory: Path) -> str:
@@ -94,3 +84,27 @@ def test_a_rename_of_a_name_that_a_preset_has_changed(tmp_path: Path) -> None:
         f"the rename of {old!r} fits no parameter: steps, or a preset, come before it and leave "
         "'model.embed_tokens.weight' of that: rename what they leave" in str(error.value)
     )
+
+
+def test_a_count_of_copies_that_config_json_lacks(tmp_path: Path) -> None:
+    family = Family("deepseek3_mtp")
+    text = preset_text("deepseek3")
+    assert "count: M}" in text
+    own = tmp_path / "own.yaml"
+    own.write_text(text.replace("count: M}", "count: K}"))
+    with pytest.raises(InputError) as error:
+        make_plan(exported(family, tmp_path / "out", preset=str(own), like=reference(family, tmp_path / "like")))
+    assert "preset deepseek3: copies of 'model.embed_tokens.weight': there is no variable 'K'" in str(error.value)
+
+
+def test_telechat3_moe_follows_deepseek3() -> None:
+    """Its rows are those of MindFormers' deepseek3, copied: a correction of one is a correction of both."""
+    original, copied = read_preset("deepseek3"), read_preset("telechat3_moe")
+    other = {"preset", "title", "proof", "models", "quantized", "names", "switches", "counted"}
+    assert copied.model_dump(exclude=other) == original.model_dump(exclude=other)
+    assert copied.switches == {name: original.switches[name] for name in copied.switches}
+    assert original.switches.keys() - copied.switches.keys() == {"use_gmm"}, "of the older names"
+    [(world, names)] = copied.names.items()
+    # telechat3_moe is not known to have block-fp8 weights, older names, nor further copies of MTP's embedding and head
+    assert names.model_copy(update={"copies": original.names[world].copies}) == original.names[world]
+    assert not original.counted.keys() - copied.counted.keys()

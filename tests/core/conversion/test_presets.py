@@ -22,7 +22,7 @@ from reshard.core.request.preset import preset_text
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.verification.compare import compare_checkpoints
 from tests.support.checkpoints import read_safetensors, read_tree
-from tests.support.families import ALL_FAMILIES, Family, directory_contents, sharded, switches_of
+from tests.support.families import ALL_FAMILIES, Family, directory_contents, exported, sharded, switches_of
 
 QWEN3, MOE, DEEPSEEK, MTP = map(Family, ("qwen3", "qwen3_moe", "deepseek3", "deepseek3_mtp"))
 LLAMA, QWEN2, MIXTRAL = map(Family, ("llama", "qwen2", "mixtral"))
@@ -31,15 +31,7 @@ TO_MF = [family for family in ALL_FAMILIES if "hf_to_mf" in family.case["directi
 
 
 def export(family: Family, target: Path, **options: Any) -> ConversionRequest:
-    defaults: dict[str, Any] = {
-        "source": str(family.mf),
-        "target": str(target),
-        "layout": "unified",
-        "preset": family.case["preset"],
-        "like": str(family.hf),
-        "switch": switches_of(family),
-    }
-    return build_request(**(defaults | options))
+    return exported(family, target, **({"like": str(family.hf)} | options))
 
 
 def imported(family: Family, target: Path, **options: Any) -> ConversionRequest:

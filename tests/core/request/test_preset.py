@@ -64,6 +64,19 @@ def test_texts_stay_texts() -> None:
             "the shapes of 'hf' have different numbers of axes",
         ),
         ("{b.weight: [H, H]}", "{}", "should have at least 1 item"),
+        (
+            "hf: {b.weight: [H, H]}",
+            "hf: {b.weight: [], c.weight: [H]}, rope: {b.weight: 4}",
+            "different numbers of axes",
+        ),
+        ("hf: {b.weight: [H, H]}", "hf: {b.weight: []}, rope: {b.weight: 4}", "'rope' needs the shapes of the parts"),
+        (
+            "hf: {b.weight: [H, H]}",
+            "stacked: E, hf: {b.weight: [H], c.weight: [H]}",
+            "the parts of a whole stack have shapes of the stack's axis, rows and columns",
+        ),
+        ("mf: a.weight", "mf: 'a.{x:*}.weight'", "'a.{x:*}.weight': placeholders of a preset are numbers"),
+        ("mf: a.weight", "mf: 'a.{e}.weight'", "'a.{e}.weight': {e} is the index of a stack, and 'stacked' does not"),
         ("mf: a.weight", "mf: 'a.{i.weight'", "has a single brace"),
         ('values: {true: "yes", false: "no"}', "values: {true: x}", "should have at least 2 items"),
         ('false: "no"}', 'false: "no"}, default: perhaps', "'perhaps' is not one of its 'values'"),
@@ -72,6 +85,19 @@ def test_texts_stay_texts() -> None:
 )
 def test_malformed_documents(old: str, new: str, problem: str) -> None:
     assert problem in refusal(old, new)
+
+
+def test_rows_that_multiply_are_refused() -> None:
+    """A megabyte of prefixes and of rows below each would be billions of rows."""
+    layers = ", ".join(f"a{number}: b{number}" for number in range(1000))
+    rows = ", ".join(f"{{mf: c{number}, hf: {{d{number}: []}}}}" for number in range(1000))
+    text = SMALL.replace('{"a.{L}": "b.{L}"}', f"{{{layers}}}").replace("layer: []", f"layer: [{rows}]")
+    with pytest.raises(InputError) as caught:
+        parse_preset(text.encode(), "small.yaml")
+    assert str(caught.value) == (
+        "small.yaml: names.only: 1,000,001 rows, with those of each of its layers and adapters, are more than 8,192, "
+        "the limit"
+    )
 
 
 def test_presets_that_do_not_exist() -> None:
