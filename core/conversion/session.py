@@ -203,15 +203,15 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, pool: WorkerP
             yield Session(request, target, finished, ranks, frozenset(plan.target_ranks), budget, committed=True)
             return
     with target.claimed(ranks) as claim:
-        workspace = claim.workspace
-        mends = not claim.is_new and target.is_mended_in_place and target.is_committed()
-        examined = () if claim.is_new else plan.target_ranks if mends else ranks
-        sound = find_sound_ranks(workspace, plan, request.verify, examined, budget, mends=True) if examined else set()
+        workspace, sound, mends = claim.workspace, set[int](), False
+        if not claim.is_new:
+            mends = target.is_mended_in_place and target.is_committed()
+            examined = plan.target_ranks if mends else ranks
+            sound = find_sound_ranks(workspace, plan, request.verify, examined, budget, mends=True)
         if mends and (len(sound) < len(plan.target_ranks) or _problem_beside(target)):
             target.reopen()
-        elif (
-            not claim.is_new and target.is_committed()
-        ):  # by another run, a moment ago; impossible while ranks are pending
+        elif not claim.is_new and target.is_committed():
+            # by another run, a moment ago; impossible while ranks are pending
             yield Session(request, target, workspace, ranks, frozenset(ranks), budget, committed=True)
             return
         session = Session(request, target, workspace, ranks, frozenset(sound & set(ranks)), budget, committed=False)
