@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from reshard.core.conversion.dispatch import Failures, Kind, Unit, run_in_threads
-from reshard.core.conversion.finish import finish
+from reshard.core.conversion.finish import finish, read_source_parts
 from reshard.core.conversion.iteration_place import placed
 from reshard.core.conversion.planning import check_target, make_plan
 from reshard.core.conversion.report import ConversionReport
@@ -21,7 +21,7 @@ from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.resources import resources_of
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from reshard.core.runtime.retry import FailureStreak, counting_retries, stoppable, with_retries
-from reshard.core.runtime.threads import in_threads, rare_collections
+from reshard.core.runtime.threads import rare_collections
 from reshard.core.verification.values import ContentCheck
 
 
@@ -81,14 +81,5 @@ def run_ranks(session: Session, stop: threading.Event) -> Failures:
 
 
 def _source_parts(session: Session, stop: threading.Event) -> dict[int, np.ndarray]:
-    """Return the contributions of all source ranks to fingerprints; read with threads."""
-    progress = current_progress()
     content = ContentCheck(session.plan)
-    progress.begin("comparing values", content.source_bytes())
-    advance = advancing(progress, stop)
-
-    def read(rank: int) -> np.ndarray:
-        return with_retries(lambda: content.source_parts(rank, advance), progress.note)
-
-    ranks = content.source_ranks
-    return dict(zip(ranks, in_threads(read, ranks, session.readers, stop), strict=True))
+    return read_source_parts(session, content, content.source_ranks, stop)

@@ -1,6 +1,6 @@
 """The end of a run: failures become one error; or contents are compared, the target is committed, a report is made."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from threading import Event
 
@@ -29,7 +29,8 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import needed_target_key
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import SilentProgress, advancing, current_progress
-from reshard.core.runtime.retry import retries_counted
+from reshard.core.runtime.retry import retries_counted, with_retries
+from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import listed_lines, rank_names
 from reshard.core.target.companions import companion_summaries
 from reshard.core.target.workspace import Workspace, read_records, record_digest
@@ -202,15 +203,31 @@ def _compare_contents(
     session: Session, content: ContentCheck, source_parts: Mapping[int, np.ndarray], workspace: Workspace
 ) -> None:
     """Compare contents; target ranks that may be to blame lose their records, so a rerun repeats them."""
+    unread = [rank for rank in content.source_ranks if rank not in source_parts]
+    source_parts = {**source_parts, **read_source_parts(session, content, unread, Event())}
     for rank in content.source_ranks:
-        parts = source_parts.get(rank)
-        content.add_source(rank, content.source_parts(rank) if parts is None else parts)
-    problems = content.problems()
+        content.add_source(rank, source_parts[rank])
+    problems = content.problems(session.readers)
     if not problems:
         return
     for rank in sorted({rank for problem in problems for rank in problem.ranks}):
         workspace.remove_record(rank)
     raise VerificationError(content_problems_text(str(session.target.final), problems))
+
+
+def read_source_parts(
+    session: Session, content: ContentCheck, ranks: Sequence[int], stop: Event
+) -> dict[int, np.ndarray]:
+    """Return the contributions of source ranks to fingerprints; read with threads."""
+    progress = current_progress()
+    if ranks:
+        progress.begin("comparing values", content.source_bytes())
+    advance = advancing(progress, stop)
+
+    def read(rank: int) -> np.ndarray:
+        return with_retries(lambda: content.source_parts(rank, advance), progress.note)
+
+    return dict(zip(ranks, in_threads(read, ranks, session.readers, stop), strict=True))
 
 
 def _rank_report(record: ShardRecord, resumed: bool) -> RankReport:

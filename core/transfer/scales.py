@@ -8,7 +8,7 @@ import numpy as np
 
 from reshard.core.plan.model import SourceTensor
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.wholes import whole_plan
+from reshard.core.plan.wholes import other_replicas, whole_plan
 from reshard.core.transfer.whole_reader import WholeReader
 
 _MAX_KEPT_BYTES = 2**20
@@ -16,10 +16,14 @@ _MAX_KEPT_BYTES = 2**20
 
 
 class ScaleReader:
-    """Reads factors, and keeps the latest; thread-safe."""
+    """Reads factors, and keeps the latest; thread-safe.
 
-    def __init__(self, plan: ConversionPlan) -> None:
+    With `others`, of the replicas of a slice the highest rank's is read, not the lowest rank's.
+    """
+
+    def __init__(self, plan: ConversionPlan, *, others: bool = False) -> None:
         self._plan = plan
+        self._others = others
         self._known: OrderedDict[str, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -44,7 +48,10 @@ class ScaleReader:
         values = np.empty(source.shape, np.float32)
         written = values.reshape(-1).view(np.uint8)
         position = 0
-        with closing(WholeReader(self._plan, whole_plan(source, source.copies))) as reader:
+        parameter = whole_plan(source, source.copies)
+        if self._others:
+            parameter = other_replicas(parameter, source)
+        with closing(WholeReader(self._plan, parameter)) as reader:
             for box in reader.boxes():
                 block = reader.read(box)
                 written[position : position + len(block)] = block

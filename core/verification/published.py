@@ -85,7 +85,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
     problems = [problem for some, _ in found for problem in some]
     problems += _directory_problems(workspace, manifest, are_ranks_right=not problems)
     if comparison and not problems:  # they would repeat these problems in other words
-        problems += comparison.problems()
+        problems += comparison.problems(_WORKERS)
     return VerificationReport(
         target=str(location),
         level=level,

@@ -83,9 +83,9 @@ class SourceComparison:
         with self._lock:
             self._content.add_target(record)
 
-    def problems(self) -> list[str]:
+    def problems(self, workers: int) -> list[str]:
         """The differences, in sentences."""
-        return [f"{self._target}: {problem.message}" for problem in self._content.problems()]
+        return [f"{self._target}: {problem.message}" for problem in self._content.problems(workers)]
 
 
 def _plan_of(workspace: Workspace, manifest: Manifest) -> ConversionPlan:

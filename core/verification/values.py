@@ -10,7 +10,7 @@ rank's is read; the conversion reads the lowest rank's, so a difference between 
 code that finds the box of a rank.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 
 import numpy as np
@@ -32,10 +32,11 @@ from reshard.core.tensor.slices import Shape, TensorSlice
 from reshard.core.transfer.scales import ScaleReader
 from reshard.core.verification.accumulator import Addend, FingerprintAccumulator, stored_bytes
 from reshard.core.verification.fingerprint_file import ParameterFingerprint, fingerprint_of_all
-from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints, sum_contributions
+from reshard.core.verification.locating import read_other_replicas, sum_boxes
+from reshard.core.verification.shard_fingerprints import ShardFingerprints, sum_contributions
 
 _MAX_LOCATED = 4
-"""Parameters whose sources are read once more, to find the boxes that differ."""
+"""Parameters whose sources are read once more, to find the replicas or the boxes that differ."""
 
 
 @frozen
@@ -80,7 +81,8 @@ class ContentCheck:
     def __init__(self, plan: ConversionPlan, *, all_replicas: bool = False) -> None:
         self._plan = plan
         match = plan.match
-        scales = ScaleReader(plan)
+        # as of the values themselves: not the replica that was converted
+        scales = ScaleReader(plan, others=True)
         self._addends = {
             each.name: list(addends_of(each, scales, all_replicas=all_replicas)) for each in match.resharded
         }
@@ -89,8 +91,22 @@ class ContentCheck:
             for each in match.passed_through
         }
         resharded = (addend for addends in self._addends.values() for addend in addends)
-        self._source = FingerprintAccumulator([*resharded, *self._passed_through.values()])
+        read_for_replicas = self._scales.values() if all_replicas else ()
+        scale_addends = (addend for addends in read_for_replicas for addend in addends)
+        self._source = FingerprintAccumulator([*resharded, *scale_addends, *self._passed_through.values()])
         self._problems: list[ContentProblem] = []
+
+    @cached_property
+    def _scales(self) -> dict[str, list[Addend]]:
+        """The stages' shards of factors, by their names: no values of the target, but their replicas have to agree."""
+        return {
+            source.name: [
+                Addend(source.name, ShardFingerprints(copy.layout, source.shape, copy.first_rank))
+                for copy in source.copies
+            ]
+            for parameter in self._plan.match.resharded
+            for source in _scales_of(parameter)
+        }
 
     @cached_property
     def _targets(self) -> dict[tuple[int, str], ShardFingerprints]:
@@ -169,33 +185,74 @@ class ContentCheck:
             else:
                 self._report(f"parameter {name!r}: is on rank_{record.rank}, but not in the plan", (record.rank,))
 
-    def problems(self) -> tuple[ContentProblem, ...]:
-        """The differences, once the contributions of all ranks were added; to locate them, some files are read again.
+    def problems(self, workers: int) -> tuple[ContentProblem, ...]:
+        """The differences, once the contributions of all ranks were added.
+
+        To locate those of a few parameters, source files are read again, with threads.
 
         Raises:
             CatalogError: a source file changed since the plan was made.
             CheckpointError: one ends too early, or cannot be decrypted.
             StorageError: one cannot be read.
         """
-        for parameter in self._plan.match.resharded:
-            expected = self._source_fingerprint(parameter.name)
-            for stage in self._plan.stages:
-                shards = self._targets.get((stage.number, parameter.name))
-                if shards is None:
-                    continue
-                differs = shards.total() != expected and self._locates_more()
-                if differs and self._read_other_replicas(parameter.name):
-                    expected = self._source_fingerprint(parameter.name)
-                self._compare_shards(parameter, shards, expected)
+        differing = {each.name: each for each, shards in self._compared() if not self._are_right(each, shards)}
+        located = dict(list(differing.items())[:_MAX_LOCATED])
+        addends = dict.fromkeys(addend for each in located.values() for addend in self._with_scales(each))
+        read_other_replicas(self._plan.inputs.catalog.records, addends, workers)
+        self._report_differing_replicas()
+        rest = []
+        for parameter, shards in self._compared():
+            if self._are_right(parameter, shards) or self._has_differing_scales(parameter):
+                continue
+            if parameter.name in located:
+                self._locate(parameter, shards, workers)
+            else:
+                rest.append((parameter, shards))
+        is_source_to_blame = bool(self._problems) and not any(problem.ranks for problem in self._problems)
+        for parameter, shards in rest:
+            if is_source_to_blame:
+                self._report(
+                    f"parameter {parameter.name!r}: differs, too; its replicas in the source were not read", ()
+                )
+            else:
+                self._compare_shards(parameter, shards, {})
         self._compare_passed_through()
         self._check_complete()
         return tuple(self._problems)
+
+    def _compared(self) -> Iterator[tuple[ReshardedParameter, ShardFingerprints]]:
+        """The shards of each target parameter, on each stage that has it."""
+        for parameter in self._plan.match.resharded:
+            for stage in self._plan.stages:
+                shards = self._targets.get((stage.number, parameter.name))
+                if shards is not None:
+                    yield parameter, shards
+
+    def _are_right(self, parameter: ReshardedParameter, shards: ShardFingerprints) -> bool:
+        is_same = shards.fingerprint() == self._source_fingerprint(parameter.name)
+        return is_same and next(shards.differing(), None) is None
+
+    def _has_differing_scales(self, parameter: ReshardedParameter) -> bool:
+        """True if replicas of its factors are known to differ: its values cannot be compared."""
+        addends = (addend for source in _scales_of(parameter) for addend in self._scales[source.name])
+        return any(next(addend.shards.differing(), None) is not None for addend in addends)
+
+    def _with_scales(self, parameter: ReshardedParameter) -> list[Addend]:
+        scales = (self._scales[source.name] for source in _scales_of(parameter))
+        return [*self._addends[parameter.name], *(addend for addends in scales for addend in addends)]
+
+    def _report_differing_replicas(self) -> None:
+        """Report the replicas of source slices that were read and differ."""
+        for addend in (each for some in (*self._addends.values(), *self._scales.values()) for each in some):
+            for box, owners in addend.shards.differing():
+                self._report(f"source: {differing_replicas_text(addend.name, str(box), owners)}", ())
 
     def source_parameters(self) -> Iterator[ParameterFingerprint]:
         """The fingerprints of a whole target's parameters by the source, once the parts of all ranks were added."""
         for parameter in self._plan.match.resharded:
             found = self._source_fingerprint(parameter.name)
             yield _fingerprint(parameter.name, parameter.dtype, parameter.shape, [found])
+        self._report_differing_replicas()
         first = {each.name: each for each in self._plan.rank_plan(self._plan.target_ranks[0]).parameters}
         for each in self._plan.match.passed_through:
             [(_, contents)] = self._passed_through[each.name].shards.contents()
@@ -228,17 +285,23 @@ class ContentCheck:
 
     def _source_fingerprint(self, name: str) -> int:
         """A target parameter's fingerprint by the source's files."""
-        addends = self._addends[name]
-        for addend in addends:
-            for box, owners in addend.shards.differing():
-                self._report(f"source: {differing_replicas_text(addend.name, str(box), owners)}", ())
-        return combined(addend.shards.total() for addend in addends)
+        return combined(addend.shards.total() for addend in self._addends[name])
 
-    def _compare_shards(self, parameter: ReshardedParameter, shards: ShardFingerprints, expected: int) -> None:
-        if shards.fingerprint() == expected and next(shards.differing(), None) is None:
-            return
+    def _locate(self, parameter: ReshardedParameter, shards: ShardFingerprints, workers: int) -> None:
+        """Find the target shards that differ, and report them."""
+        boxes = [box for box, contents in shards.contents() if contents]
+        addends = (
+            (addend, parameter.pieces if addend.pieces is None else addend.pieces)
+            for addend in self._addends[parameter.name]
+        )
+        self._compare_shards(parameter, shards, sum_boxes(self._plan.inputs.catalog.records, addends, boxes, workers))
+
+    def _compare_shards(
+        self, parameter: ReshardedParameter, shards: ShardFingerprints, wanted: Mapping[TensorSlice, int]
+    ) -> None:
+        """Report the shards of a parameter that differ; `wanted` are the fingerprints of boxes, if known."""
         name = parameter.name
-        replicas_differ = False
+        replicas_differ = is_located = False
         for box, contents in shards.contents():
             if not contents and box.size:
                 self._report(f"parameter {name!r}: no target rank holds {box}", shards.ranks_of(box))
@@ -248,53 +311,13 @@ class ContentCheck:
                 owners = list(contents.values())
                 text = differing_replicas_text(name, str(box), owners)
                 self._report(f"target: {text}", tuple(sorted(rank for some in owners for rank in some)))
-        found = shards.total()
-        if found == expected or replicas_differ:
-            return
-        wanted = {}
-        if self._locates_more():
-            wanted = self._expected_boxes(parameter, [box for box, _ in shards.contents()])
-        is_located = False
         for box, contents in shards.contents():
             for fingerprint, ranks in contents.items():
                 if box in wanted and fingerprint != wanted[box]:
                     is_located = True
                     self._compare(name, str(box), tuple(ranks), wanted[box], fingerprint)
-        if not is_located:
-            self._compare(name, "all of it", tuple(shards.ranks), expected, found)
-
-    def _locates_more(self) -> bool:
-        """True if source files are read again to locate another difference."""
-        return sum(bool(problem.ranks) for problem in self._problems) < _MAX_LOCATED
-
-    def _read_other_replicas(self, name: str) -> bool:
-        """Add the contributions of ranks whose slices of a target parameter's sources were not read; False if none."""
-        records, any_read = self._plan.inputs.catalog.records, False
-        for addend in self._addends[name]:
-            for rank in set(addend.shards.ranks).intersection(records).difference(addend.shards.owners):
-                contributions = addend.contributions_of(records[rank])
-                if contributions:
-                    sums = sum_contributions(records[rank], {addend.name: contributions})
-                    addend.shards.put(rank, sums[addend])
-                    any_read = True
-        return any_read
-
-    def _expected_boxes(self, parameter: ReshardedParameter, boxes: Sequence[TensorSlice]) -> dict[TensorSlice, int]:
-        """The fingerprints of boxes of a target parameter by the source's files, which are read again."""
-        expected = dict.fromkeys(boxes, 0)
-        for addend in self._addends[parameter.name]:
-            pieces = parameter.pieces if addend.pieces is None else addend.pieces
-            inside = [(box, clipped) for piece in pieces for box in boxes if (clipped := piece.in_target(box))]
-            for _, contents in addend.shards.contents():
-                if not contents or not inside:
-                    continue
-                rank = next(iter(contents.values()))[0]
-                start = addend.shards.box(rank).start
-                contributions = [Contribution(box, start, piece, addend.dtype, addend.factors) for box, piece in inside]
-                sums = sum_contributions(self._plan.inputs.catalog.records[rank], {addend.name: contributions})
-                for box, fingerprint in sums.items():
-                    expected[box] = combined([expected[box], fingerprint])
-        return expected
+        if not is_located and not replicas_differ:
+            self._compare(name, "all of it", tuple(shards.ranks), self._source_fingerprint(name), shards.total())
 
     def _compare_passed_through(self) -> None:
         for parameter in self._plan.match.passed_through:
@@ -339,6 +362,12 @@ class ContentCheck:
 def _fingerprint(name: str, dtype: DType, shape: Shape, contents: Iterable[int]) -> ParameterFingerprint:
     fingerprint, *others = map(fingerprint_text, contents)
     return ParameterFingerprint(name=name, dtype=dtype.name, shape=shape, fingerprint=fingerprint, others=tuple(others))
+
+
+def _scales_of(parameter: ReshardedParameter) -> list[SourceTensor]:
+    """The factors of a parameter's values."""
+    numbers = dict.fromkeys(piece.scale.source for piece in parameter.pieces if piece.scale is not None)
+    return [parameter.sources[number] for number in numbers]
 
 
 def addends_of(parameter: ReshardedParameter, scales: ScaleReader, *, all_replicas: bool = True) -> Iterator[Addend]:

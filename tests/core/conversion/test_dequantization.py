@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
-from reshard.core.errors import InputError, PlanError
+from reshard.core.errors import InputError, PlanError, VerificationError
 from reshard.core.request.conversion import build_request
 from reshard.core.strategy.files import write_strategy
 from tests.support.checkpoints import read_tree
@@ -177,3 +177,32 @@ def test_the_plan_counts_the_factors_that_each_rank_reads(tmp_path: Path) -> Non
     )
     factors = 3 * 4 * 4  # 48 * 96 in blocks of 16 * 24, as float32
     assert [totals.needed_bytes for totals in plan.totals] == [24 * 96 + factors] * 2
+
+
+def test_a_replica_of_a_scale_that_differs_is_found_although_it_was_not_read(tmp_path: Path) -> None:
+    tensors = quantized(1, (48, 24))
+    for rank in range(3):
+        folder = tmp_path / "source" / f"rank_{rank}"
+        folder.mkdir(parents=True)
+        weight, scale = tensors["w"][1], tensors["w_scale_inv"][1].copy()
+        if rank == 2:
+            scale.view(np.uint32)[1, 0] ^= 1 << 22
+        write_safetensors(folder / "m.safetensors", {"w": ("F8_E4M3", weight), "w_scale_inv": ("F32", scale)})
+    whole = as_layout(RandomLayout((3,), ((), ()), ()))
+    write_strategy(make_strategy({"w": whole, "w_scale_inv": whole}), str(tmp_path / "strategy.ckpt"))
+    document = tmp_path / "changes.yaml"
+    document.write_text(str({"steps": [dequantize()]}).replace("'", '"'))
+    request = build_request(
+        source=str(tmp_path / "source"),
+        source_strategy=str(tmp_path / "strategy.ckpt"),
+        target=str(tmp_path / "target"),
+        layout="unified",
+        changes=str(document),
+        verify="content",
+    )
+    with pytest.raises(VerificationError) as caught:
+        convert(request)
+    differing = "source: parameter 'w_scale_inv', [0:3, 0:1]: one content on rank_0, rank_1, another on rank_2"
+    assert differing in str(caught.value)
+    assert "of the target" not in str(caught.value)  # its ranks are not to blame
+    assert "--recover --fault-ranks" in str(caught.value)

@@ -16,12 +16,14 @@ from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import VerificationError
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import write_strategy
 from reshard.core.target.workspace import Workspace
 from reshard.core.tensor.fingerprint import box_fingerprint, fingerprint_text
+from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.transfer import fetches, reader
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.compare import fingerprint_checkpoint
@@ -31,6 +33,8 @@ from reshard.core.verification.values import ContentCheck, target_starts
 from tests.support.buffers import Buffers
 from tests.support.changed_values import SOURCE_DEVICES, TARGET_DEVICES, draw_job
 from tests.support.checkpoints import ALL_CASES, case
+from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.plans import make_strategy
 from tests.support.records import change_record
 from tests.support.reference import RandomLayout, shard_of
 from tests.support.spoiling import copied, file_of, spoil
@@ -157,6 +161,55 @@ def test_a_failed_comparison_is_not_forgotten_by_a_run_that_looks_less_closely(t
     assert json.loads((target / ".reshard/manifest.json").read_text())["verified"] == "checksum"
 
 
+class Phases:
+    """A listener that keeps the phases, each with its total and the bytes done."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, int, int]] = []
+
+    def note(self, message: str) -> None: ...
+
+    def begin(self, phase: str, total_bytes: int = 0) -> None:
+        self.found.append((phase, total_bytes, 0))
+
+    def advance(self, count_bytes: int) -> None:
+        phase, total, done = self.found[-1]
+        self.found[-1] = phase, total, done + count_bytes
+
+
+def test_of_a_stale_replica_a_few_parameters_are_looked_into(tmp_path: Path) -> None:
+    names = [f"w{number}" for number in range(6)]
+    layouts = {name: ParameterLayout((3,), ((),), nested=True) for name in names}
+    write_strategy(make_strategy(layouts), str(tmp_path / "strategy.ckpt"))
+    for rank in range(3):
+        folder = tmp_path / "src" / f"rank_{rank}"
+        folder.mkdir(parents=True)
+        values = np.zeros(20_000, np.float32)
+        values[-1] = rank // 2  # planning looks at the first ones
+        tensors = ((name, "Float32", values.shape, values.tobytes()) for name in names)
+        (folder / "m.ckpt").write_bytes(checkpoint_bytes(*tensors))
+    request = build_request(
+        source=str(tmp_path / "src"),
+        source_strategy=str(tmp_path / "strategy.ckpt"),
+        target=str(tmp_path / "out"),
+        layout="unified",
+        verify="content",
+        workers=1,
+    )
+    phases = Phases()
+    with pytest.raises(VerificationError) as caught:
+        convert(request, phases)
+    for name in names[:4]:
+        assert f"source: parameter '{name}', [0:20000]: one content on rank_0, rank_1, another on rank_2" in str(
+            caught.value
+        )
+    for name in names[4:]:
+        assert f"parameter '{name}': differs, too; its replicas in the source were not read" in str(caught.value)
+    assert "--recover --fault-ranks" in str(caught.value)
+    # ranks 0 and 1 are read once more, for four parameters; nothing is located in the target
+    assert phases.found[-1] == ("comparing replicas", 2 * 4 * 80_000, 2 * 4 * 80_000)
+
+
 # ---- what is wrong with the target ----
 
 
@@ -173,8 +226,9 @@ def test_ranks_with_wrong_values_are_named_and_done_again(target: Path, monkeypa
 
     monkeypatch.setattr(reader.LocalBlockReader, "fill", zeroing)
     request = FOUR_TO_THREE.request(target, verify="content", workers=1)
+    phases = Phases()
     with pytest.raises(VerificationError) as caught:
-        convert(request)
+        convert(request, phases)
     reason = (
         "parameter 'layers.1.weight_1', [0:16, 0:8, 0:8, 0:4]: on rank_0 of the target: other values than in the "
         "source's files: fingerprint "
@@ -182,6 +236,9 @@ def test_ranks_with_wrong_values_are_named_and_done_again(target: Path, monkeypa
     assert reason in str(caught.value)
     assert "The same command converts the target's ranks named here again" in str(caught.value)
     assert not target.exists()
+    phase, total_bytes, done_bytes = phases.found[-1]
+    assert phase == "locating differences"
+    assert done_bytes == total_bytes > 0
     assert [rank.outcome.value for rank in convert(request).ranks] == ["written", "resumed", "resumed"]
 
 
@@ -210,7 +267,7 @@ def problems_of(
     # ranks that are given twice count once
     check.add_target(parts_of_file(plan, out / records[0].file, records[0]))
     check.add_source(check.source_ranks[0], check.source_parts(check.source_ranks[0]))
-    return [(problem.message, problem.ranks) for problem in check.problems()]
+    return [(problem.message, problem.ranks) for problem in check.problems(workers=2)]
 
 
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
