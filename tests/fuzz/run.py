@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from tests.fuzz import checkpoints, iterations, presets, records, strategies, texts
+from tests.fuzz import changes, checkpoints, iterations, presets, records, strategies, texts
 from tests.fuzz.engine import Failure, Tally, run
 from tests.fuzz.parsers import Parser
 
@@ -19,6 +19,7 @@ PARSERS: tuple[Parser, ...] = (
     strategies.JSON,
     strategies.GROUPS,
     strategies.DCP_METADATA,
+    changes.DOCUMENT,
     iterations.METADATA,
     iterations.COMMON,
     iterations.TRACKER,
