@@ -8,7 +8,6 @@ MindFormers' loader gives them, except for what that is known to get wrong. Then
 
 import math
 import random
-import shutil
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from reshard.core.request.conversion import build_request
 from tests.conformance.cases import DTYPES, Entry, ShardGrid
 from tests.conformance.differences import differences
 from tests.conformance.mindspore_process import MindFormersJudge, RefusalError
+from tests.conformance.seeded import check_seeds
 from tests.support.checkpoints import Contents, read_safetensors, read_tree, write_safetensors
 from tests.support.reference import RandomLayout, device_matrices, shard_of
 from tests.support.strategy_writer import write_strategy_file
@@ -228,14 +228,9 @@ class _Builder:
 def check_checkpoint2(first: int, directory: Path) -> list[str]:
     """What is not as it should be, in the cases from seed `first` on."""
     directory.mkdir()
-    problems: list[str] = []
     with MindFormersJudge(directory / "mindformers.log") as judge:
-        for seed in range(first, first + CASES):
-            found = list(_Check(build_case(seed), judge, directory / str(seed)).run())
-            problems += [f"again: make conformance SEED={seed}: {problem}" for problem in found]
-            if not found:
-                shutil.rmtree(directory / str(seed))
-    return problems
+        seeds = range(first, first + CASES)
+        return check_seeds(seeds, directory, lambda seed, place: _Check(build_case(seed), judge, place).run())
 
 
 class _Check:

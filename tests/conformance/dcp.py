@@ -8,7 +8,6 @@ becomes of it torch has to load the same, into other meshes and into one file.
 
 import math
 import random
-import shutil
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from reshard.core.request.conversion import build_request
 from tests.conformance.cases import DTYPES, Entry, ShardGrid
 from tests.conformance.differences import differences
 from tests.conformance.mindspore_process import JudgeProcess, RefusalError
+from tests.conformance.seeded import check_seeds
 from tests.support.checkpoints import Contents, read_safetensors, read_tree, write_safetensors
 from tests.support.places import PROJECT
 from tests.support.reference import RandomLayout, device_matrices, shard_of
@@ -114,14 +114,9 @@ def _layout(rng: random.Random, devices: int, shape: tuple[int, ...]) -> RandomL
 def check_dcp(first: int, directory: Path) -> list[str]:
     """What is not as it should be, in the cases from seed `first` on."""
     directory.mkdir()
-    problems: list[str] = []
     with TorchJudge(directory / "torch.log") as judge:
-        for seed in range(first, first + CASES):
-            found = list(_Check(build_case(seed), judge, directory / str(seed)).run())
-            problems += [f"again: make conformance SEED={seed}: {problem}" for problem in found]
-            if not found:
-                shutil.rmtree(directory / str(seed))
-    return problems
+        seeds = range(first, first + CASES)
+        return check_seeds(seeds, directory, lambda seed, place: _Check(build_case(seed), judge, place).run())
 
 
 class _Check:
