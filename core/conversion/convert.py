@@ -22,7 +22,6 @@ from reshard.core.request.resources import resources_of
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from reshard.core.runtime.retry import FailureStreak, counting_retries, stoppable, with_retries
 from reshard.core.runtime.threads import rare_collections
-from reshard.core.verification.values import ContentCheck
 
 
 def convert(
@@ -81,5 +80,7 @@ def run_ranks(session: Session, stop: threading.Event) -> Failures:
 
 
 def _source_parts(session: Session, stop: threading.Event) -> dict[int, np.ndarray]:
+    from reshard.core.verification.values import ContentCheck
+
     content = ContentCheck(session.plan)
     return read_source_parts(session, content, content.source_ranks, stop)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from threading import Event
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
@@ -36,7 +37,9 @@ from reshard.core.target.companions import companion_summaries
 from reshard.core.target.workspace import Workspace, read_records, record_digest
 from reshard.core.transfer.overflows import overflow_notes, total_overflows
 from reshard.core.transfer.source_files import open_unchanged
-from reshard.core.verification.values import ContentCheck, content_problems_text
+
+if TYPE_CHECKING:
+    from reshard.core.verification.values import ContentCheck
 
 _MAX_LISTED = 20
 
@@ -170,7 +173,7 @@ class _FinishedRanks:
     workspace: Workspace
     results: Mapping[int, RankReport]
     unchecked: frozenset[int]
-    content: ContentCheck | None
+    content: "ContentCheck | None"
     overflowed: dict[str, int]
 
 
@@ -185,7 +188,7 @@ def _finished_ranks(session: Session) -> _FinishedRanks:
         workspace = Workspace(target.final, session.workspace.identity) if committed else session.workspace
         # a record has a line for every parameter: thousands of them are never in memory together
         results: dict[int, RankReport] = {}
-        content = ContentCheck(plan) if level is VerifyLevel.CONTENT else None
+        content = _content_check(plan) if level is VerifyLevel.CONTENT else None
         unchecked = set(plan.target_ranks)
         for record in read_records(workspace, plan.target_ranks):
             results[record.rank] = _rank_report(record, resumed=record.rank in session.done)
@@ -199,10 +202,18 @@ def _finished_ranks(session: Session) -> _FinishedRanks:
             return _FinishedRanks(committed, workspace, results, frozenset(unchecked), content, overflowed)
 
 
+def _content_check(plan: ConversionPlan) -> "ContentCheck":
+    from reshard.core.verification.values import ContentCheck
+
+    return ContentCheck(plan)
+
+
 def _compare_contents(
-    session: Session, content: ContentCheck, source_parts: Mapping[int, np.ndarray], workspace: Workspace
+    session: Session, content: "ContentCheck", source_parts: Mapping[int, np.ndarray], workspace: Workspace
 ) -> None:
     """Compare contents; target ranks that may be to blame lose their records, so a rerun repeats them."""
+    from reshard.core.verification.values import content_problems_text
+
     unread = [rank for rank in content.source_ranks if rank not in source_parts]
     source_parts = {**source_parts, **read_source_parts(session, content, unread, Event())}
     for rank in content.source_ranks:
@@ -216,7 +227,7 @@ def _compare_contents(
 
 
 def read_source_parts(
-    session: Session, content: ContentCheck, ranks: Sequence[int], stop: Event
+    session: Session, content: "ContentCheck", ranks: Sequence[int], stop: Event
 ) -> dict[int, np.ndarray]:
     """Return the contributions of source ranks to fingerprints; read with threads."""
     progress = current_progress()
@@ -247,7 +258,7 @@ def _rank_report(record: ShardRecord, resumed: bool) -> RankReport:
 
 
 def _report(
-    session: Session, found: _FinishedRanks, missing: tuple[int, ...], seconds: float, compared: ContentCheck | None
+    session: Session, found: _FinishedRanks, missing: tuple[int, ...], seconds: float, compared: "ContentCheck | None"
 ) -> ConversionReport:
     plan, level = session.plan, session.request.verify
     ranks = tuple(found.results[rank] for rank in session.ranks if rank in found.results)

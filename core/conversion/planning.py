@@ -46,7 +46,6 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.target.place import check_free
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
-from reshard.core.verification.tied_parameters import with_tied_compared
 from reshard.core.verification.wholes import check_dropped_copies
 
 
@@ -140,7 +139,10 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
         )
     check_convertible(plan.match, catalog, carries_float8=request.layout in (TargetLayout.UNIFIED, TargetLayout.DCP))
     _check_one_step(plan)
-    plan = with_tied_compared(plan, fails_on_differing)
+    if plan.match.shared:
+        from reshard.core.verification.tied_parameters import with_tied_compared
+
+        plan = with_tied_compared(plan, fails_on_differing)
     check_dropped_copies(plan)
     _check_format_holds_all(plan)
     _check_crc_can_be_written(request, plan)

@@ -31,7 +31,6 @@ from reshard.core.transfer.file_blocks import expected_entries
 from reshard.core.transfer.source_crcs import SourceCrcs
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.files import RankVerification, verify_rank
-from reshard.core.verification.values import target_starts
 
 
 @frozen
@@ -104,14 +103,18 @@ class RankWork:
 
     def verify(self, record: ShardRecord, level: VerifyLevel) -> RankVerification:
         """Compare a rank's file with the plan and with its record."""
-        rank = record.rank
+        rank, starts = record.rank, None
+        if self.level is VerifyLevel.CONTENT:
+            from reshard.core.verification.values import target_starts
+
+            starts = target_starts(self.plan, rank)
         return verify_rank(
             self.workspace.directory,
             record,
             level,
             expected=expected_entries(self.plan, self.plan.rank_plan(rank)),
             advance=self.advance,
-            starts=target_starts(self.plan, rank) if self.level is VerifyLevel.CONTENT else None,
+            starts=starts,
             known=self.known,
         )
 

@@ -13,7 +13,6 @@ from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.summary import FILE, RANK, Summary
 from reshard.core.runtime.wording import counted
 from reshard.core.source.damage import Substitute
-from reshard.core.verification.values import ContentCheck
 
 
 class Outcome(StrEnum):
@@ -225,13 +224,17 @@ def planned_traffic(plan: ConversionPlan, ranks: Sequence[int], level: VerifyLev
     chosen = set(ranks)
     totals = [totals for totals in plan.totals if totals.rank in chosen]
     written_bytes = sum(each.shard_bytes for each in totals)
-    compares = level is VerifyLevel.CONTENT and len(chosen) == len(plan.totals)
+    compared_bytes = 0
+    if level is VerifyLevel.CONTENT and len(chosen) == len(plan.totals):
+        from reshard.core.verification.values import ContentCheck
+
+        compared_bytes = ContentCheck(plan).source_bytes()
     return PlannedTraffic(
         # a copy is written like others if its primary is not
         read_bytes=sum(each.needed_bytes for each in totals if each.copy_of not in chosen),
         written_bytes=written_bytes,
         read_back_bytes=written_bytes if level.of_files is VerifyLevel.CHECKSUM else 0,
-        compared_bytes=ContentCheck(plan).source_bytes() if compares else 0,
+        compared_bytes=compared_bytes,
     )
 
 

@@ -7,7 +7,6 @@ casts move no elements: a recipe has the last name, and the cast's rule.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
@@ -309,7 +308,7 @@ def _unused_rule(kind: str, rule: object, names: Sequence[str], made: Mapping[st
                 f"{rule_text} fits no parameter: steps, or a preset, come before it and leave {listed(now, 3)} of "
                 "that: rename what they leave"
             )
-        near = get_close_matches(rule.name, [recipe.making.name for recipe in made.values()], 3)
+        near = _close_names(rule.name, [recipe.making.name for recipe in made.values()], 3)
     elif isinstance(rule, RenameRule | SplitRule):
         expression = re.compile(rule.pattern if isinstance(rule, RenameRule) else rule.parameters)
         part = next((name for name in names if expression.search(name)), None)
@@ -321,6 +320,12 @@ def _unused_rule(kind: str, rule: object, names: Sequence[str], made: Mapping[st
 
 def _unused_step(number: int, rule: StepRule, names: Sequence[str]) -> str:
     example = rule.templates[0]
-    near = get_close_matches(example.expanded(dict.fromkeys(example.names, 0)), names, 1)
+    near = _close_names(example.expanded(dict.fromkeys(example.names, 0)), names, 1)
     advice = f"; there is {near[0]!r}, say" if near else ""
     return f"step {number + 1}, {rule}, fits no parameter{advice}: correct it, or say 'optional: true'"
+
+
+def _close_names(name: str, names: Sequence[str], count: int) -> list[str]:
+    from difflib import get_close_matches
+
+    return get_close_matches(name, names, count)

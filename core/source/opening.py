@@ -34,8 +34,6 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed, rank_names, size_text
 from reshard.core.source.damage import damage_policy
 from reshard.core.source.own_strategy import OwnStrategy, check_named, check_own_files, read_own_strategy
-from reshard.core.source.replicas import check_replicas
-from reshard.core.source.unheld import with_unheld_noted
 from reshard.core.storage.checkpoint2_names import METADATA_NAME
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.joined import parts_of
@@ -168,6 +166,8 @@ def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: Targe
         elif isinstance(given, Strategy):
             catalog = check_named(catalog, given, trusted=request.trust_strategy)
     if isinstance(given, Iteration) and given.metadata is not None:
+        from reshard.core.source.unheld import with_unheld_noted
+
         whole = target is not NO_TARGET and target.strategy is None
         catalog = with_unheld_noted(catalog, given.metadata, target.changes, request.allow_missing, whole=whole)
     if strategy is None:
@@ -185,6 +185,8 @@ def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: Targe
     source = Source(request, catalog, strategy, SourceShards(catalog, strategy), others)
     if not request.check_replicas or strategy is None or catalog.unified:
         return source
+    from reshard.core.source.replicas import check_replicas
+
     checked = check_replicas(catalog, strategy, integrated=source.is_integrated, workers=request.worker_count)
     return dataclasses.replace(source, catalog=checked)
 

@@ -9,7 +9,6 @@ import xxhash
 
 from reshard.core.checkpoint.common_document import Common, build_common
 from reshard.core.checkpoint.companions import MAX_COMPANION_BYTES
-from reshard.core.checkpoint.formats.distcp import archive_extents
 from reshard.core.checkpoint.formats.weight_maps import (
     MAX_INDEX_BYTES,
     dump_sorted_weight_map,
@@ -195,6 +194,7 @@ def _dcp_problem(
     location: Location, index: IndexSummary, records: Iterable[ShardRecord], plan: ConversionPlan | None
 ) -> str | None:
     """The first difference between `.metadata` and the records of all files, or their plan; None if there is none."""
+    from reshard.core.checkpoint.formats.distcp import archive_extents
     from reshard.core.strategy.dcp_metadata import parse_dcp_metadata
 
     metadata = parse_dcp_metadata(read_small_file(location, max(index.size_bytes, 1)), str(location))

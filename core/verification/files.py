@@ -12,7 +12,6 @@ from dataclasses import replace
 from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats import distcp
 from reshard.core.checkpoint.formats.any_format import KnownIndexes, read_index, stored_crc
 from reshard.core.checkpoint.manifest import ShardRecord, record_entries
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry
@@ -26,7 +25,6 @@ from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
 from reshard.core.tensor.fingerprint import fingerprint_text
 from reshard.core.tensor.slices import Shape
-from reshard.core.verification.shard_fingerprints import FileFingerprints
 
 _READ_BYTES = 2**20
 _SUMMED_BYTES = 4 * 2**20
@@ -94,6 +92,8 @@ def _read_index(file: SourceFile, record: ShardRecord, known: KnownIndexes | Non
     """Index a file; one of DCP does not name its tensors: that they are those of the record is for their headers."""
     if not file.location.name.endswith(f".{CheckpointFormat.DISTCP}"):
         return read_index(file, known)
+    from reshard.core.checkpoint.formats import distcp
+
     return distcp.read_index(file, record_entries(record))
 
 
@@ -142,6 +142,8 @@ def _check_contents(
         if starts is None:
             digests = file_digests(each, its_index, block_bytes, advance)
         else:
+            from reshard.core.verification.shard_fingerprints import FileFingerprints
+
             fingerprints = FileFingerprints(its_index, starts)
             digests = file_digests(each, its_index, block_bytes, advance, fingerprints.add)
             parts.update({name: fingerprint_text(part) for name, part in fingerprints.fingerprints().items()})

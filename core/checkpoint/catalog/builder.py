@@ -8,9 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.damage_policy import NAMED_AS_FAULTY, NO_FILE, DamagePolicy, is_damage, with_advice
-from reshard.core.checkpoint.catalog.dcp_catalog import dcp_catalog
 from reshard.core.checkpoint.catalog.file_names import parse_step
-from reshard.core.checkpoint.catalog.iteration_catalog import iteration_catalog
 from reshard.core.checkpoint.catalog.output_directory import strategies_beside
 from reshard.core.checkpoint.catalog.record_reader import RecordReader, WantsDigest, no_digest, read_records
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
@@ -83,9 +81,13 @@ def build_catalog(
         return _unified_catalog(found, digest, check_crc, workers)
     if found.dcp is not None:
         _check_saved_once(found, source_prefix or (step if found.dcp.step is None else None), damage)
+        from reshard.core.checkpoint.catalog.dcp_catalog import dcp_catalog
+
         return dcp_catalog(found.dcp, workers, check_crc=check_crc, crc_later=crc_later)
     if found.iteration is not None:
         _check_no_prefix(found, source_prefix)
+        from reshard.core.checkpoint.catalog.iteration_catalog import iteration_catalog
+
         reader = RecordReader(digest, check_crc, assume_alike=False)
         return iteration_catalog(found, found.iteration, reader, workers, damage)
     needed = range(1) if ranks is None else ranks

@@ -13,7 +13,7 @@ from typing import Protocol
 from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS, KeyMistakeError
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
-from reshard.core.checkpoint.formats import ckpt, ckpt_writing, distcp, safetensors
+from reshard.core.checkpoint.formats import ckpt, ckpt_writing, safetensors
 from reshard.core.checkpoint.formats.stage_files import merge_indexes
 from reshard.core.checkpoint.formats.wire import WireReader
 from reshard.core.checkpoint.model import (
@@ -214,6 +214,8 @@ def plan_file(
     if format is CheckpointFormat.CKPT:
         return ckpt_writing.plan_file(entries, with_crc=with_crc)
     if format is CheckpointFormat.DISTCP:
+        from reshard.core.checkpoint.formats import distcp
+
         return distcp.plan_file(entries)
     return safetensors.plan_file(entries, redundancy_removed=redundancy_removed, with_crc=with_crc, framework=framework)
 
