@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -18,6 +17,8 @@ def in_threads(work: Callable[[Item], Answer], items: Iterable[Item], workers: i
 
     The first error, or an interruption, cancels items not yet begun and sets `stop`, so that running ones end soon.
     """
+    from concurrent.futures import ThreadPoolExecutor  # loads logging, which a command's help has no need of
+
     with ThreadPoolExecutor(workers, thread_name_prefix="reshard") as pool:
         futures = [pool.submit(copy_context().run, work, item) for item in items]
         try:

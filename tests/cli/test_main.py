@@ -88,6 +88,7 @@ def test_help_loads_next_to_nothing() -> None:
         "google",
         "asyncio",
         "ssl",
+        "logging",
         "reshard.core.conversion.convert",
     }
 
