@@ -48,7 +48,7 @@ def _format_spans(spans: Iterable[Sequence[int]]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def listed_ranks(ranks: Sequence[int], limit: int) -> str:
+def listed_ranks(ranks: Iterable[int], limit: int) -> str:
     """Format ascending ranks as `0-3,7`; beyond `limit` numbers and ranges, `and N more` ranks."""
     spans = _spans(ranks)
     more = sum(last - first + 1 for first, last in spans[limit:])

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 
 from reshard.core.errors import StrategyError
 from reshard.core.runtime.metadata import check_metadata, load_json, protobuf_bytes
-from reshard.core.runtime.wording import listed
+from reshard.core.runtime.wording import MAX_LISTED, listed_ranks
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import storage_errors_as_strategy
@@ -29,11 +29,11 @@ def read_groups(urls: Iterable[str]) -> Groups:
             if rank in seen:
                 raise StrategyError(f"group info: rank {rank} is in two groups, {list(seen[rank])} and {list(group)}")
             seen[rank] = group
-    missing = [rank for rank in range(max(seen, default=0)) if rank not in seen]
-    if missing:
+    if seen and len(seen) <= (highest := max(seen)):
+        missing = (rank for rank in range(highest) if rank not in seen)
         raise StrategyError(
-            f"group info: ranks {listed([*map(str, missing)])} are in no group. MindSpore's group file describes the "
-            "group of one rank only: name the files of all ranks, by one --group-info each"
+            f"group info: ranks {listed_ranks(missing, MAX_LISTED)} are in no group. MindSpore's group file "
+            "describes the group of one rank only: name the files of all ranks, by one --group-info each"
         )
     return tuple(sorted(groups))
 

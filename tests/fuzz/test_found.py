@@ -22,7 +22,7 @@ from reshard.core.storage.named_options import resolve_storages
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.checkpoint2_metadata import parse_metadata
 from reshard.core.strategy.groups import parse_groups
-from tests.fuzz import checkpoints, iterations, presets, records
+from tests.fuzz import checkpoints, iterations, presets, records, strategies
 from tests.fuzz.engine import outcome
 from tests.support.places import FIXTURES
 
@@ -172,6 +172,10 @@ def test_groups_of_ranks_in_the_billions_are_refused_not_counted() -> None:
         parse_groups(b"[[0], [3709551615]]", "groups")
     with pytest.raises(StrategyError, match="groups: has rank 4294967295, beyond 1048576"):
         parse_groups(b"\x12\x06\x08\xff\xff\xff\xff\x0f", "groups")
+
+
+def test_a_group_with_a_high_rank_takes_no_memory_for_those_below() -> None:
+    assert outcome(strategies.GROUPS, b"[[0, 65536]]", measured=True) == ("", False)
 
 
 def test_a_deeply_nested_preset_is_refused_at_once() -> None:
