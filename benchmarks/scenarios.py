@@ -146,9 +146,9 @@ SCENARIOS = (
     ),
     Scenario(
         "export-experts",
-        "weights to Hugging Face: 64 experts stacked and transposed, 8 ranks → 3 files",
+        "weights to Hugging Face: 64 experts stacked and transposed, 8 ranks → 9 files",
         _RESHARD,
-        lambda: experts_transformer(hidden=1024, layers=4, experts=64, expert_hidden=384, vocabulary=8192),
+        lambda: experts_transformer(hidden=1024, layers=12, experts=64, expert_hidden=384, vocabulary=8192),
     ),
     Scenario(
         "large",

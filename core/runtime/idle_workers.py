@@ -14,7 +14,7 @@ from reshard.core.runtime.context import having
 class IdleWorkers:
     """Counts the workers of one scheduler that may be borrowed, and those that are lent; thread-safe.
 
-    A borrowed worker stands for its memory, too: whoever borrows it may use a worker's buffers.
+    A worker is borrowed with its memory: a unit that has one may use as many buffers more as a worker has.
     """
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ def build_catalog(
         source_prefix: the prefix of the files to use, if there are several.
         digest: selects the parameters of each rank whose contents are digested; by default none.
         check_crc: read files that carry a CRC whole to check it.
-        crc_later: leave CRCs of single tensors, as DCP's are, to whoever reads these: the indexes have them.
+        crc_later: CRCs of single tensors, as DCP has them, are not checked here; the indexes have them for later.
         workers: files read at a time; more if they are remote.
         allow_extra_ranks: ignore ranks other than `ranks`.
         found: the survey of `url`, if there is one already.

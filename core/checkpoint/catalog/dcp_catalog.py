@@ -37,7 +37,7 @@ def dcp_catalog(
 
     Args:
         check_crc: read all tensors that carry a CRC to check it.
-        crc_later: leave that to whoever reads the tensors: the indexes have their CRCs.
+        crc_later: the tensors are not checked here; the indexes have their CRCs for later.
 
     Raises:
         CatalogError: files are missing, or several are unusable or contradict the metadata.
