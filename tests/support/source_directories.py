@@ -73,10 +73,10 @@ def rank_contents(rank: int, names: str) -> bytes:
 
 
 def failing_on(rank: int, error: Exception) -> Callable[..., Any]:
-    def open_or_fail(location: Any) -> Any:
+    def open_or_fail(location: Any, version: str) -> Any:
         if f"rank_{rank}/" in str(location):
             raise error
-        return open_source(location)
+        return open_source(location, version)
 
     return open_or_fail
 

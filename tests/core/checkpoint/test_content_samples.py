@@ -62,9 +62,9 @@ def test_ranks_on_a_remote_storage_are_read_at_once(remote: Source, monkeypatch:
         remote.write(rank, NAMES)
     all_open = threading.Barrier(RANKS)
 
-    def open_with_the_others(location: Location) -> SourceFile:
+    def open_with_the_others(location: Location, version: str) -> SourceFile:
         all_open.wait(timeout=10)
-        return open_source(location)
+        return open_source(location, version)
 
     monkeypatch.setattr("reshard.core.checkpoint.encryption.opening.open_source", open_with_the_others)
     assert len(set(remote.read_samples("w00", 1))) == RANKS

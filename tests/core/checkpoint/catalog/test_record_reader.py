@@ -106,7 +106,9 @@ def test_few_requests_for_many_equal_files(remote: Source, monkeypatch: pytest.M
         for part, size in enumerate(sizes)
     ]
     files = {f"{remote.url}/rank_{rank}/CKP-1_2.ckpt": sparse_file(entries) for rank in range(8)}
-    monkeypatch.setattr("reshard.core.checkpoint.encryption.opening.open_source", lambda location: files[str(location)])
+    monkeypatch.setattr(
+        "reshard.core.checkpoint.encryption.opening.open_source", lambda location, _version: files[str(location)]
+    )
     result = catalog(remote.url, 8, digest=lambda rank, entry: entry.size_bytes == 2**14)
     assert [record.assumed for record in result.records.values()] == [False] + 7 * [True]
     assert all(len(record.digests) == 50 for record in result.records.values())
@@ -159,8 +161,8 @@ def test_files_are_closed(source: Source, monkeypatch: pytest.MonkeyPatch) -> No
     source.add_ranks(2).add("rank_1/CKP-1_2.ckpt", data=b"")
     closed: list[str] = []
 
-    def watched(location: Any) -> Any:
-        file = open_source(location)
+    def watched(location: Any, version: str) -> Any:
+        file = open_source(location, version)
         close = file.close
 
         def close_and_record() -> None:
