@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_changed_at_any_moment(source: Path, conversion: ConversionRequest, tmp_
         except ReshardError as error:
             refused += 1
             assert str(changed) in str(error), context
-            assert any(text in str(error) for text in REASONS.split("|")), f"{context}: {error}"
+            assert re.search(REASONS, str(error)), f"{context}: {error}"
             assert not target.exists(), context
             # what was done of the planned source stays right
             for name, content in files_of(partial(target)).items():
