@@ -146,7 +146,7 @@ SCENARIOS = (
     ),
     Scenario(
         "export-experts",
-        "weights to Hugging Face: 64 experts stacked and transposed, 8 ranks → 9 files",
+        "weights to Hugging Face: 64 experts stacked and transposed, 8 ranks → files of 500 MB",
         _RESHARD,
         lambda: experts_transformer(hidden=1024, layers=12, experts=64, expert_hidden=384, vocabulary=8192),
     ),

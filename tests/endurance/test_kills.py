@@ -113,7 +113,7 @@ def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, seed
         rerun(conversion.arguments(former_target, "--format", "safetensors"))
     former = files_of(former_target)
     phases: Counter[str] = Counter()
-    for moment in undisturbed.moments(14, seed):
+    for moment in undisturbed.moments(18, seed):
         context = f"seed {seed}, killed {moment:.3f} s after its start"
         if overwrite:
             shutil.copytree(former_target, target)
