@@ -41,8 +41,6 @@ from reshard.core.transfer.source_files import open_unchanged
 if TYPE_CHECKING:
     from reshard.core.verification.values import ContentCheck
 
-_MAX_LISTED = 20
-
 
 def finish(
     session: Session,
@@ -58,7 +56,7 @@ def finish(
     Raises:
         InputError, VerificationError, ConversionError: ranks failed, or contents differ; the message lists them.
     """
-    check_crcs(session)
+    _check_crcs(session)
     raise_failures(failures, session)
     plan, level = session.plan, session.request.verify
     found = _finished_ranks(session)
@@ -84,7 +82,7 @@ def finish(
         )
     if not missing:
         _read_rest(session)
-        check_crcs(session)
+        _check_crcs(session)
     compared = found.content if not found.unchecked else None
     if compared:
         _compare_contents(session, compared, source_parts or {}, found.workspace)
@@ -107,7 +105,7 @@ def _read_rest(session: Session) -> None:
         session.crcs.read_rest(open_unchanged, session.readers, stop, advancing(progress, stop))
 
 
-def check_crcs(session: Session) -> None:
+def _check_crcs(session: Session) -> None:
     """Check the CRCs of source tensors that were read; target ranks made from a damaged one lose their records.
 
     A rerun repeats these ranks: perhaps the file is right, and was not read right.
@@ -122,7 +120,7 @@ def check_crcs(session: Session) -> None:
         for rank in sorted(session.workspace.recorded_ranks()):
             if not problems.keys().isdisjoint(_places_read(session.plan, rank)):
                 session.workspace.remove_record(rank)
-    what = "\n  ".join(listed_lines(list(problems.values()), _MAX_LISTED))
+    what = "\n  ".join(listed_lines(list(problems.values())))
     raise CheckpointError(
         f"{what}. {session.workspace.directory} holds what was made of the rest: get the damaged files again, and "
         "begin again with --overwrite"
