@@ -1,12 +1,14 @@
 """Work on many items in threads, and garbage collection that does not slow it down."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import TypeVar
+
+from reshard.core.runtime.progress import advancing, current_progress
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -27,6 +29,22 @@ def in_threads(work: Callable[[Item], Answer], items: Iterable[Item], workers: i
             stop.set()  # leaving the pool waits for running items
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def in_phase(
+    phase: str,
+    total_bytes: int,
+    work: Callable[[Item, Callable[[int], None]], Answer],
+    items: Collection[Item],
+    workers: int,
+    stop: Event,
+) -> list[Answer]:
+    """Return what `in_threads` does, as a phase of the progress; `work` is given a function to report bytes by."""
+    progress = current_progress()
+    if items:
+        progress.begin(phase, total_bytes)
+    advance = advancing(progress, stop)
+    return in_threads(lambda item: work(item, advance), items, workers, stop)
 
 
 _THRESHOLDS = (100_000, 20, 100)

@@ -5,6 +5,7 @@ import shutil
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.local_files import check_regular
 from reshard.core.storage.atomic_rename import flush_to_disk, rename_into_place, temporary_path, unlink_if_exists
+from reshard.core.storage.azure import await_copy, is_azure
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.listing import file_info
 from reshard.core.storage.transfers import requested
@@ -41,6 +42,8 @@ def copy_file(source: Location, target: Location) -> None:
 def _copy_remote(source: Location, target: Location, action: str) -> None:
     if not takes_parts(target):
         requested(target, action, lambda: target.fs.cp_file(source.path, target.path))
+        if is_azure(type(target.fs)):
+            requested(target, action, lambda: await_copy(target.fs, target.path))
         return
     # s3fs would copy a large file part by part, begin again at the first one if one fails, and leave parts behind
     upload = Upload(target, UploadBuffers())

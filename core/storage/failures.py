@@ -5,12 +5,13 @@ from contextlib import contextmanager
 
 from reshard.core.errors import ReshardError, StorageError, UnusableStorageError, is_transient
 from reshard.core.runtime.secrets import scrubbed
+from reshard.core.storage import azure
 from reshard.core.storage.s3_answers import Reason, reason_of
 from reshard.core.storage.urls import Location
 
 # by name, because the packages need not be installed; some raise errors that are no OSErrors
-_CLIENT_PACKAGES = ("botocore", "aiobotocore", "aiohttp", "requests", "paramiko", "gcsfs", "azure")
-_TRANSIENT_CLIENT_ERRORS = {"ConnectionError", "ClientConnectionError", "ClientPayloadError", "ServiceRequestError"}
+_CLIENT_PACKAGES = ("botocore", "aiobotocore", "aiohttp", "requests", "paramiko", "gcsfs")
+_TRANSIENT_CLIENT_ERRORS = {"ConnectionError", "ClientConnectionError", "ClientPayloadError"}
 """Names of classes, or of their bases."""
 
 
@@ -36,10 +37,14 @@ def _reason(error: Exception, location: Location) -> Reason | None:
     if _is_wrong_endpoint(error):
         return Reason("its endpoint must look like https://host:port", unusable=True)
     package = type(error).__module__.partition(".")[0]
+    protocol, _, path = str(location).partition("://")
+    bucket = path.partition("/")[0]
+    answered = None if location.is_local else azure.reason_of(error, bucket)
+    if answered is not None:
+        return answered
     if not isinstance(error, OSError) and package not in _CLIENT_PACKAGES and not _wraps_wrong_name(error):
         return None
-    protocol, _, path = str(location).partition("://")
-    answered = None if location.is_local else reason_of(error, protocol, path.partition("/")[0])
+    answered = None if location.is_local else reason_of(error, protocol, bucket)
     if answered is not None:
         return answered
     if isinstance(error, FileNotFoundError):

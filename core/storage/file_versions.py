@@ -112,8 +112,8 @@ def _local_stamp(location: Location) -> Stamp:
 
 def _remote_stamp(location: Location) -> Stamp:
     info = file_info(location)
-    changed = next(filter(None, (info.get(key) for key in ("LastModified", "mtime", "created"))), None)
-    return Stamp(int(info["size"] or 0), _seconds(changed), str(info.get("ETag") or changed))
+    changed = next(filter(None, map(info.get, ("LastModified", "last_modified", "mtime", "created"))), None)
+    return Stamp(int(info["size"] or 0), _seconds(changed), str(info.get("ETag") or info.get("etag") or changed))
 
 
 def _seconds(moment: Any) -> float | None:

@@ -12,8 +12,10 @@ from weakref import WeakSet
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.secrets import ADVICE, carries_credentials, scrubbed
+from reshard.core.storage.azure import is_azure, shorten_retries
 from reshard.core.storage.endpoints import check_endpoint, same_server
 from reshard.core.storage.local_disk import LOCAL_DISK
+from reshard.core.storage.object_ranges import CONNECT_SECONDS, READ_SECONDS
 
 Options = Mapping[str, Any]
 """fsspec's storage options: the keyword arguments of a filesystem."""
@@ -22,8 +24,8 @@ _S3_DEFAULTS: dict[str, Any] = {
     # an old listing would hide that an object was replaced
     "use_listings_cache": False,
     "config_kwargs": {
-        "connect_timeout": 10,
-        "read_timeout": 60,
+        "connect_timeout": CONNECT_SECONDS,
+        "read_timeout": READ_SECONDS,
         # only reshard.core.storage.transfers repeats requests: retries of several layers multiply
         "retries": {"mode": "standard", "total_max_attempts": 1},
         # twice the concurrent requests of a process
@@ -49,6 +51,7 @@ _PACKAGES = {
     "hdfs": "pyarrow",
 }
 """Packages to install for a protocol; fsspec has advice for others."""
+_S3_PROTOCOLS = ("s3", "s3a", "obs")
 _USUAL = ("file", "s3", "obs", "gs", "abfs", "hdfs")
 
 _IN_MEMORY = ("memory", "reference")
@@ -67,6 +70,16 @@ def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
     protocol, _, rest = url.partition("://")
     if "::" in protocol or ("::" in rest and "://" in rest):
         raise InputError(f"{url!r}: chains of URLs cannot be used")
+    if protocol in _S3_PROTOCOLS:
+        from reshard.core.storage.plain_s3 import open_plain
+
+        plain = open_plain(url, options, lambda: _open_by_fsspec(url, protocol, options)[0])
+        if plain is not None:
+            return plain
+    return _open_by_fsspec(url, protocol, options)
+
+
+def _open_by_fsspec(url: str, protocol: str, options: Options) -> tuple[Any, str]:
     try:
         kind = _class_of(url, protocol)
         path, url_options = _parse(kind, url)
@@ -85,6 +98,8 @@ def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
     if speaks_s3(kind):
         fs.retries = 1
         _opened.add(fs)
+    elif is_azure(kind):
+        shorten_retries(fs)
     written = url_of(fs, path)
     path_again, options_again = _parse(kind, written)
     if path_again != path or settings | options_again != settings | url_options:
@@ -166,7 +181,7 @@ def _settings(kind: Any, options: Options) -> dict[str, Any]:
     _check_s3_settings(settings)
     check_endpoint(settings, obs=obs)
     if obs:
-        from reshard.core.storage.obs import completed
+        from reshard.core.storage.obs_settings import completed
 
         # the class does the same, but fsspec must distinguish instances by values from the environment, too
         settings = completed(settings)
@@ -174,8 +189,8 @@ def _settings(kind: Any, options: Options) -> dict[str, Any]:
 
 
 def speaks_s3(kind: type) -> bool:
-    """True if a filesystem class is s3fs's, or builds on it; s3fs need not be installed."""
-    return any(base.__name__ == "S3FileSystem" for base in kind.__mro__)
+    """True if a filesystem class is s3fs's, builds on it or stands in for it; s3fs need not be installed."""
+    return any(base.__name__ in ("S3FileSystem", "PlainS3") for base in kind.__mro__)
 
 
 def same_storage(one: Any, other: Any) -> bool:

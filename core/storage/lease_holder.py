@@ -76,7 +76,7 @@ def parse_holder(text: bytes, origin: str) -> LeaseHolder:
         fields = json.loads(text)
         fields.pop("renewal", None)
         holder = LeaseHolder(**(fields | {"ranks": tuple(fields["ranks"])}))
-        # a lease is removed by its run's name
+        # a lease's file has its run's name
         if "/" in holder.run or not all(type(rank) is int for rank in holder.ranks):
             raise ValueError("impossible names of runs, or numbers of ranks")
         return holder

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from reshard.core.errors import StorageError, UnusableStorageError
 from reshard.core.runtime.local_files import is_irregular
 from reshard.core.storage.filesystems import speaks_s3
+from reshard.core.storage.object_requests import asked, entries_in, object_head, object_info
 from reshard.core.storage.transfers import requested
 from reshard.core.storage.urls import Location
 
@@ -25,7 +26,7 @@ def file_info(location: Location, action: str = "look for it") -> dict[str, Any]
         location.fs.invalidate_cache()
         return dict(location.fs.info(location.path))
 
-    return requested(location, action, look)
+    return asked(location, action, partial(object_info, location), look)
 
 
 def kind_of(location: Location) -> str | None:
@@ -60,7 +61,7 @@ def list_folder(location: Location, action: str = "list it") -> list[dict[str, A
         return list(location.fs.ls(location.path, detail=True))
 
     if _has_prefixes(location):  # s3fs would list all of the parent where nothing is
-        found = _objects(location, action, delimiter="/") or _file_at(location, action)
+        found = _level(location, action) or _file_at(location, action)
     else:
         found = requested(location, action, look)
     entries = (entry | {"type": "directory"} if _is_marker(entry) else entry for entry in found)
@@ -87,11 +88,20 @@ def find_files(location: Location, *, markers: bool = False) -> list[Location]:
     Raises:
         StorageError: the files cannot be listed.
     """
+    return [file for file, entry in find_described(location) if markers or not _is_marker(entry)]
+
+
+def find_described(location: Location) -> list[tuple[Location, dict[str, Any]]]:
+    """Return all files below a directory, markers included, each with the storage's entry; none if it does not exist.
+
+    Raises:
+        StorageError: the files cannot be listed.
+    """
     if _has_prefixes(location):  # one request, also where nothing is
         found = {entry["name"]: entry for entry in _objects(location, "list the files in it")}
     else:
         found = find_entries(location)
-    return [Location(location.fs, path) for path, entry in found.items() if markers or not _is_marker(entry)]
+    return [(Location(location.fs, path), entry) for path, entry in found.items()]
 
 
 def find_entries(location: Location) -> dict[str, dict[str, Any]]:
@@ -113,14 +123,21 @@ def _has_prefixes(location: Location) -> bool:
     return speaks_s3(type(location.fs)) and bool(location.path) and not location.fs.version_aware
 
 
-def _objects(location: Location, action: str, delimiter: str = "") -> list[dict[str, Any]]:
-    """Return the entries below a prefix; with a delimiter, those of a single level, directories among them."""
-    fs = location.fs
-    bucket, key, _ = fs.split_path(location.path)
-    where = {"Bucket": bucket, "Prefix": f"{key.rstrip('/')}/" if key else "", "Delimiter": delimiter} | fs.req_kw
+def _level(location: Location, action: str) -> list[dict[str, Any]]:
+    """Return the entries right below a prefix, directories among them."""
+    first: Callable[[], Any] = partial(_page, location, delimiter="/")
+    page = asked(location, action, partial(entries_in, location), first, for_good=False)
+    return page if isinstance(page, list) else _objects(location, action, "/", page)
+
+
+def _objects(
+    location: Location, action: str, delimiter: str = "", page: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Return the entries below a prefix; with a delimiter, those of a single level. `page` is the first, if at hand."""
+    bucket, _, _ = location.fs.split_path(location.path)
     found: list[dict[str, Any]] = []
+    page = page or requested(location, action, partial(_page, location, delimiter))
     while True:
-        page = requested(location, action, partial(fs.call_s3, "list_objects_v2", **where))
         for each in page.get("Contents", []):
             name = f"{bucket}/{each['Key']}"
             found.append({**each, "Key": name, "name": name, "type": "file", "size": each["Size"]})
@@ -129,7 +146,16 @@ def _objects(location: Location, action: str, delimiter: str = "") -> list[dict[
             found.append({"Key": name, "name": name, "type": "directory", "size": 0})
         if not page.get("IsTruncated"):
             return sorted(found, key=itemgetter("name"))
-        where |= {"ContinuationToken": page["NextContinuationToken"]}
+        next_page = partial(_page, location, delimiter, ContinuationToken=page["NextContinuationToken"])
+        page = requested(location, action, next_page)
+
+
+def _page(location: Location, delimiter: str, **more: str) -> Mapping[str, Any]:
+    fs = location.fs
+    bucket, key, _ = fs.split_path(location.path)
+    where = {"Bucket": bucket, "Prefix": f"{key.rstrip('/')}/" if key else "", "Delimiter": delimiter}
+    page: Mapping[str, Any] = fs.call_s3("list_objects_v2", **where, **more, **fs.req_kw)
+    return page
 
 
 def _file_at(location: Location, action: str) -> list[dict[str, Any]]:
@@ -141,16 +167,18 @@ def _file_at(location: Location, action: str) -> list[dict[str, Any]]:
     bucket, key, _ = location.fs.split_path(location.path)
     if not key:
         return []
-    head = requested(location, action, partial(location.fs.call_s3, "head_object", Bucket=bucket, Key=key))
-    return [
-        {
+
+    def look() -> dict[str, Any]:
+        head = location.fs.call_s3("head_object", Bucket=bucket, Key=key)
+        return {
             "name": location.path,
             "type": "file",
             "size": head["ContentLength"],
             "ETag": head.get("ETag", ""),
             "LastModified": head.get("LastModified"),
         }
-    ]
+
+    return [asked(location, action, partial(object_head, location), look)]
 
 
 def _is_marker(entry: Mapping[str, Any]) -> bool:

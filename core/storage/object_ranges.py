@@ -8,7 +8,8 @@ setting, and repeats the requests that obstore could not carry out, since it exp
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -16,6 +17,12 @@ from urllib.parse import SplitResult, urlsplit
 
 from reshard.core.runtime.secrets import scrubbed
 
+Keys = tuple[str, str, str | None]
+"""Key, secret and token."""
+
+CONNECT_SECONDS = 10
+READ_SECONDS = 60
+"""For each piece of an answer to arrive."""
 _PROCESS = os.getpid()
 """Forked processes lack obstore's threads: its requests would never end there."""
 _ATTRIBUTE = "reshard_ranges"
@@ -49,8 +56,8 @@ _CERTIFICATE = re.compile(r"certificate", re.IGNORECASE)
 _REASON = re.compile(r" in [0-9.]+(?:ns|µs|ms|s) - (.*)")
 
 
-class RefusedRangeError(Exception):
-    """obstore could not read a range, and would not at another attempt."""
+class RefusedRequestError(Exception):
+    """obstore could not carry out a request, and would not at another attempt."""
 
 
 class ChangedObjectError(Exception):
@@ -70,14 +77,13 @@ class ObjectRanges:
         Raises:
             ConnectionError: the server did not answer, or not completely, or asks for patience.
             ChangedObjectError: the object has another etag, or the answer has none.
-            RefusedRangeError: anything else.
+            RefusedRequestError: anything else.
         """
         import obstore
-        from obstore.exceptions import BaseError, PreconditionError
 
         count = 0
         options: Any = {"range": (offset, offset + len(buffer))} | ({"if_match": etag} if etag else {})
-        try:
+        with obstore_errors():
             answer = obstore.get(self.store(bucket), key, options=options)
             if etag and answer.meta["e_tag"] != etag:  # not every server heeds conditions
                 raise ChangedObjectError
@@ -85,14 +91,6 @@ class ObjectRanges:
                 data = memoryview(piece)
                 buffer[count : count + len(data)] = data
                 count += len(data)
-        except PreconditionError as error:
-            raise ChangedObjectError from error
-        except (BaseError, OSError, ValueError) as error:
-            text = str(error)
-            if not _PASSING.search(text) or _CERTIFICATE.search(text):
-                raise RefusedRangeError from error
-            reason = _REASON.search(text)
-            raise ConnectionError(scrubbed(reason[1]) if reason else "no complete answer") from None
         if count != len(buffer):
             raise ConnectionError(f"{count} bytes came")
 
@@ -101,6 +99,23 @@ class ObjectRanges:
         if bucket not in self._stores:
             self._stores[bucket] = self._new_store(bucket)
         return self._stores[bucket]
+
+
+@contextmanager
+def obstore_errors() -> Iterator[None]:
+    """Raise obstore's errors as `ObjectRanges.read` does."""
+    from obstore.exceptions import BaseError, PreconditionError
+
+    try:
+        yield
+    except PreconditionError as error:
+        raise ChangedObjectError from error
+    except (BaseError, OSError, ValueError) as error:
+        text = str(error)
+        if not _PASSING.search(text) or _CERTIFICATE.search(text):
+            raise RefusedRequestError from error
+        reason = _REASON.search(text)
+        raise ConnectionError(scrubbed(reason[1]) if reason else "no complete answer") from None
 
 
 def object_ranges(fs: Any) -> ObjectRanges | None:
@@ -124,7 +139,7 @@ def _new_reader(fs: Any) -> ObjectRanges | None:
         import obstore  # noqa: F401
     except ImportError:
         return None
-    if not _takes_options(fs.storage_options) or any(map(_is_proxy, os.environ.items())):
+    if not _takes_options(fs.storage_options) or any(map(is_proxy, os.environ.items())):
         return None
     fs.connect()
     client = fs.s3
@@ -136,23 +151,35 @@ def _new_reader(fs: Any) -> ObjectRanges | None:
     if bundle or config.use_dualstack_endpoint or config.use_fips_endpoint or s3_settings - {"addressing_style"}:
         return None
     is_virtual = (config.s3 or {}).get("addressing_style") == "virtual"
-    settings: dict[str, Any] = {
-        "region": _ANY_REGION if client.meta.region_name in (None, "aws-global") else client.meta.region_name,
-        "virtual_hosted_style_request": is_virtual,
-        "client_options": {
-            "allow_http": True,
-            "connect_timeout": timedelta(seconds=config.connect_timeout),
-            "read_timeout": timedelta(seconds=config.read_timeout),
-            "timeout": timedelta(seconds=_LONGEST_SECONDS),
-        },
-        # only reshard.core.storage.transfers repeats requests
-        "retry_config": {"max_retries": 0},
-    }
+    region = _ANY_REGION if client.meta.region_name in (None, "aws-global") else client.meta.region_name
+    settings = _store_settings(region, config.connect_timeout, config.read_timeout, is_virtual=is_virtual)
     if fs.anon:
         settings["skip_signature"] = True
     else:
         settings["credential_provider"] = partial(_credentials, fs)
     return ObjectRanges(partial(_new_store, endpoint, settings))
+
+
+def plain_ranges(endpoint: str, region: str, keys: Keys, *, is_virtual: bool) -> ObjectRanges:
+    """Return a reader with our own settings for all that is not given."""
+    settings = _store_settings(region, CONNECT_SECONDS, READ_SECONDS, is_virtual=is_virtual)
+    settings["credential_provider"] = partial(_signing, *keys)
+    return ObjectRanges(partial(_new_store, urlsplit(endpoint), settings))
+
+
+def _store_settings(region: str, connect_seconds: float, read_seconds: float, *, is_virtual: bool) -> dict[str, Any]:
+    return {
+        "region": region,
+        "virtual_hosted_style_request": is_virtual,
+        "client_options": {
+            "allow_http": True,
+            "connect_timeout": timedelta(seconds=connect_seconds),
+            "read_timeout": timedelta(seconds=read_seconds),
+            "timeout": timedelta(seconds=_LONGEST_SECONDS),
+        },
+        # only reshard.core.storage.transfers repeats requests
+        "retry_config": {"max_retries": 0},
+    }
 
 
 def _takes_options(options: Mapping[str, Any]) -> bool:
@@ -165,7 +192,7 @@ def _takes_options(options: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_proxy(variable: tuple[str, str]) -> bool:
+def is_proxy(variable: tuple[str, str]) -> bool:
     """True for a variable of the environment that names a proxy: clients differ in which hosts they exclude."""
     return bool(_PROXY.fullmatch(variable[0]) and variable[1])
 
@@ -174,13 +201,18 @@ def _new_store(endpoint: SplitResult, settings: Mapping[str, Any], bucket: str) 
     from obstore.store import S3Store
 
     host = f"{bucket}.{endpoint.netloc}" if settings["virtual_hosted_style_request"] else endpoint.netloc
-    return S3Store(bucket, endpoint=f"{endpoint.scheme}://{host}{endpoint.path}", **settings)
+    # the longer name's value wins, and would come from the environment
+    return S3Store(bucket, aws_endpoint_url_s3=f"{endpoint.scheme}://{host}{endpoint.path}", **settings)
+
+
+def _signing(key: str, secret: str, token: str | None) -> dict[str, Any]:
+    return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
 
 
 def _credentials(fs: Any) -> dict[str, Any]:
     """Return what s3fs signs with at the moment."""
     if fs.key and fs.secret:
-        return {"access_key_id": fs.key, "secret_access_key": fs.secret, "token": fs.token, "expires_at": None}
+        return _signing(fs.key, fs.secret, fs.token)
     from fsspec.asyn import sync
 
     frozen = sync(fs.loop, _frozen_credentials, fs.session)

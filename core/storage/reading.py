@@ -15,7 +15,8 @@ from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.file_versions import difference_text, local_version, parse_object_version, remote_version
 from reshard.core.storage.joined import JoinedFile, parts_of
 from reshard.core.storage.listing import file_info
-from reshard.core.storage.object_ranges import ChangedObjectError, RefusedRangeError, give_up, object_ranges
+from reshard.core.storage.object_ranges import ChangedObjectError, RefusedRequestError, give_up, object_ranges
+from reshard.core.storage.object_requests import asked, object_beginning
 from reshard.core.storage.transfers import at_once, requested
 from reshard.core.storage.uploads import takes_parts
 from reshard.core.storage.urls import Location
@@ -170,7 +171,7 @@ class _RemoteSource:
         bucket, key, _ = location.fs.split_path(location.path)
         try:
             reader.read(bucket, key, offset, buffer, self._etag)
-        except RefusedRangeError:
+        except RefusedRequestError:
             self._read_by_fsspec(offset, buffer)
             give_up(location.fs)
         except ChangedObjectError:
@@ -253,9 +254,9 @@ def read_own_file(location: Location, limit_bytes: int) -> bytes:
 def _read_small_object(location: Location, limit_bytes: int) -> bytes:
     """Read with a single request: the size need not be known, and HTTP detects truncated answers."""
     max_bytes = min(limit_bytes, metadata_limit_bytes())
-    read = partial(location.fs.cat_file, location.path, start=0, end=max_bytes + 1)
+    by_obstore = partial(object_beginning, location, max_bytes=max_bytes + 1)
     try:
-        data = bytes(requested(location, "read it", read))
+        data = asked(location, "read it", by_obstore, lambda: _beginning(location, max_bytes + 1))
     except StorageError as error:
         # an empty object has no ranges
         if getattr(error.__cause__, "errno", None) == errno.EINVAL and file_info(location)["size"] == 0:
@@ -265,6 +266,10 @@ def _read_small_object(location: Location, limit_bytes: int) -> bytes:
         raise _too_large(location, limit_bytes)
     check_metadata(len(data), location)
     return data
+
+
+def _beginning(location: Location, max_bytes: int) -> bytes:
+    return bytes(location.fs.cat_file(location.path, start=0, end=max_bytes))
 
 
 def _too_large(location: Location, limit_bytes: int) -> CheckpointError:

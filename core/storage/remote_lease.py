@@ -2,20 +2,35 @@
 
 A lease that stays the same while being watched for longer than that is dead. The rule depends neither on process ids
 of other machines nor on clocks that agree.
+
+Where a server of the S3 protocol judges conditions, a takeover has one winner. The holder's renewal has `If-Match` with
+the lease's etag of a moment ago, so that one that was long on its way never brings back a lease that was removed or
+given back. The removal of a dead lease has `If-Match` with the etag of the text that was watched, so that it fails if
+the holder came back to life after the last look. Whether a server judges conditions is not tried, because nothing rests
+on it: one that ignores them (MinIO does for removals) does what it did without them, and after each refusal the lease
+is looked at, so that a server that refuses where nothing has changed gets plain requests.
+
+Taking a lease needs no condition: each has a name of its own, since runs for other ranks hold theirs beside it, and of
+two rivals each sees the other after writing. `If-None-Match` would only make a repetition fail after a lost answer.
 """
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from reshard.core.errors import StorageError, TargetError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
+from reshard.core.storage.conditional import removed_if, replaced_if
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.lease_holder import MAX_LEASE_BYTES, LeaseHolder, parse_holder
-from reshard.core.storage.listing import find_files, is_missing
+from reshard.core.storage.listing import find_described, is_missing, unless_missing
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.removal import remove_file
+from reshard.core.storage.transfers import requested
+from reshard.core.storage.uploads import takes_parts
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import claimed_while
 from reshard.core.storage.writing import write_bytes
@@ -24,20 +39,35 @@ RENEWAL_SECONDS = 5.0
 _DEAD_AFTER_SECONDS = 4 * RENEWAL_SECONDS
 IN_DOUBT_AFTER_SECONDS = 3 * RENEWAL_SECONDS
 """Shorter than the time after which others consider the lease dead."""
+_REMOVED = "its lease was removed"
+
+
+@frozen
+class SeenLease:
+    """A lease as it was last seen.
+
+    Attributes:
+        etag: of the text; empty where the storage takes no conditions.
+    """
+
+    location: Location
+    holder: LeaseHolder
+    text: bytes
+    etag: str
 
 
 @contextmanager
 def hold_remote(directory: Location, holder: LeaseHolder, *, alone: bool = False) -> Iterator[None]:
     """Hold a lease on an object store while the block runs; `alone`: none was there a moment ago."""
     if not alone:
-        rivals = [(other, text) for other, text in _read_leases(directory) if holder.is_rival(other)]
+        rivals = [lease for lease in _read_leases(directory) if holder.is_rival(lease.holder)]
         holder.refuse_rivals(_renewed_holders(directory, rivals))
     lease = _RemoteLease(directory, holder)
     write_bytes(lease.location, lease.text(0))
     # of two runs that started at the same moment, both have written by now: each sees the other, and both refuse; a run
     # that was not there a moment ago is seen here, too
     try:
-        holder.refuse_rivals([other for other, _ in _read_leases(directory, besides=holder.run)])
+        holder.refuse_rivals([other.holder for other in _read_leases(directory, besides=holder.run)])
         with lease.renewed(), claimed_while(lease.check):
             yield
     finally:
@@ -69,6 +99,7 @@ class _RemoteLease:
         self._known: dict[str, LeaseHolder] = {}
         self._suspects: set[str] = set()
         self._lost_to = ""
+        self._takes_conditions = True
 
     def text(self, count: int) -> bytes:
         """Return the lease's content, different for each renewal."""
@@ -116,25 +147,48 @@ class _RemoteLease:
         begun = time.monotonic()
         # a single attempt: the next renewal may succeed, and if none does, `check` raises
         with suppress(StorageError), mapped_errors(self.location, "renew the lease"):
-            self._look_for_rivals()
+            etags = self._list_leases()
+            self._look_for_rivals(etags)
             if self._lost_to or stop.is_set():
                 return
-            self.location.fs.pipe_file(self.location.path, self.text(count))
+            if not self._rewrite(self.text(count), etags[self.location.path]):
+                self._lost_to = _REMOVED
+                return
             with self._lock:
                 self._renewed = max(self._renewed, begun)
 
-    def _look_for_rivals(self) -> None:
-        """Find out if another run has taken over: this run's lease is gone, or another one stays beside it."""
+    def _rewrite(self, text: bytes, etag: str) -> bool:
+        """Write the lease again; False if it was removed."""
+        if self._takes_conditions and etag:
+            if replaced_if(self.location, text, etag):
+                return True
+            found = self._list_leases().get(self.location.path)
+            if found is None:
+                return False
+            if found != etag:  # an earlier renewal of this run arrived
+                return True
+            self._takes_conditions = False
+        self.location.fs.pipe_file(self.location.path, text)
+        return True
+
+    def _list_leases(self) -> dict[str, str]:
+        """Return the etag of each lease, by path."""
         fs = self._directory.fs
         fs.invalidate_cache(self._directory.path)
-        paths = {str(path) for path in fs.find(self._directory.path) if str(path).endswith(".json")}
+        found = fs.find(self._directory.path, detail=True)
+        return {
+            str(path): _etag(self._directory, entry) for path, entry in found.items() if str(path).endswith(".json")
+        }
+
+    def _look_for_rivals(self, paths: Collection[str]) -> None:
+        """Find out if another run has taken over: this run's lease is gone, or another one stays beside it."""
         if self.location.path not in paths:
-            self._lost_to = "its lease was removed"
+            self._lost_to = _REMOVED
             return
         rivals = set()
-        for path in paths - {self.location.path}:
+        for path in set(paths) - {self.location.path}:
             if path not in self._known:
-                self._known[path] = parse_holder(bytes(fs.cat_file(path)), path)
+                self._known[path] = parse_holder(bytes(self._directory.fs.cat_file(path)), path)
             if self._holder.is_rival(self._known[path]):
                 rivals.add(path)
         # a run that began at the same moment gives way at once: only one that stays has taken over
@@ -145,44 +199,54 @@ class _RemoteLease:
             self._lost_to = f"another run has taken over: {self._known[min(staying)]}"
 
 
-def watched_holders(directory: Location, run: str) -> tuple[list[LeaseHolder], list[LeaseHolder]]:
-    """Holders of living leases, at least one if there are any; and, if there are none, those of dead leases.
+def watched_leases(directory: Location, run: str) -> tuple[list[LeaseHolder], list[SeenLease]]:
+    """Holders of living leases, at least one if there are any; and, if there are none, the dead leases.
 
     Nothing is removed. The lease of `run` does not count.
     """
-    leases = _read_leases(directory, besides=run)
-    renewed, dead = _watched(directory, leases)
-    return renewed, [holder for holder, _ in leases if holder.run in dead]
+    return _watched(directory, _read_leases(directory, besides=run))
 
 
-def _renewed_holders(directory: Location, leases: Sequence[tuple[LeaseHolder, bytes]]) -> list[LeaseHolder]:
+def remove_dead(lease: SeenLease) -> bool:
+    """Remove a dead lease; False if it was renewed after it was last seen."""
+    location = lease.location
+    if lease.etag:
+        if requested(location, "remove it", lambda: removed_if(location, lease.etag)):
+            return True
+        text = unless_missing(lambda: read_small_file(location, MAX_LEASE_BYTES))
+        if text is None:
+            return True
+        if text != lease.text:
+            return False
+    remove_file(location)
+    return True
+
+
+def _renewed_holders(directory: Location, leases: Sequence[SeenLease]) -> list[LeaseHolder]:
     """Watch leases until one is renewed, and return its holder; none if all are dead, and removed."""
     renewed, dead = _watched(directory, leases)
-    for run in dead:
-        remove_file(directory.child(f"{run}.json"))
-    return renewed
+    return renewed or [lease.holder for lease in dead if not remove_dead(lease)]
 
 
-def _watched(
-    directory: Location, leases: Sequence[tuple[LeaseHolder, bytes]]
-) -> tuple[list[LeaseHolder], Collection[str]]:
-    """Watch leases until one is renewed, and return its holder; if none is, return the runs whose leases are dead."""
-    watched = {holder.run: text for holder, text in leases}
+def _watched(directory: Location, leases: Sequence[SeenLease]) -> tuple[list[LeaseHolder], list[SeenLease]]:
+    """Watch leases until one is renewed, and return its holder; if none is, return the dead ones as last seen."""
+    watched = {lease.location.path: lease for lease in leases}
     deadline = time.monotonic() + _DEAD_AFTER_SECONDS
     while watched and time.monotonic() < deadline:
         time.sleep(RENEWAL_SECONDS / 5)
-        now = {other.run: (other, text) for other, text in _read_leases(directory)}
-        watched = {run: text for run, text in watched.items() if run in now}
-        renewed = [now[run][0] for run, text in watched.items() if now[run][1] != text]
+        now = {lease.location.path: lease for lease in _read_leases(directory)}
+        renewed = [now[path].holder for path, lease in watched.items() if path in now and now[path].text != lease.text]
         if renewed:
-            return renewed, ()
-    return [], list(watched)
+            return renewed, []
+        # with the etags of now: the first ones may be those of earlier texts, since the text is read after the listing
+        watched = {path: now[path] for path in watched if path in now}
+    return [], list(watched.values())
 
 
-def _read_leases(directory: Location, besides: str = "") -> list[tuple[LeaseHolder, bytes]]:
+def _read_leases(directory: Location, besides: str = "") -> list[SeenLease]:
     """Read all leases but that of the run `besides`."""
     leases = []
-    for location in find_files(directory):
+    for location, entry in find_described(directory):
         if not location.name.endswith(".json") or location.name == f"{besides}.json":
             continue
         try:
@@ -191,5 +255,9 @@ def _read_leases(directory: Location, besides: str = "") -> list[tuple[LeaseHold
             if is_missing(error):
                 continue  # given back in the meantime
             raise
-        leases.append((parse_holder(text, str(location)), text))
+        leases.append(SeenLease(location, parse_holder(text, str(location)), text, _etag(directory, entry)))
     return leases
+
+
+def _etag(directory: Location, entry: Mapping[str, Any]) -> str:
+    return str(entry.get("ETag") or "") if takes_parts(directory) else ""

@@ -123,7 +123,7 @@ _TRANSIENT_CLIENT_ERRORS = {
 
 def reason_of(error: BaseException, protocol: str, bucket: str) -> Reason | None:
     """Explain an error of the S3 client or of an answer to it; None for any other error."""
-    for each in _chain(error):
+    for each in causes_of(error):
         if isinstance(getattr(each, "response", None), dict) and "Error" in each.response:
             return _reason_of_answer(each.response, getattr(each, "operation_name", ""), protocol, bucket)
         if type(each).__module__.partition(".")[0] in ("botocore", "aiobotocore"):
@@ -131,7 +131,13 @@ def reason_of(error: BaseException, protocol: str, bucket: str) -> Reason | None
     return None
 
 
-def _chain(error: BaseException | None) -> Iterator[Any]:
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status of the answer behind an error; 0 if there is none."""
+    responses = (getattr(each, "response", None) for each in causes_of(error))
+    return next((_status(response) for response in responses if isinstance(response, dict)), 0)
+
+
+def causes_of(error: BaseException | None) -> Iterator[Any]:
     """Yield an error and its causes."""
     while error is not None:
         yield error
@@ -140,8 +146,7 @@ def _chain(error: BaseException | None) -> Iterator[Any]:
 
 def _reason_of_answer(response: dict[str, Any], operation: str, protocol: str, bucket: str) -> Reason:
     error, metadata = response["Error"], response.get("ResponseMetadata", {})
-    code = str(error.get("Code", "an unknown error"))
-    status = int(metadata.get("HTTPStatusCode", 0)) or (int(code) if _STATUS.fullmatch(code) else 0)
+    code, status = str(error.get("Code", "an unknown error")), _status(response)
     region = error.get("Region") or metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region")
     where = region or error.get("Endpoint")
     reason = _REASONS.get(code)
@@ -158,6 +163,12 @@ def _reason_of_answer(response: dict[str, Any], operation: str, protocol: str, b
         "elsewhere": f", {where}" if where else "",
     }
     return replace(reason, text=reason.text.format(**words))
+
+
+def _status(response: dict[str, Any]) -> int:
+    code = str(response.get("Error", {}).get("Code", ""))
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return status or (int(code) if _STATUS.fullmatch(code) else 0)
 
 
 def _permission(operation: str, protocol: str) -> str:

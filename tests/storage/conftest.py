@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from reshard.cli.main import run
+from tests.support.moto_server import moto_server
+from tests.support.s3_client import s3_client
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_server import S3Server, s3_server
 from tests.support.stores import BUCKET, Store, forget_connections
@@ -21,6 +23,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def shared_proxy(server: S3Server) -> Iterator[S3Proxy]:
     with s3_proxy(server) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def shared_moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with moto_server(tmp_path_factory.mktemp("moto"), BUCKET) as running:
+        yield running
+
+
+@pytest.fixture
+def moto(shared_moto: S3Server) -> S3Server:
+    """A server of another kind, which judges conditions, with an empty bucket."""
+    client = s3_client(shared_moto.url)
+    for each in client.list_objects_v2(Bucket=BUCKET).get("Contents", []):
+        client.delete_object(Bucket=BUCKET, Key=each["Key"])
+    return shared_moto
 
 
 @pytest.fixture

@@ -351,7 +351,7 @@ def test_wrong_keys(store: Store, failed: Callable[..., Ended], monkeypatch: pyt
     assert ended.code == WRONG_INPUT
     assert ended.last_line.startswith(f"reshard: error: {store.url('out')}: cannot list it: ")
     assert "the credentials are wrong" in ended.last_line
-    assert len(store.proxy.exchanges()) == 1
+    assert len({each.call.asked for each in store.proxy.exchanges()}) == 1  # by obstore, and by s3fs
 
 
 @pytest.mark.usefixtures("source")

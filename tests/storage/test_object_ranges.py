@@ -7,12 +7,13 @@ from typing import Any
 
 import obstore
 import pytest
+from s3fs import S3FileSystem
 
 from reshard.core.errors import CatalogError, StorageError
 from reshard.core.runtime import retry
 from reshard.core.runtime.retry import RetryPolicy, counting_retries
 from reshard.core.storage.filesystems import open_filesystem
-from reshard.core.storage.object_ranges import RefusedRangeError, object_ranges
+from reshard.core.storage.object_ranges import RefusedRequestError, object_ranges
 from reshard.core.storage.reading import is_proven, open_source, read_bytes
 from reshard.core.storage.urls import Location, parse_url
 from tests.support.s3_client import s3_client
@@ -46,13 +47,13 @@ def location(store: Store, tmp_path: Path) -> Location:
 
 
 @pytest.fixture
-def without_s3fs(monkeypatch: pytest.MonkeyPatch, location: Location) -> None:
+def without_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading with s3fs fails."""
 
     def fail(*_: object, **__: object) -> bytes:
         raise AssertionError("s3fs was asked")
 
-    monkeypatch.setattr(type(location.fs), "cat_file", fail)
+    monkeypatch.setattr(S3FileSystem, "cat_file", fail)
 
 
 def read(location: Location) -> bytes:
@@ -270,6 +271,17 @@ def test_requests_go_to_the_host_that_s3fs_asks(
     assert obstore.sign(reader.store("b-1"), "GET", "k", timedelta(minutes=1)).startswith(host)
 
 
+@pytest.mark.parametrize("more", [{}, {"use_listings_cache": False}])
+def test_an_endpoint_for_s3_in_the_environment_is_not_for_obs(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://another.example.com")
+    options = {"key": "a", "secret": "b", "endpoint_url": "http://10.0.0.1:81"} | more
+    reader = object_ranges(open_filesystem("obs://b-1/k", options)[0])
+    assert reader is not None
+    assert obstore.sign(reader.store("b-1"), "GET", "k", timedelta(minutes=1)).startswith("http://10.0.0.1:81/b-1/k")
+
+
 @pytest.mark.usefixtures("without_s3fs")
 def test_names_of_objects_are_sent_as_they_are(store: Store, tmp_path: Path, location: Location) -> None:
     (tmp_path / "other").write_bytes(CONTENT)
@@ -283,7 +295,7 @@ def test_secrets_are_in_no_text(location: Location, store: Store) -> None:
     fs, path = open_filesystem(str(location), {"key": store.server.access_key, "secret": secret, "token": secret[::-1]})
     reader = object_ranges(fs)
     assert reader is not None
-    with pytest.raises(RefusedRangeError) as refused:
+    with pytest.raises(RefusedRequestError) as refused:
         reader.read(BUCKET, path.removeprefix(f"{BUCKET}/"), 0, memoryview(bytearray(5)), "")
     text = "".join(traceback.format_exception(refused.value))
     assert "status code: 403" in text

@@ -6,22 +6,19 @@ plain MD5 of the whole. It computes that when it is first asked for, at some 600
 Where an upload was given up, an empty directory may stay, and be listed as a common prefix.
 """
 
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.servers import server_process
 
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
 RCLONE = Path(sys.executable).with_name("rclone")
-START_SECONDS = 30
 _FLAGS = (
     "--addr=127.0.0.1:0",
     f"--auth-key={ACCESS_KEY},{SECRET_KEY}",
@@ -31,8 +28,6 @@ _FLAGS = (
     "--rc-addr=127.0.0.1:0",
     "--rc-no-auth",
 )
-# whatever becomes of this process, its end of the shell's standard input is closed, and rclone is killed
-_KILLED_WITH_US = 'exec 3<&0; "$@" & server=$!; (cat <&3 >/dev/null; kill -9 $server) & wait $server'
 _STARTED = re.compile(
     r"Serving remote control on (http://[\d.:]+).*Starting s3 server on \[(http://[\d.:]+)", re.DOTALL
 )
@@ -95,34 +90,7 @@ def s3_server(
         (root / bucket).mkdir(parents=True, exist_ok=True)
     serve = [RCLONE, "serve", "s3", root, *_FLAGS, f"--force-path-style={str(not virtual_hosts).lower()}"]
     log_path = root.with_name(f"{root.name}.log")
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            ["sh", "-c", _KILLED_WITH_US, "sh", *map(str, serve)],
-            env={"PATH": "/usr/bin:/bin", "HOME": str(root), "RCLONE_CONFIG": "/dev/null"},
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    assert process.stdin
-    try:
-        control_url, url = _urls(log_path, process)
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(root), "RCLONE_CONFIG": "/dev/null"}
+    with server_process(serve, _STARTED, log_path, environment) as started:
+        control_url, url = started.groups()
         yield S3Server(url, root, virtual_hosts, control_url)
-    finally:
-        process.stdin.close()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _urls(log_path: Path, process: subprocess.Popen[bytes]) -> tuple[str, str]:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        # before the log: what it says last is read
-        ended = process.poll() is not None
-        log = log_path.read_text()
-        if started := _STARTED.search(log):
-            return started[1], started[2]
-        if ended or time.monotonic() > deadline:
-            raise RuntimeError(f"the S3 server did not start: {log}")
-        time.sleep(0.01)

@@ -39,6 +39,7 @@ class Call:
         operation: by S3's name: GetObject, UploadPart.
         range: its header, bytes=0-99; empty: none.
         part: of an upload; 0: none.
+        if_match: the etag that the object must have; empty: any.
     """
 
     method: str
@@ -48,6 +49,7 @@ class Call:
     key: str = ""
     range: str = ""
     part: int = 0
+    if_match: str = ""
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -66,7 +68,7 @@ def parse_call(method: str, target: str, headers: dict[str, str], *, virtual_hos
     if "x-amz-copy-source" in headers:
         operation = _COPIES.get(operation, operation)
     part = int(query.get("partNumber", ["0"])[0])
-    return Call(method, host, operation, bucket, key, headers.get("range", ""), part)
+    return Call(method, host, operation, bucket, key, headers.get("range", ""), part, headers.get("if-match", ""))
 
 
 def _operation(method: str, query: dict[str, list[str]], names: dict[tuple[str, str], str]) -> str:
@@ -123,6 +125,7 @@ class Kind(Enum):
     EXPIRED_TOKEN = S3Error(400, "ExpiredToken")
     NO_SUCH_BUCKET = S3Error(404, "NoSuchBucket")
     CONDITION_FAILED = S3Error(412, "PreconditionFailed")
+    NOT_IMPLEMENTED = S3Error(501, "NotImplemented")
     RESET = "the connection is reset, the request is not carried out"
     ANSWER_LOST = "the connection is reset, the request was carried out"
     RESET_IN_BODY = "the connection is reset after half of the answer's body"

@@ -8,6 +8,7 @@ import numpy as np
 from s3fs import S3FileSystem
 
 from reshard.core.storage.obs import OBSFileSystem
+from reshard.core.storage.plain_s3 import forget_plain
 from tests.support.s3_client import s3_client
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import S3Server
@@ -54,6 +55,7 @@ def forget_connections() -> None:
     """fsspec gives the same file system for the same options, which the environment is not among."""
     for kind in (S3FileSystem, OBSFileSystem):
         kind.clear_instance_cache()
+    forget_plain()
 
 
 def content_of(size: int) -> bytes:

@@ -17,6 +17,8 @@ from reshard.core.storage.listing import find_files, list_folder
 from reshard.core.storage.publishing import foreign_names, list_names, other_files, remove_tree
 from reshard.core.storage.urls import Location
 
+ETAG = '"0123"'
+
 
 class Names(ThreadingHTTPServer):
     """A server of the S3 protocol with one bucket, whose objects are said by key and size."""
@@ -42,7 +44,8 @@ class _Handler(BaseHTTPRequestHandler):
             if delimiter and delimiter in rest:
                 folders.add(prefix + rest.partition(delimiter)[0] + delimiter)
             else:
-                objects += f"<Contents><Key>{escape(key)}</Key><Size>{size}</Size></Contents>"
+                known = f"<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>{escape(ETAG)}</ETag>"
+                objects += f"<Contents><Key>{escape(key)}</Key><Size>{size}</Size>{known}</Contents>"
         common = "".join(
             f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in sorted(folders)
         )
@@ -62,6 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", ETAG)
         self.end_headers()
         self.wfile.write(body)
 
