@@ -22,6 +22,8 @@ def frozen(cls: Class) -> Class:
     values = attrgetter("__class__", *(each.name for each in fields(cls) if each.compare))
 
     def equal(self: object, other: object) -> bool:
+        if other is self:
+            return True
         return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
 
     def hashed(self: object) -> int:

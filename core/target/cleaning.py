@@ -38,7 +38,7 @@ from reshard.core.storage.publishing import (
     temporary_files,
     working_location,
 )
-from reshard.core.storage.remote_lease import watched_holders
+from reshard.core.storage.remote_lease import SeenLease, remove_dead, watched_leases
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.target_names import is_target_name
 from reshard.core.storage.transfers import at_once
@@ -240,11 +240,14 @@ def _survey_remote(final: Location, run: str) -> _Survey:
     state, leases = final.child(STATE_DIRECTORY), leases_of(final)
     if [name for name in list_names(leases) if name != f"{run}.json"]:
         current_progress().note("watching the leases of other runs for some seconds, to see if one is renewed")
-    living, dead = watched_holders(leases, run)
+    living, dead = watched_leases(leases, run)
     _refuse_living(final, living, run)
     found = [
-        _Found(_leftover(LeftoverKind.LEASE, lease, find_entries(lease)), partial(remove_file, lease))
-        for lease in (leases.child(f"{holder.run}.json") for holder in dead)
+        _Found(
+            _leftover(LeftoverKind.LEASE, lease.location, find_entries(lease.location)),
+            partial(_remove_lease, final, lease),
+        )
+        for lease in dead
     ]
     is_finished, identity = read_manifest(final) is not None, read_identity(state)
     kept = _kept_states(final, is_finished=is_finished)
@@ -308,6 +311,11 @@ def _recorded_files(final: Location, identity: str) -> tuple[list[str], list[Loc
             recorded += paths
             names.append(record.file)
     return recorded, other_files(final, names)
+
+
+def _remove_lease(final: Location, lease: SeenLease) -> None:
+    if not remove_dead(lease):
+        _refuse_living(final, [lease.holder], "")
 
 
 def _remove_remote(final: Location, files: Sequence[Location]) -> None:

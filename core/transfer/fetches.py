@@ -1,8 +1,9 @@
-"""The bytes of source files that blocks need: one fetch for each read range of each chunk."""
+"""The bytes of source files that blocks need: one fetch for each read range of each chunk, or of many small ones."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,11 @@ FactorsOf = Callable[[SourceTensor], np.ndarray]
 """Returns the factors of a source parameter, float32 in its shape."""
 _MAX_CACHED_RANGES = 2**14
 """A few MB of them."""
+_SMALL_BYTES = 32 * 2**10
+"""Of a range that takes longer to plan than to copy."""
+_FEWEST_ALIKE = 8
+_RUNS_PER_RANGE = 4
+"""Runs are this much shorter than the longest read, so that several which overlap can be read together."""
 
 
 @frozen
@@ -69,26 +75,73 @@ class Fetch(NamedTuple):
         return self.read_range.source_rank
 
     @property
-    def source_name(self) -> str:
+    def source_names(self) -> Sequence[str]:
         """Name of the source parameter."""
-        return self.block.parameters[self.chunk.name].sources[self.read_range.source].name
+        return (self.block.parameters[self.chunk.name].sources[self.read_range.source].name,)
 
     @property
-    def destination(self) -> memoryview:
-        """The bytes of the block that a verbatim read range fills."""
+    def destination(self) -> memoryview | None:
+        """The bytes of the block that are those of the read range; None if it is not verbatim."""
+        if not self.read_range.is_verbatim:
+            return None
         start = self.chunk.position + self.read_range.target_offset
         return self.block.memory[start : start + self.length]
 
     def deliver(self, run: memoryview) -> None:
         """Copy the wanted elements of the fetched bytes into the block."""
-        if self.read_range.is_verbatim:
-            self.destination[:] = run
+        if (destination := self.destination) is not None:
+            destination[:] = run
             return
         name = self.chunk.name
         parameter = self.block.parameters[name]
         overflow = scatter_values(run, self.read_range, self.chunk, parameter, self.block.buffer, self.factors)
         if overflow is not None:
             self.block.overflows.append((name, overflow))
+
+
+class FetchRun(NamedTuple):
+    """Small verbatim ranges of one length that lie close together in a source file, and what lies between them.
+
+    Each is what a chunk takes from its own parameter; the chunks are cut alike.
+    """
+
+    block: RankBlock
+    chunks: Sequence[Chunk]
+    read_range: ReadRange
+    """What each chunk takes from its parameter."""
+    sources: np.ndarray
+    """Int64 array of shape (chunks,): first bytes in the file, ascending."""
+    targets: np.ndarray
+    """Int64 array of shape (chunks,): first bytes in the block."""
+    offset: int
+    length: int
+
+    @property
+    def source_rank(self) -> int:
+        """The rank whose file is read."""
+        return self.read_range.source_rank
+
+    @property
+    def source_names(self) -> Sequence[str]:
+        """Names of the source parameters."""
+        parameters, source = self.block.parameters, self.read_range.source
+        return [parameters[chunk.name].sources[source].name for chunk in self.chunks]
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """Where the run is in the file."""
+        return (Extent(self.offset, self.length),)
+
+    @property
+    def destination(self) -> memoryview | None:
+        """None: the ranges go to several places."""
+        return None
+
+    def deliver(self, run: memoryview) -> None:
+        """Copy all ranges from the fetched bytes into the block."""
+        range_bytes = self.read_range.length
+        wanted = _windows(run, range_bytes)[self.sources - self.offset]
+        _windows(self.block.memory, range_bytes)[self.targets] = wanted
 
 
 class FetchPlanner:
@@ -112,18 +165,59 @@ class FetchPlanner:
         self._cache: dict[tuple[object, ...], tuple[ReadRange, ...]] = {}
         self._cached_count = 0
 
-    def fetches(self, blocks: Sequence[RankBlock]) -> list[Fetch]:
+    def fetches(self, blocks: Sequence[RankBlock]) -> list[Fetch | FetchRun]:
         """Return everything that the chunks of the blocks need."""
-        found = []
+        found: list[Fetch | FetchRun] = []
         for block in blocks:
+            by_ranges: dict[int, tuple[tuple[ReadRange, ...], list[Chunk]]] = {}
             for chunk in block.chunks:
-                parameter = block.parameters[chunk.name]
-                for read_range in self._read_ranges(parameter, chunk):
-                    extents = self._extents(parameter, read_range)
-                    factors = None if read_range.scaled is None else self._factors(parameter, read_range.scaled)
-                    fetch = Fetch(block, chunk, read_range, extents, extents[0].offset, read_range.length, factors)
-                    found.append(fetch)
+                ranges = self._read_ranges(block.parameters[chunk.name], chunk)
+                by_ranges.setdefault(id(ranges), (ranges, []))[1].append(chunk)
+            for ranges, alike in by_ranges.values():
+                for read_range in ranges:
+                    found += self._fetches(block, alike, read_range)
         return found
+
+    def _fetches(self, block: RankBlock, alike: Sequence[Chunk], read_range: ReadRange) -> Iterator[Fetch | FetchRun]:
+        """What chunks that are cut alike need of a read range, each from its own parameter."""
+        if read_range.is_verbatim and read_range.length <= _SMALL_BYTES and len(alike) >= _FEWEST_ALIKE:
+            offsets = self._single_offsets(block, alike, read_range)
+            if offsets is not None:
+                yield from self._runs(block, alike, read_range, offsets)
+                return
+        for chunk in alike:
+            parameter = block.parameters[chunk.name]
+            extents = self._extents(parameter, read_range)
+            factors = None if read_range.scaled is None else self._factors(parameter, read_range.scaled)
+            yield Fetch(block, chunk, read_range, extents, extents[0].offset, read_range.length, factors)
+
+    def _single_offsets(self, block: RankBlock, alike: Sequence[Chunk], read_range: ReadRange) -> np.ndarray | None:
+        """Int64 array of shape (chunks,): first bytes of a range in its file; None if a parameter has many extents."""
+        parameters, source = block.parameters, read_range.source
+        entries = self._plan.inputs.catalog.records[read_range.source_rank].index.entries
+        extents = [entries[parameters[chunk.name].sources[source].name].extents for chunk in alike]
+        if any(len(each) > 1 for each in extents):
+            return None
+        return np.array([each[0].offset for each in extents], np.int64) + read_range.offset
+
+    def _runs(
+        self, block: RankBlock, alike: Sequence[Chunk], read_range: ReadRange, offsets: np.ndarray
+    ) -> Iterator[FetchRun]:
+        """Join the small ranges at `offsets` that lie close together."""
+        order = np.argsort(offsets, kind="stable")
+        sources = offsets[order]
+        targets = np.array([chunk.position for chunk in alike], np.int64)[order] + read_range.target_offset
+        range_bytes = read_range.length
+        longest_bytes = max(range_bytes, self._limits.range_bytes // _RUNS_PER_RANGE)
+        borders = np.flatnonzero(np.diff(sources) > range_bytes + self._limits.gap_bytes) + 1
+        for start, stop in pairwise([0, *borders.tolist(), len(sources)]):
+            while start < stop:
+                first = int(sources[start])
+                end = start + int(np.searchsorted(sources[start:stop], first + longest_bytes - range_bytes, "right"))
+                chunks = [alike[number] for number in order[start:end]]
+                length = int(sources[end - 1]) + range_bytes - first
+                yield FetchRun(block, chunks, read_range, sources[start:end], targets[start:end], first, length)
+                start = end
 
     def _factors(self, parameter: ParameterPlan, scaled: ScaledBox) -> np.ndarray:
         assert self._factors_of is not None, "this reader reads parameters as the source has them"
@@ -165,3 +259,8 @@ class FetchPlanner:
         rows = parameter.box.start[axis : axis + 1], parameter.box.stop[axis : axis + 1]
         boxes = {rank[parameter.name].box for rank in self._ranks if parameter.name in rank}
         return sum((box.start[axis : axis + 1], box.stop[axis : axis + 1]) == rows for box in boxes)
+
+
+def _windows(memory: memoryview, size_bytes: int) -> np.ndarray:
+    """Uint8 array of shape (places, size_bytes): the bytes from each place on."""
+    return np.ndarray((len(memory) - size_bytes + 1, size_bytes), np.uint8, memory, strides=(1, 1))

@@ -6,17 +6,23 @@ box that is contiguous in a target shard.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import MINDSPORE, PYTORCH, CheckpointFormat, Content, FilePlan, OutputEntry
 from reshard.core.plan.model import ParameterPlan, RankPlan
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.named_tuples import named_tuples
 from reshard.core.storage.unified_names import UnifiedNaming
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.segments import reorders
-from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
+from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
+
+_OPAQUE = frozenset((TEXT, MAP_TENSOR))
+# by attrgetter: a file may have thousands of parameters
+_NAME, _DTYPE, _BOX, _APPENDED = map(attrgetter, ("name", "dtype", "box", "appended"))
 
 
 class Chunk(NamedTuple):
@@ -42,7 +48,14 @@ class Block:
 
 def expected_entries(plan: ConversionPlan, rank_plan: RankPlan) -> tuple[OutputEntry, ...]:
     """Return the entries that a target rank's file must hold."""
-    return tuple(_output_entry(plan, parameter) for parameter in rank_plan.parameters)
+    parameters = rank_plan.parameters
+    boxes, dtypes = list(map(_BOX, parameters)), list(map(_DTYPE, parameters))
+    # parameters of one shape in one layout class have the very same box
+    shape_of = {number: box.shape for number, box in dict(zip(map(id, boxes), boxes, strict=True)).items()}
+    shapes = map(shape_of.__getitem__, map(id, boxes))
+    if any(map(_APPENDED, parameters)) or not _OPAQUE.isdisjoint(dtypes):
+        return tuple(map(partial(_output_entry, plan), parameters, shapes))
+    return tuple(named_tuples(OutputEntry, name=map(_NAME, parameters), dtype=dtypes, shape=shapes))
 
 
 def planned_file(plan: ConversionPlan, entries: tuple[OutputEntry, ...]) -> FilePlan:
@@ -104,8 +117,7 @@ def file_blocks(
             continue
         entry = by_name[segment.name]
         max_bytes = max(block_bytes, wide_bytes) if segment.name in wide else block_bytes
-        for box in _chunk_boxes(entry, segment, max_bytes):
-            size_bytes = box.size * entry.dtype.itemsize
+        for box, size_bytes in _chunk_boxes(entry, segment, max_bytes):
             if block.size_bytes and block.size_bytes + size_bytes > block_bytes:
                 yield block
                 block = Block()
@@ -116,10 +128,10 @@ def file_blocks(
     yield block
 
 
-def _output_entry(plan: ConversionPlan, parameter: ParameterPlan) -> OutputEntry:
+def _output_entry(plan: ConversionPlan, parameter: ParameterPlan, shape: Shape) -> OutputEntry:
     text = None
     piece_bytes: tuple[int, ...] = ()
-    if parameter.reads and parameter.dtype in (TEXT, MAP_TENSOR):
+    if parameter.reads and parameter.dtype in _OPAQUE:
         first = parameter.reads[0]
         entry = plan.source_entry(first.source_rank, parameter.sources[first.source].name)
         text = entry.text
@@ -128,14 +140,17 @@ def _output_entry(plan: ConversionPlan, parameter: ParameterPlan) -> OutputEntry
     literal = b""
     if parameter.appended:
         text, literal = parameter.appended.text, parameter.appended.content
-    return OutputEntry(parameter.name, parameter.dtype, parameter.box.shape, text, piece_bytes, literal)
+    return OutputEntry(parameter.name, parameter.dtype, shape, text, piece_bytes, literal)
 
 
-def _chunk_boxes(entry: OutputEntry, content: Content, block_bytes: int) -> Iterable[TensorSlice]:
-    itemsize = entry.dtype.itemsize
-    if content.stop - content.start == entry.size_bytes <= block_bytes:
-        return (_whole(entry.shape),)
-    return contiguous_boxes(entry.shape, content.start // itemsize, content.stop // itemsize, block_bytes // itemsize)
+def _chunk_boxes(entry: OutputEntry, content: Content, block_bytes: int) -> Iterable[tuple[TensorSlice, int]]:
+    """The boxes of a content's chunks, each with its bytes."""
+    itemsize, size_bytes = entry.dtype.itemsize, entry.size_bytes
+    if content.stop - content.start == size_bytes <= block_bytes:
+        return ((_whole(entry.shape), size_bytes),)
+    start, stop = content.start // itemsize, content.stop // itemsize
+    boxes = contiguous_boxes(entry.shape, start, stop, block_bytes // itemsize)
+    return ((box, box.size * itemsize) for box in boxes)
 
 
 _whole = lru_cache(maxsize=1024)(TensorSlice.whole)

@@ -20,7 +20,7 @@ from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
 from reshard.core.storage.transfers import submitted
 from reshard.core.tensor.slices import Extent
-from reshard.core.transfer.fetches import FactorsOf, Fetch, FetchPlanner, RankBlock
+from reshard.core.transfer.fetches import FactorsOf, Fetch, FetchPlanner, FetchRun, RankBlock
 from reshard.core.transfer.read_ranges import ReadLimits
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles
 
@@ -65,20 +65,19 @@ class LocalBlockReader:
         self.read_bytes = 0
 
     def fill(self, blocks: Sequence[RankBlock]) -> None:  # noqa: D102
-        by_source: dict[int, list[Fetch]] = {}
+        by_source: dict[int, list[Fetch | FetchRun]] = {}
         in_place: dict[tuple[int, tuple[Extent, ...]], memoryview] = {}
         for fetch in self._planner.fetches(blocks):
-            source_rank = fetch.read_range.source_rank
             if not _is_read_alone(fetch):
-                by_source.setdefault(source_rank, []).append(fetch)
+                by_source.setdefault(fetch.source_rank, []).append(fetch)
                 continue
-            place = source_rank, fetch.extents
+            place = fetch.source_rank, fetch.extents
             if place in in_place:
                 fetch.deliver(in_place[place])
             else:
-                run = self._read_alone(fetch)
-                if fetch.read_range.is_verbatim:
-                    in_place[place] = run
+                self._read_alone(fetch)
+                if (destination := fetch.destination) is not None:
+                    in_place[place] = destination
         for source_rank, fetches in by_source.items():
             if len(fetches) == 1:  # columns of many files
                 self._read_alone(fetches[0])
@@ -86,21 +85,20 @@ class LocalBlockReader:
             for group in coalesced(fetches, gap_bytes=GAP_WORTH_READING_BYTES, max_bytes=len(self._scratch)):
                 self._read_together(source_rank, group)
 
-    def _read_alone(self, fetch: Fetch) -> memoryview:
-        """Read a range, straight into the block if it is verbatim; return the bytes read."""
-        read_range = fetch.read_range
-        run = fetch.destination if read_range.is_verbatim else self._scratch[: fetch.length]
-        source = self._sources.open(read_range.source_rank)
+    def _read_alone(self, fetch: Fetch | FetchRun) -> None:
+        """Read a range, straight into the block if it is verbatim."""
+        destination = fetch.destination
+        run = self._scratch[: fetch.length] if destination is None else destination
+        source = self._sources.open(fetch.source_rank)
         position = 0
         for extent in fetch.extents:
             source.read_into(extent.offset, run[position : position + extent.length])
             position += extent.length
         self.read_bytes += fetch.length
-        if not read_range.is_verbatim:
+        if destination is None:
             fetch.deliver(run)
-        return run
 
-    def _read_together(self, source_rank: int, group: Sequence[Fetch]) -> None:
+    def _read_together(self, source_rank: int, group: Sequence[Fetch | FetchRun]) -> None:
         if len(group) == 1:
             self._read_alone(group[0])
             return
@@ -113,9 +111,9 @@ class LocalBlockReader:
             fetch.deliver(run[first : first + fetch.length])
 
 
-def _is_read_alone(fetch: Fetch) -> bool:
+def _is_read_alone(fetch: Fetch | FetchRun) -> bool:
     """True if joining a local fetch with others is impossible, or would cost more than it saves."""
-    return len(fetch.extents) > 1 or (fetch.read_range.is_verbatim and fetch.length > GAP_WORTH_READING_BYTES)
+    return len(fetch.extents) > 1 or (fetch.length > GAP_WORTH_READING_BYTES and fetch.destination is not None)
 
 
 class RemoteBlockReader:
@@ -147,11 +145,12 @@ class RemoteBlockReader:
         split: list[Fetch] = []
         for fetch in self._planner.fetches(blocks):
             here = wanted.setdefault(fetch.source_rank, [])
-            here += self._head_checks(fetch.source_rank, fetch.source_name)
-            if len(fetch.extents) == 1:
-                here.append(fetch)
-            else:
+            for name in fetch.source_names:
+                here += self._head_checks(fetch.source_rank, name)
+            if isinstance(fetch, Fetch) and len(fetch.extents) > 1:
                 split.append(fetch)
+            else:
+                here.append(fetch)
         requests = self._requests(wanted)
         self.read_bytes += sum(request.length for request in requests) + sum(fetch.length for fetch in split)
         for fetch in split:
@@ -236,5 +235,5 @@ class _HeadCheck:
             raise header_mismatch(self.source_rank, self.file, self.name, self.offset)
 
 
-_Wanted = Fetch | _HeadCheck
+_Wanted = Fetch | FetchRun | _HeadCheck
 """Bytes of a source file to be delivered."""

@@ -183,7 +183,7 @@ class _RankWriter:
             if chunk.name != self._digesting:
                 self._end_digest()
                 self._digesting = chunk.name
-            self._digest.update(block.buffer[chunk.position : chunk.position + chunk.size_bytes].data)
+            self._digest.update(block.memory[chunk.position : chunk.position + chunk.size_bytes])
         self._file.write(block.buffer.data)
 
     def complete(self) -> None:

@@ -5,9 +5,10 @@ reads all contents back, compares them with the digests taken while they were wr
 has one. Neither can see a wrong plan.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from operator import attrgetter
 
 from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
@@ -26,6 +27,9 @@ from reshard.core.storage.urls import Location
 from reshard.core.tensor.fingerprint import fingerprint_text
 from reshard.core.tensor.slices import Shape
 
+# by attrgetter: a file may have thousands of parameters
+_NAME_DTYPE_SHAPE = attrgetter("name", "dtype.name", "shape")
+_RECORDED = attrgetter("name", "dtype", "shape")
 _READ_BYTES = 2**20
 _SUMMED_BYTES = 4 * 2**20
 
@@ -100,11 +104,11 @@ def _read_index(file: SourceFile, record: ShardRecord, known: KnownIndexes | Non
 def _structure_problems(
     file: SourceFile, index: FileIndex, record: ShardRecord, expected: Sequence[OutputEntry] | None
 ) -> list[str]:
-    found = {name: (entry.dtype.name, entry.shape) for name, entry in index.entries.items()}
-    recorded = {parameter.name: (parameter.dtype, parameter.shape) for parameter in record.parameters}
+    found = list(map(_NAME_DTYPE_SHAPE, index.entries.values()))
+    recorded = list(map(_RECORDED, record.parameters))
     problems = _differences(index, recorded, "its record says") if recorded != found else []
     if expected is not None:
-        planned = {entry.name: (entry.dtype.name, entry.shape) for entry in expected}
+        planned = list(map(_NAME_DTYPE_SHAPE, expected))
         problems += _differences(index, planned, "the plan says") if planned != found else []
     size_bytes = file.stored_bytes if isinstance(file, DecryptedSource) else index.size_bytes
     if size_bytes != record.size_bytes:
@@ -112,8 +116,9 @@ def _structure_problems(
     return problems
 
 
-def _differences(index: FileIndex, expected: Mapping[str, tuple[str, Shape]], origin: str) -> list[str]:
-    entries = index.entries
+def _differences(index: FileIndex, wanted: Iterable[tuple[str, str, Shape]], origin: str) -> list[str]:
+    """The differences between a file and the names, dtypes and shapes that it should have, in any order."""
+    entries, expected = index.entries, {name: (dtype, shape) for name, dtype, shape in wanted}
     problems = [f"parameter {name!r} is not in it, {origin} it is" for name in expected if name not in entries]
     problems += [f"parameter {name!r} is in it, {origin} it is not" for name in entries if name not in expected]
     for name, (dtype, shape) in expected.items():

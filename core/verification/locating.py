@@ -6,11 +6,9 @@ sum_boxes                what the boxes of a parameter's target shards should ho
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Event
-from typing import TypeVar
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.runtime.progress import advancing, current_progress
-from reshard.core.runtime.threads import in_threads
+from reshard.core.runtime.threads import in_phase
 from reshard.core.tensor.fingerprint import combined
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import TensorSlice
@@ -18,8 +16,6 @@ from reshard.core.verification.accumulator import Addend
 from reshard.core.verification.shard_fingerprints import Contribution, sum_contributions
 
 Records = Mapping[int, CatalogRecord]
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
 
 
 def read_other_replicas(records: Records, addends: Iterable[Addend], workers: int) -> None:
@@ -37,7 +33,9 @@ def read_other_replicas(records: Records, addends: Iterable[Addend], workers: in
         return sum_contributions(records[rank], contributions, advance)
 
     sizes = {rank: _stored_bytes(records[rank], {addend.name for addend in some}) for rank, some in unread.items()}
-    for rank, sums in zip(unread, _in_threads("comparing replicas", read, sizes, workers), strict=True):
+    for rank, sums in zip(
+        unread, in_phase("comparing replicas", sum(sizes.values()), read, sizes, workers, Event()), strict=True
+    ):
         for addend, fingerprint in sums.items():
             addend.shards.put(rank, fingerprint)
 
@@ -62,7 +60,7 @@ def sum_boxes(
 
     sizes = {item: _stored_bytes(records[item[1]], {item[0].name}) for item in contributions}
     expected = dict.fromkeys(boxes, 0)
-    for sums in _in_threads("locating differences", read, sizes, workers):
+    for sums in in_phase("locating differences", sum(sizes.values()), read, sizes, workers, Event()):
         for box, fingerprint in sums.items():
             expected[box] = combined([expected[box], fingerprint])
     return expected
@@ -81,18 +79,6 @@ def _contributions(
         for part in inside:
             if (clipped := part.in_target(box)) is not None:
                 yield Contribution(box, shard.start, clipped, addend.dtype, addend.factors)
-
-
-def _in_threads(
-    phase: str, read: Callable[[Item, Callable[[int], None]], Answer], sizes: Mapping[Item, int], workers: int
-) -> list[Answer]:
-    """Read items, of which the sizes in bytes are given, and report the progress."""
-    stop = Event()
-    progress = current_progress()
-    if sizes:
-        progress.begin(phase, sum(sizes.values()))
-    advance = advancing(progress, stop)
-    return in_threads(lambda item: read(item, advance), sizes, workers, stop)
 
 
 def _stored_bytes(record: CatalogRecord, names: Iterable[str]) -> int:

@@ -4,7 +4,7 @@ The content of a file is what makes it damaged: the file is missing, ends too ea
 be read, for lack of permission, is not damaged: its content is still there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.encryption.cipher_blocks import KeyMistakeError
@@ -17,6 +17,11 @@ NO_FILE = "it has no checkpoint file"
 NAMED_AS_FAULTY = "named as faulty"
 
 
+def nothing_excluded(names: Sequence[str]) -> Collection[str]:
+    """Exclude none."""
+    return ()
+
+
 @frozen
 class DamagePolicy:
     """How a catalog treats ranks without a usable file.
@@ -26,12 +31,14 @@ class DamagePolicy:
         faulty: ranks whose files are ignored.
         strategy: the checkpoint's strategy, which shows that a readable file has lost entries.
         advice: given a catalog with lost ranks, says whether recovering would succeed, to end a refusal.
+        excluded: given all names of a checkpoint, those that are not wanted of it: a file with no others is not needed.
     """
 
     recovers: bool = False
     faulty: tuple[int, ...] = ()
     strategy: Strategy | None = None
     advice: Callable[[CheckpointCatalog], str] | None = None
+    excluded: Callable[[Sequence[str]], Collection[str]] = nothing_excluded
 
 
 def is_damage(error: InputError) -> bool:

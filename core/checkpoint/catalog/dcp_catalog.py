@@ -16,6 +16,7 @@ from reshard.core.checkpoint.formats.zip_layout import LOCAL_START
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.checkpoint.remote_index.indexing import workers_on
 from reshard.core.errors import CatalogError, CheckpointError, InputError
+from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed, listed_lines
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.listing import unless_missing
@@ -52,6 +53,14 @@ def dcp_catalog(
         objects[place.path][name] = place
     locations = {path: checkpoint.location.child(path) for path in parts}
     long_reads = Semaphore(_LONG_READS_AT_ONCE)
+    progress = current_progress()
+    checked_bytes = {
+        path: sum(max(chunk.place.length, 0) for part in of_file for chunk in part.chunks.values())
+        for path, of_file in parts.items()
+        if check_crc and not crc_later and not path.endswith(_SAFETENSORS_SUFFIX)  # which have none
+    }
+    if any(checked_bytes.values()):
+        progress.begin("checking CRCs", sum(checked_bytes.values()))
 
     def read(path: str) -> list[CatalogRecord] | None:
         with closing(open_source(locations[path])) as file:
@@ -61,7 +70,9 @@ def dcp_catalog(
                 return records
             for record in records:
                 with nullcontext() if file.location.is_local else long_reads:
-                    torch_zip.check_crcs(file, record.index.crcs)
+                    torch_zip.check_crcs(file, record.index.crcs, progress.advance)
+            contents = sum(stored.extent.length for record in records for stored in record.index.crcs.values())
+            progress.advance(checked_bytes.get(path, 0) - contents)  # what archives have around contents
             return [replace(record, index=replace(record.index, crcs={})) for record in records]
 
     def read_unless_missing(path: str) -> list[CatalogRecord] | None:

@@ -1,11 +1,11 @@
 """Builds the catalog of an iteration of Checkpoint 2.0, and compares its files with its metadata."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from reshard.core.checkpoint.catalog.damage_policy import NAMED_AS_FAULTY, DamagePolicy, is_damage
-from reshard.core.checkpoint.catalog.iterations import Iteration
+from reshard.core.checkpoint.catalog.iterations import Iteration, joint_files
 from reshard.core.checkpoint.catalog.record_reader import RecordReader, read_records
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointSurvey
@@ -28,17 +28,20 @@ def iteration_catalog(
 ) -> CheckpointCatalog:
     """Catalog the files of an iteration: for each rank those that it wrote.
 
-    A rank that wrote none has an empty record. With `damage.recovers` ranks without a usable file become the catalog's
-    lost ranks.
+    A rank that wrote none has an empty record. Missing and damaged files are left out if by the metadata they hold
+    nothing but what `damage` excludes. With `damage.recovers` ranks without a usable file become the catalog's lost
+    ranks.
 
     Raises:
         CatalogError: files are missing, or several are unusable or contradict the metadata.
         CheckpointError: one file is unusable, or contradicts the metadata.
         StorageError: a transient failure of the storage.
     """
+    unneeded = _unneeded_files(iteration, damage)
+    iteration = _without(iteration, unneeded.difference(iteration.names), "missing")
     lost = _lost_before_reading(found, iteration, damage)
-    locations = {rank: files[0].location for rank, files in found.files.items() if rank not in lost}
-    records, errors = read_records(locations, reader, workers)
+    iteration, records, errors = _read_needed(iteration, lost, unneeded, reader, workers)
+    locations = joint_files(iteration)
     for rank, record in list(records.items()):
         problem = _contradiction(record, iteration.metadata)
         if problem:
@@ -54,7 +57,7 @@ def iteration_catalog(
     )
     if errors and not (damage.recovers and all(map(is_damage, errors.values()))):
         raise _joined(found.url, [errors[rank] for rank in sorted(errors)], damage, catalog)
-    return replace(catalog, notes=(*catalog.notes, *_absent_notes(catalog, iteration.metadata)))
+    return replace(catalog, notes=(*catalog.notes, *_absent_notes(catalog, iteration)))
 
 
 def unheld_parameters(catalog: CheckpointCatalog, metadata: "Metadata") -> list[str]:
@@ -62,6 +65,45 @@ def unheld_parameters(catalog: CheckpointCatalog, metadata: "Metadata") -> list[
     held = {name for index in catalog.indexes() for name in index.entries}
     of_lost = {name for file in metadata.files.values() if file.rank in catalog.lost for name in file.tensors}
     return [name for name in metadata.tensors if name not in held and name not in of_lost]
+
+
+def _unneeded_files(iteration: Iteration, damage: DamagePolicy) -> frozenset[str]:
+    """Files that by the metadata hold nothing but excluded parameters."""
+    if iteration.metadata is None:
+        return frozenset()
+    excluded = frozenset(damage.excluded([*iteration.metadata.tensors, *UNLISTED_PARAMETERS]))
+    if not excluded >= UNLISTED_PARAMETERS:  # any file may hold these
+        return frozenset()
+    return frozenset(name for name, file in iteration.metadata.files.items() if excluded.issuperset(file.tensors))
+
+
+def _without(iteration: Iteration, files: Collection[str], problem: str) -> Iteration:
+    """The iteration without some of its files, with a note."""
+    left_out = [name for names in iteration.files.values() for name in names if name in files]
+    if not left_out:
+        return iteration
+    note = (
+        f"{problem}, but by {METADATA_NAME} without any parameter that is selected, so left out: "
+        f"{listed(left_out, _MAX_NAMES)}"
+    )
+    return replace(iteration, notes=(*iteration.notes, note), left_out=iteration.left_out.union(left_out))
+
+
+def _read_needed(
+    iteration: Iteration, lost: Collection[int], unneeded: Collection[str], reader: RecordReader, workers: int
+) -> tuple[Iteration, dict[int, CatalogRecord], dict[int, InputError]]:
+    """Read the files of all ranks but lost ones; what is damaged without being needed is left out of the iteration."""
+    locations = {rank: location for rank, location in joint_files(iteration).items() if rank not in lost}
+    records, errors = read_records(locations, reader, workers)
+    damaged = {rank for rank, error in errors.items() if is_damage(error)}
+    doubtful = {name for rank in damaged for name in iteration.files[rank] if name in unneeded}
+    if not doubtful:
+        return iteration, records, errors
+    needed = joint_files(_without(iteration, doubtful, ""))
+    reread, still_damaged = read_records({rank: needed[rank] for rank in damaged & needed.keys()}, reader, workers)
+    doubtful -= {name for rank in still_damaged for name in iteration.files[rank]}
+    errors = {rank: error for rank, error in errors.items() if rank in still_damaged or rank not in damaged}
+    return _without(iteration, doubtful, "damaged"), records | reread, errors
 
 
 def _lost_before_reading(found: CheckpointSurvey, iteration: Iteration, damage: DamagePolicy) -> dict[int, str]:
@@ -123,14 +165,15 @@ def _contradiction(record: CatalogRecord, metadata: "Metadata | None") -> str:
     return ""
 
 
-def _absent_notes(catalog: CheckpointCatalog, metadata: "Metadata | None") -> tuple[str, ...]:
+def _absent_notes(catalog: CheckpointCatalog, iteration: Iteration) -> tuple[str, ...]:
     """Notes on listed parameters that the files of some ranks lack, though other files have them."""
+    metadata = iteration.metadata
     if metadata is None:
         return ()
     absent = dict.fromkeys(
         name
         for file in metadata.files.values()
-        if file.rank in catalog.records
+        if file.rank in catalog.records and file.name not in iteration.left_out
         for name in file.tensors
         if name not in catalog.records[file.rank].index.entries
     )

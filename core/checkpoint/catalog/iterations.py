@@ -51,6 +51,7 @@ class Iteration:
         metadata: None for the checkpoint of a single card.
         names: all names in the directory.
         notes: what was chosen and why, and what is missing from all of it.
+        left_out: files that are not read.
     """
 
     url: str
@@ -59,6 +60,7 @@ class Iteration:
     metadata: "Metadata | None"
     names: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    left_out: frozenset[str] = frozenset()
 
     @property
     def strategy(self) -> Strategy | None:
@@ -70,7 +72,7 @@ class Iteration:
         """Rank -> the names of its files, the network's first; missing ones included, if some of their kind exist."""
         found: dict[int, list[TensorFileName]] = {}
         for rank, name in self._listed:
-            if name.kind not in self.missing_kinds:
+            if name.kind not in self.missing_kinds and name.name not in self.left_out:
                 found.setdefault(rank, []).append(name)
         return {
             rank: tuple(each.name for each in sorted(found[rank], key=lambda each: (each.kind, each.name)))

@@ -12,7 +12,7 @@ is stored as it was before. Every record has a CRC-32 in the directory; it is 0 
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -103,8 +103,8 @@ def read_stored_tensors(file: SourceFile, archives: Sequence[Extent]) -> list[St
     return found
 
 
-def check_crcs(file: SourceFile, crcs: Mapping[str, StoredCrc]) -> None:
-    """Read the storages of tensors, by name, and compare their CRC-32.
+def check_crcs(file: SourceFile, crcs: Mapping[str, StoredCrc], advance: Callable[[int], None]) -> None:
+    """Read the storages of tensors, by name, and compare their CRC-32; `advance` is given the bytes of each block.
 
     Raises:
         CheckpointError: one is damaged; names the file, the tensor and its first byte.
@@ -114,6 +114,7 @@ def check_crcs(file: SourceFile, crcs: Mapping[str, StoredCrc]) -> None:
     actual = [0] * len(wanted)
     for number, block in read_in_blocks(file, [stored.extent for _, stored in wanted], _BLOCK_BYTES):
         actual[number] = crc32(block, actual[number])
+        advance(len(block))
     for (name, stored), found in zip(wanted, actual, strict=True):
         if found != stored.crc:
             raise CheckpointError(crc_problem(str(file.location), name, stored, found))

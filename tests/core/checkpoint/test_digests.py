@@ -1,13 +1,20 @@
+import os
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 import xxhash
 
-from reshard.core.checkpoint.digests import HeaderMismatchError, content_digests
+from reshard.core.checkpoint.digests import HeaderMismatchError, content_digests, file_digests
 from reshard.core.checkpoint.formats import ckpt
 from reshard.core.checkpoint.model import OutputEntry, TensorEntry, text_entry
 from reshard.core.errors import CheckpointError
+from reshard.core.runtime.idle_workers import IdleWorkers, lending
+from reshard.core.storage.reading import open_source
+from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import MAP_TENSOR, dtype_from_name
+from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.remote_file import RemoteFile, planned_parts, sparse_file
 
 MIB = 2**20
@@ -70,3 +77,27 @@ def test_a_file_that_ends_too_early() -> None:
         file = RemoteFile([], 1000, url)
         with pytest.raises(CheckpointError, match="beyond"):
             digests(file, held()[1:2])
+
+
+@pytest.mark.parametrize("idle_workers", [0, 1, 5])
+def test_idle_workers_read_ahead(tmp_path: Path, idle_workers: int) -> None:
+    path = tmp_path / "model.ckpt"
+    tensors = {f"w{number}": bytes([number]) * (1000 * number + 1) for number in range(9)}
+    path.write_bytes(checkpoint_bytes(*((name, "Int8", (len(data),), data) for name, data in tensors.items())))
+    taken: dict[str, bytes] = {}
+
+    def take(name: str, content: memoryview) -> None:
+        taken[name] = taken.get(name, b"") + bytes(content)
+
+    with closing(open_source(parse_url(str(path)))) as file, lending(IdleWorkers()) as idle:
+        index = ckpt.read_index(file)
+        alone = file_digests(file, index, 500)
+        idle.offer(idle_workers)
+        assert file_digests(file, index, 500, take=take) == alone
+        assert idle.lent == 0
+        assert alone.parameters == {name: xxhash.xxh3_128_hexdigest(data) for name, data in tensors.items()}
+        assert taken == tensors
+        os.truncate(path, path.stat().st_size - 1)
+        with pytest.raises(CheckpointError, match="earlier than it should"):
+            file_digests(file, index, 500)
+        assert idle.lent == 0

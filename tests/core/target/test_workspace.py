@@ -48,6 +48,48 @@ def test_a_record_that_was_moved_does_not_count(final: Location, plan: Conversio
             workspace.read_record(1)
 
 
+def test_a_record_is_parsed_again_unless_its_bytes_are_those_that_were_written(
+    final: Location, plan: ConversionPlan
+) -> None:
+    target = Target(final, plan)
+    with target.claimed([0]) as claim:
+        workspace = claim.workspace
+        written = record_of(target, 0)
+        workspace.write_record(written)
+        assert workspace.read_record(0) is written
+        other = Workspace(workspace.directory, workspace.identity)
+        changed = written.model_copy(update={"seconds": 2.5})
+        other.write_record(changed)
+        assert workspace.read_record(0) == changed
+        assert other.read_record(0) is changed
+        write_bytes(workspace.record_location(0), b"{")
+        with pytest.raises(TargetError, match="rank_0.json: not a readable record"):
+            workspace.read_record(0)
+
+
+def test_known_records_are_parsed_to_the_same(final: Location, plan: ConversionPlan) -> None:
+    target = Target(final, plan)
+    with target.claimed([0]) as claim:
+        claim.workspace.write_record(record_of(target, 0))
+        known = claim.workspace.read_record(0)
+        assert Workspace(claim.workspace.directory, target.identity).read_record(0) == known
+
+
+def test_few_records_are_known_at_once(final: Location, plan: ConversionPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(final, plan)
+    with target.claimed([0, 1, 2]) as claim:
+        workspace = claim.workspace
+        records = [record_of(target, rank) for rank in range(3)]
+        monkeypatch.setattr("reshard.core.target.workspace._MAX_KNOWN_RECORDS", 2)
+        for record in records:
+            workspace.write_record(record)
+        assert [workspace.read_record(rank) is records[rank] for rank in range(3)] == [False, True, True]
+        monkeypatch.setattr("reshard.core.target.workspace._MAX_KNOWN_BYTES", 10)
+        workspace.write_record(records[0])
+        assert workspace.read_record(0) == records[0]
+        assert workspace.read_record(0) is not records[0]
+
+
 def test_only_the_record_that_failed_is_withdrawn(final: Location, plan: ConversionPlan) -> None:
     target = Target(final, plan)
     with target.claimed([0, 1]) as claim:

@@ -22,7 +22,7 @@ from reshard.core.runtime.idle_workers import IdleWorkers, lending
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout
-from reshard.core.transfer import reader
+from reshard.core.transfer import fetches, reader
 from reshard.core.transfer.source_files import LocalFiles
 from reshard.core.transfer.writer import transform_ranks
 from tests.support.buffers import BUFFER_SIZES, Buffers
@@ -47,18 +47,24 @@ def test_the_file_holds_the_shards(tmp_path_factory: pytest.TempPathFactory, rem
         patch.setattr(reader, "GAP_WORTH_READING_BYTES", gaps)
         patch.setattr(reader, "REMOTE_GAP_WORTH_READING_BYTES", gaps)
         patch.setattr(reader, "MAX_REQUEST_BYTES", data.draw(BUFFER_SIZES))
+        patch.setattr(fetches, "_FEWEST_ALIKE", data.draw(st.sampled_from([1, 2, 8])))
         check_one(data, tmp_path_factory.mktemp("work"), remote)
 
 
 def check_one(data: st.DataObject, directory: Path, remote: bool) -> None:
     piece_bytes = data.draw(st.sampled_from([101, 1000, 2**29]))
     parameters: dict[str, tuple[str, np.ndarray, RandomLayout, RandomLayout]] = {}
+    source_devices, target_devices = 4, 6
+    alike = data.draw(st.sampled_from([1, 1, 12]))
+    inner_shapes = [(), (AXIS_LENGTH,), (24, 24)] if alike == 1 else [(), (AXIS_LENGTH,)]
     for number, dtype in enumerate(data.draw(st.lists(st.sampled_from(sorted(DTYPES)), min_size=1, max_size=3))):
-        shape = (AXIS_LENGTH, *data.draw(st.sampled_from([(), (AXIS_LENGTH,), (24, 24)])))
-        tensor = np.random.default_rng(number).integers(0, 120, shape).astype(DTYPES[dtype])
-        source_devices, target_devices = 4, 6
+        shape = (AXIS_LENGTH, *data.draw(st.sampled_from(inner_shapes)))
         source, target = (data.draw(layouts(devices, len(shape))) for devices in (source_devices, target_devices))
-        parameters[f"p{number}"] = (dtype, tensor, source, target)
+        for layer in range(alike):
+            tensor = np.random.default_rng([number, layer]).integers(0, 120, shape).astype(DTYPES[dtype])
+            parameters[f"p{number}{'.' * (layer % 3)}{layer}"] = (dtype, tensor, source, target)
+    names = data.draw(st.sampled_from([list(parameters), sorted(parameters, key=lambda name: name[::-1])]))
+    parameters = {name: parameters[name] for name in names}
     for rank in range(source_devices):
         shards = {name: shard_of(tensor, source, rank) for name, (_, tensor, source, _) in parameters.items()}
         entries = [OutputEntry(n, dtype_from_name(parameters[n][0]), s.shape) for n, s in shards.items()]

@@ -34,6 +34,7 @@ from tests.support.buffers import Buffers
 from tests.support.changed_values import SOURCE_DEVICES, TARGET_DEVICES, draw_job
 from tests.support.checkpoints import ALL_CASES, case
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.phases import Phases
 from tests.support.plans import make_strategy
 from tests.support.records import change_record
 from tests.support.reference import RandomLayout, shard_of
@@ -159,22 +160,6 @@ def test_a_failed_comparison_is_not_forgotten_by_a_run_that_looks_less_closely(t
         convert(PIPELINES.request(target, source=str(differing), verify="content"))
     convert(PIPELINES.request(target, source=str(differing), verify="checksum"))
     assert json.loads((target / ".reshard/manifest.json").read_text())["verified"] == "checksum"
-
-
-class Phases:
-    """A listener that keeps the phases, each with its total and the bytes done."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[str, int, int]] = []
-
-    def note(self, message: str) -> None: ...
-
-    def begin(self, phase: str, total_bytes: int = 0) -> None:
-        self.found.append((phase, total_bytes, 0))
-
-    def advance(self, count_bytes: int) -> None:
-        phase, total, done = self.found[-1]
-        self.found[-1] = phase, total, done + count_bytes
 
 
 def test_of_a_stale_replica_a_few_parameters_are_looked_into(tmp_path: Path) -> None:

@@ -253,16 +253,18 @@ def test_crcs_of_contents_are_compared_when_asked_for(tmp_path: Path) -> None:
     tensors = stored(path, saved_tensor(DATA, "FloatStorage", 4, (3, 4), (1, 3)), archive(records()))
     crcs = {name: each.crc for name, each in zip("wv", tensors, strict=True) if each.crc}
     assert len(crcs) == 2
+    advances: list[int] = []
     with closing(open_source(parse_url(str(path)))) as file:
-        check_crcs(file, crcs)
+        check_crcs(file, crcs, advances.append)
+    assert sum(advances) == 2 * len(DATA)
     content = bytearray(path.read_bytes())
     start = content.index(DATA)
     content[start + 40] ^= 4
     path.write_bytes(content)
     with closing(open_source(parse_url(str(path)))) as file:
         with pytest.raises(CheckpointError, match=f"parameter 'w': its 48 bytes at {start} have the CRC-32 0x"):
-            check_crcs(file, crcs)
-        check_crcs(file, {"v": crcs["v"]})
+            check_crcs(file, crcs, advances.append)
+        check_crcs(file, {"v": crcs["v"]}, advances.append)
 
 
 def test_a_crc_of_0_is_none(tmp_path: Path) -> None:
