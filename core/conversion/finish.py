@@ -1,6 +1,6 @@
 """The end of a run: failures become one error; or contents are compared, the target is committed, a report is made."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from threading import Event
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ from reshard.core.runtime.keys import needed_target_key
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import SilentProgress, advancing, current_progress
 from reshard.core.runtime.retry import retries_counted, with_retries
-from reshard.core.runtime.threads import in_threads
+from reshard.core.runtime.threads import in_phase
 from reshard.core.runtime.wording import listed_lines, rank_names
 from reshard.core.target.companions import companion_summaries
 from reshard.core.target.workspace import Workspace, read_records, record_digest
@@ -228,15 +228,13 @@ def read_source_parts(
     session: Session, content: "ContentCheck", ranks: Sequence[int], stop: Event
 ) -> dict[int, np.ndarray]:
     """Return the contributions of source ranks to fingerprints; read with threads."""
-    progress = current_progress()
-    if ranks:
-        progress.begin("comparing values", content.source_bytes())
-    advance = advancing(progress, stop)
+    note = current_progress().note
 
-    def read(rank: int) -> np.ndarray:
-        return with_retries(lambda: content.source_parts(rank, advance), progress.note)
+    def read(rank: int, advance: Callable[[int], None]) -> np.ndarray:
+        return with_retries(lambda: content.source_parts(rank, advance), note)
 
-    return dict(zip(ranks, in_threads(read, ranks, session.readers, stop), strict=True))
+    parts = in_phase("comparing values", content.source_bytes() if ranks else 0, read, ranks, session.readers, stop)
+    return dict(zip(ranks, parts, strict=True))
 
 
 def _rank_report(record: ShardRecord, resumed: bool) -> RankReport:

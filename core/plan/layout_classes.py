@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
+from itertools import compress
+from operator import attrgetter
 
 import numpy as np
 
@@ -16,8 +18,12 @@ from reshard.core.plan.geometry import ClassGeometry
 from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale, ReshardedParameter
 from reshard.core.plan.ownership import NO_RANK
 from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.named_tuples import named_tuples
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape, TensorSlice
+
+# by attrgetter: a class may have thousands of parameters
+_NAME, _DTYPE, _SHAPE, _SOURCES = map(attrgetter, ("name", "dtype", "shape", "sources"))
 
 
 @frozen
@@ -61,15 +67,19 @@ class LayoutClass:
 
     def plans(self, stage_rank: int, *, with_redundancy: bool = False) -> Iterator[ParameterPlan]:
         """The plans of the parameters that one target rank keeps, or of all of them `with_redundancy`."""
-        kept = None if with_redundancy else self.kept
-        by_shape: dict[Shape, tuple[TensorSlice, tuple[ReadItem, ...]]] = {}
-        for number, parameter in enumerate(self.parameters):
-            if kept is not None and not kept[number, stage_rank]:
-                continue
-            boxes = by_shape.get(parameter.shape)
-            if boxes is None:
-                boxes = by_shape[parameter.shape] = _boxes(self.geometry, parameter.shape, stage_rank)
-            yield ParameterPlan(parameter.name, parameter.dtype, *boxes, parameter.sources)
+        parameters: Sequence[ReshardedParameter] = self.parameters
+        if self.kept is not None and not with_redundancy:
+            parameters = list(compress(parameters, self.kept[:, stage_rank]))
+        shapes = list(map(_SHAPE, parameters))
+        boxes = {shape: _boxes(self.geometry, shape, stage_rank) for shape in dict.fromkeys(shapes)}
+        return named_tuples(
+            ParameterPlan,
+            name=map(_NAME, parameters),
+            dtype=map(_DTYPE, parameters),
+            box=[boxes[shape][0] for shape in shapes],
+            reads=[boxes[shape][1] for shape in shapes],
+            sources=map(_SOURCES, parameters),
+        )
 
     def check_coverage(self) -> None:
         """Prove that every element of every target shard is filled exactly once."""
@@ -149,8 +159,17 @@ def build_stage(
 
 def _classes(parameters: Sequence[ReshardedParameter], stage: int) -> Iterator[LayoutClass]:
     grouped: dict[object, list[ReshardedParameter]] = {}
+    # by id: thousands of parameters share a few layouts, whose hashes are computed in Python
+    known: dict[tuple[int, int, Shape], list[ReshardedParameter]] = {}
     for parameter in parameters:
-        grouped.setdefault(_class_key(parameter, stage), []).append(parameter)
+        if not parameter.is_whole:
+            grouped.setdefault(_class_key(parameter, stage), []).append(parameter)
+            continue
+        kind = id(parameter.copies), id(parameter.target_layouts[stage]), parameter.shape
+        alike = known.get(kind)
+        if alike is None:
+            alike = known[kind] = grouped.setdefault(_class_key(parameter, stage), [])
+        alike.append(parameter)
     for alike in grouped.values():
         first = alike[0]
         target = first.target_layouts[stage].shard_grid(len(first.shape))

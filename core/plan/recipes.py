@@ -14,6 +14,7 @@ from reshard.core.errors import LayoutError
 from reshard.core.plan.making import Making, MakingNames
 from reshard.core.plan.operations import Composed, Joined, Operation, SplitOff, Transposed
 from reshard.core.plan.presets import is_training_state
+from reshard.core.plan.regular_expressions import check_expressions, is_quick
 from reshard.core.plan.steps import DroppedCopy, StepNames
 from reshard.core.request.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
 from reshard.core.request.steps import StepRule
@@ -187,6 +188,9 @@ class _Steps:
         for join_rule in self._changes.join:
             current = self._joined(current, join_rule)
         makings = [self._transposed(making) for making in current.values()]
+        check_expressions(
+            filter(None, (rule.pattern for rule in self._changes.rename)), (each.name for each in makings)
+        )
         made: dict[str, Recipe] = {}
         for making in makings:
             name = self._new_name(making.name)
@@ -201,6 +205,7 @@ class _Steps:
         self._problems.append(f"{one} and {other} would both be called {name!r}")
 
     def _split(self, current: Mapping[str, Making], rule: SplitRule) -> dict[str, Making]:
+        check_expressions([rule.parameters], current)
         pattern = re.compile(rule.parameters)
         after = MakingNames(rule, self._problems)
         for name, making in current.items():
@@ -237,6 +242,7 @@ class _Steps:
         self, current: Mapping[str, Making], rule: JoinRule
     ) -> tuple[dict[str, _Groups], dict[_Groups, dict[int, tuple[Making, str]]]]:
         """Name -> its groups; groups -> number of the part -> the part, and the join's name by it."""
+        check_expressions(rule.parameters, current)
         expressions = [re.compile(pattern) for pattern in rule.parameters]
         keys: dict[str, _Groups] = {}
         parts: dict[_Groups, dict[int, tuple[Making, str]]] = {}
@@ -310,8 +316,8 @@ def _unused_rule(kind: str, rule: object, names: Sequence[str], made: Mapping[st
             )
         near = _close_names(rule.name, [recipe.making.name for recipe in made.values()], 3)
     elif isinstance(rule, RenameRule | SplitRule):
-        expression = re.compile(rule.pattern if isinstance(rule, RenameRule) else rule.parameters)
-        part = next((name for name in names if expression.search(name)), None)
+        pattern = rule.pattern if isinstance(rule, RenameRule) else rule.parameters
+        part = next((name for name in names if re.search(pattern, name)), None) if is_quick(pattern) else None
     advice = f"; is it one of {', '.join(near)}?" if near else ""
     if part is not None:
         advice = f" as a whole, though a part of {part!r}, say: put .* for any text"

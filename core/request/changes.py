@@ -66,10 +66,12 @@ def _dtype(name: str) -> str:
 
 def _check_new_name(pattern: str, name: str) -> None:
     """Check that the groups in a new name are groups of the pattern."""
-    # with an empty alternative the pattern matches, and has all its groups; the line break ends comments
-    match = re.compile(f"{pattern}\n|").fullmatch("")
+    expression = re.compile(pattern)
+    names = {number: group for group, number in expression.groupindex.items()}
+    # the same groups, empty: matching the pattern itself may take long
+    groups = [f"(?P<{names[number]}>)" if number in names else "()" for number in range(1, expression.groups + 1)]
     try:
-        if match is not None:
+        if match := re.fullmatch("".join(groups), ""):
             match.expand(name)
     except (re.error, IndexError) as error:
         raise ValueError(

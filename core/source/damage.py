@@ -1,7 +1,7 @@
 """Recovery of lost ranks: whether other ranks hold their slices, and which of them substitute for which."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
@@ -9,6 +9,7 @@ from reshard.core.errors import InputError, StorageError
 from reshard.core.plan.matching import distinct_sources, lost_text, match_parameters
 from reshard.core.plan.model import ParameterMatch, PlanInputs, SourceTensor
 from reshard.core.plan.ownership import NO_RANK, CopyShards, SourceCopies, SourceCopy, common_units
+from reshard.core.plan.recipes import excluded_names
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.summary import Summary
@@ -49,10 +50,14 @@ def damage_policy(
 ) -> DamagePolicy:
     """The policy for a source's ranks without a usable file; refusals end with `recovery_advice`.
 
-    `allow_missing`, `integrated_save` and `changes` only shape the advice.
+    `allow_missing` and `integrated_save` only shape the advice; `changes` say which files are needed, too.
     """
+
+    def excluded(names: Sequence[str]) -> Collection[str]:
+        return excluded_names(names, changes, set())
+
     if source is None:
-        return DamagePolicy(recovers, faulty)  # of one rank, for which no other can substitute
+        return DamagePolicy(recovers, faulty, excluded=excluded)  # of one rank, for which no other can substitute
 
     def advice(catalog: CheckpointCatalog) -> str:
         try:
@@ -71,7 +76,7 @@ def damage_policy(
             return ""
         return recovery_advice(catalog, match)
 
-    return DamagePolicy(recovers, faulty, source, advice)
+    return DamagePolicy(recovers, faulty, source, advice, excluded)
 
 
 def recovery_advice(catalog: CheckpointCatalog, match: ParameterMatch) -> str:

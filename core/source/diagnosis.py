@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
-from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
 from reshard.core.errors import CatalogError, InputError
@@ -90,11 +89,9 @@ def diagnose(
     found = survey(source, step)
     if is_self_described(found) and source_strategy:
         raise CatalogError(has_own_metadata(found))
-    if found.dcp is not None:
-        return _diagnose_dcp(found, found.dcp, step, source_prefix, workers)
     strategy = read_strategy(source_strategy) if source_strategy else None
-    if found.shape is CheckpointShape.UNIFIED:
-        return _diagnose_unified(found, step, source_prefix, source_strategy)
+    if found.dcp is not None or found.shape is CheckpointShape.UNIFIED:
+        return _diagnose_without_strategy(found, step, source_prefix, source_strategy, workers)
     own = None if strategy or found.iteration else read_own_strategy(source)
     if found.iteration is not None:
         strategy = found.iteration.strategy
@@ -270,16 +267,24 @@ def _within(catalog: CheckpointCatalog, strategy: Strategy) -> CheckpointCatalog
     )
 
 
-def _diagnose_unified(found: CheckpointSurvey, step: str, source_prefix: str, source_strategy: str) -> Diagnosis:
-    """Diagnose whole tensors; their files are opened, to compare them with the index."""
+def _diagnose_without_strategy(
+    found: CheckpointSurvey, step: str, source_prefix: str, source_strategy: str, workers: int
+) -> Diagnosis:
+    """Diagnose a checkpoint that needs no strategy; its files are opened, to compare them with index or metadata."""
     catalog = build_catalog(
         found.url,
         None,
         step=step or None,
         source_prefix=source_prefix or None,
         check_crc=False,
+        workers=workers,
         found=found,
     )
+    if found.dcp is None:
+        kind, file_count, why = "unified", len(catalog.records), "its tensors are whole"
+    else:
+        kind, file_count = "DCP", len(found.dcp.paths)
+        why = "its metadata says how tensors are sharded, and its files agree"
     superfluous = Finding(
         check="ranks",
         found="the checkpoint is unified: its tensors are whole, and belong to no rank",
@@ -291,38 +296,11 @@ def _diagnose_unified(found: CheckpointSurvey, step: str, source_prefix: str, so
         strategy=source_strategy,
         fits=not source_strategy,
         facts=(
-            ("checkpoint", f"{found.url}: unified, {counted(len(catalog.records), 'file')}, {_count_text(catalog)}"),
-            ("needs", "no strategy: its tensors are whole"),
+            ("checkpoint", f"{found.url}: {kind}, {counted(file_count, 'file')}, {_count_text(catalog)}"),
+            ("needs", f"no strategy: {why}"),
+            *(("note", note) for note in catalog.notes),
         ),
         findings=(superfluous,) if source_strategy else (),
-    )
-
-
-def _diagnose_dcp(
-    found: CheckpointSurvey, dcp: DcpCheckpoint, step: str, source_prefix: str, workers: int
-) -> Diagnosis:
-    """Diagnose a DCP checkpoint, whose metadata was compared with the headers of all its tensors when it was opened."""
-    catalog = build_catalog(
-        found.url,
-        None,
-        step=step or None,
-        source_prefix=source_prefix or None,
-        check_crc=False,
-        workers=workers,
-        found=found,
-    )
-    held = f"DCP, {counted(len(dcp.paths), 'file')}, {_count_text(catalog)}"
-    notes = (("note", note) for note in catalog.notes)
-    return Diagnosis(
-        source=found.url,
-        strategy="",
-        fits=True,
-        facts=(
-            ("checkpoint", f"{found.url}: {held}"),
-            ("needs", "no strategy: its metadata says how tensors are sharded, and its files agree"),
-            *notes,
-        ),
-        findings=(),
     )
 
 

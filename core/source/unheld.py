@@ -33,10 +33,12 @@ def with_unheld_noted(
         CatalogError: one is neither.
     """
     names = unheld_parameters(catalog, metadata)
+    if names:
+        excluded = excluded_names([*metadata.tensors], changes, set())
+        names = [name for name in names if name not in excluded]
     if not names:
         return catalog
-    excused = excluded_names(names, changes, set()).keys()
-    left = [name for name in names if name not in excused and not any(fnmatchcase(name, each) for each in allowed)]
+    left = [name for name in names if not any(fnmatchcase(name, each) for each in allowed)]
     if left and whole:
         raise CatalogError(
             f"{metadata.origin}: lists {counted(len(left), 'parameter')} that no file holds: {_by_class(left)}. "

@@ -1,6 +1,7 @@
 """Conversions of Checkpoint 2.0 directories that MindFormers wrote."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,83 @@ class TestMissingFiles:
         assert report.recoverable
         convert(case.request(tmp_path / "out", recover=True))
         assert read_tree(tmp_path / "out") == case.want
+
+
+class TestFilesWithoutWeights:
+    """Of rank 1, the optimizer's file cannot be read."""
+
+    FILE = "opt-0000001-0000004.safetensors"
+
+    @pytest.fixture(params=["missing", "damaged"])
+    def problem(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    @pytest.fixture
+    def case(self, problem: str, tmp_path: Path) -> IterationCase:
+        case = TWO_BY_TWO.copied(tmp_path / "case")
+        file = case.iteration / self.FILE
+        if problem == "missing":
+            file.unlink()
+        else:
+            os.truncate(file, file.stat().st_size - 4)
+        return case
+
+    @pytest.mark.parametrize(
+        "changes", [{"select": "weights-only"}, {"exclude": ["adam_*", "global_step"]}], ids=["selected", "excluded"]
+    )
+    def test_they_are_not_needed_for_weights(
+        self, case: IterationCase, problem: str, changes: dict[str, Any], tmp_path: Path
+    ) -> None:
+        report = convert(case.request(tmp_path / "out", verify="content", **changes))
+        for rank, contents in read_tree(tmp_path / "out").items():
+            want = {name: each for name, each in case.want[rank].items() if not name.startswith(("adam", "global"))}
+            assert contents == want
+        assert (
+            f"{problem}, but by metadata.json without any parameter that is selected, so left out: {self.FILE}"
+        ) in report.notes
+
+    def test_they_are_if_they_may_hold_what_the_metadata_never_lists(self, case: IterationCase, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=self.FILE):
+            convert(case.request(tmp_path / "out", exclude=["adam_*"]))
+
+    def test_they_are_if_the_metadata_places_a_weight_in_them(self, case: IterationCase, tmp_path: Path) -> None:
+        def move(document: dict[str, Any]) -> None:
+            stored = document["storage_data"]
+            key = next(key for key, entries in stored.items() if entries[0]["file_name"].startswith("model-0000001"))
+            stored[key][0]["file_name"] = self.FILE
+
+        case.change_metadata(move)
+        with pytest.raises(InputError, match=self.FILE):
+            convert(case.request(tmp_path / "out", select="weights-only"))
+
+    def test_a_damaged_file_of_weights_is_refused(self, case: IterationCase, tmp_path: Path) -> None:
+        file = case.iteration / "model-0000001-0000004.safetensors"
+        os.truncate(file, file.stat().st_size - 4)
+        with pytest.raises(InputError, match=file.name):
+            convert(case.request(tmp_path / "out", select="weights-only"))
+
+
+def test_a_rank_that_wrote_nothing_but_a_file_without_weights(tmp_path: Path) -> None:
+    case = DEDUPLICATED.copied(tmp_path / "case")
+
+    def move(document: dict[str, Any]) -> None:
+        for [entry] in document["storage_data"].values():
+            if entry["file_name"] == "model-0000003-0000004.safetensors":
+                entry["storage_rank"] = 1
+
+    case.change_metadata(move)
+    file = case.iteration / "opt-0000003-0000004.safetensors"
+    os.truncate(file, file.stat().st_size - 4)
+    want = {
+        rank: {name: each for name, each in contents.items() if not name.startswith(("adam", "global"))}
+        for rank, contents in case.want.items()
+    }
+    for state in ("damaged", "missing"):
+        report = convert(case.request(tmp_path / state, select="weights-only"))
+        assert read_tree(tmp_path / state) == want
+        [note] = [note for note in report.notes if note.startswith(state)]
+        assert file.name in note
+        file.unlink(missing_ok=True)
 
 
 class TestOtherIterations:

@@ -12,6 +12,7 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.conversion.report import Outcome
 from reshard.core.errors import InputError
+from reshard.core.runtime.progress import reporting_to
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
@@ -20,6 +21,7 @@ from tests.support.checkpoints import read_safetensors, read_tree
 from tests.support.conversions import stop_before_commit
 from tests.support.dcp import DcpCase, dcp_case, torch_names
 from tests.support.loading import load_rank
+from tests.support.phases import Phases
 
 UNEVEN = dcp_case("fsdp_uneven")
 ONE_FILE = "model.safetensors"
@@ -78,6 +80,16 @@ def test_each_tensor_is_checked_however_it_is_cut(name: str, tmp_path: Path) -> 
 
 def test_files_are_not_read_once_more(tmp_path: Path) -> None:
     assert convert(UNEVEN.request(tmp_path / "out", layout="unified")).crc_bytes == 0
+
+
+def test_a_check_ahead_of_reading_says_how_far_it_is(tmp_path: Path) -> None:
+    with reporting_to(Phases()) as listener:
+        describe_plan(UNEVEN.request(tmp_path / "out", layout="unified"))
+    assert isinstance(listener, Phases)
+    [(total, done)] = [(total, done) for phase, total, done in listener.found if phase == "checking CRCs"]
+    contents = sum(len(data) for _, _, data in UNEVEN.whole.values())
+    stored = sum(path.stat().st_size for path in UNEVEN.source.glob("*.distcp"))
+    assert contents < total == done <= stored
 
 
 def test_what_is_not_converted_is_not_checked(case: DcpCase, tmp_path: Path) -> None:

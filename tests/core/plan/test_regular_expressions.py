@@ -1,0 +1,73 @@
+"""Regular expressions that take too long are refused, others are not."""
+
+from typing import Any
+
+import pytest
+
+from reshard.core.errors import PlanError
+from reshard.core.plan import regular_expressions
+from reshard.core.plan.regular_expressions import check_expressions, is_quick
+from reshard.core.request.changes import JoinRule, RenameRule, SplitRule
+from tests.support.changed_plans import changed
+from tests.support.plans import entry
+
+NAMES = [f"model.layers.{layer}.attention.{name}.weight" for layer in range(80) for name in ("wq", "wk", "wv", "wo")]
+
+
+HUGE = "(?:a?){1000000000}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "quick"),
+    [
+        (r"layers\.(\d+)\.(.*)\.weight", True),
+        (r"(?P<layer>\d+)\.(?:.*)", True),
+        ("(a|b)+", False),
+        ("(a)(?#comment)*", False),
+        ("(?x)(a)  # comment\n*", False),
+        ("a{1,400}", False),
+        ("(a|a)(b|b)(c|c)", False),
+        (r".*.*.*", False),
+    ],
+)
+def test_expressions_that_need_no_trial(pattern: str, quick: bool) -> None:
+    assert is_quick(pattern) == quick
+
+
+def test_expressions_of_users_pass() -> None:
+    patterns = [r"(?:\w+\.)*(wq|wk|wv)\.weight", r"(a|b)+", r"model\.(.*)\.(.*)\.(.*)\.(.*)", r"(?i)MODEL(\.\w+)+"]
+    check_expressions(patterns, NAMES)
+    check_expressions(patterns, ["\udc80" * 1000])
+
+
+@pytest.mark.parametrize("pattern", [r"([\w.]+)+!", "(?:.?){400}(?:.?){400}!"])
+def test_expressions_without_bound_are_refused(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regular_expressions, "_LIMIT_SECONDS", 1)
+    with pytest.raises(PlanError) as caught:
+        check_expressions(["(a|b)+", pattern, "(c|d)+"], NAMES)
+    assert str(caught.value) == (
+        f"the regular expression '{pattern}' takes more than 1 s, or 1.0 GiB, for 320 names: there are too many ways "
+        r"to try. Repeat no group that repeats something itself: write [^.]+ for the text between dots, \d+ for a "
+        "number"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rename": [RenameRule(pattern=HUGE, to="b")]},
+        {"split": [SplitRule(parameters=HUGE, into=("b", "c"))]},
+        {"join": [JoinRule(parameters=("a", HUGE), into="c")]},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_all_rules_with_expressions_are_checked(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regular_expressions, "_LIMIT_BYTES", 2**27)
+    with pytest.raises(PlanError, match="10 s, or 128.0 MiB, for 1 name:"):
+        changed([entry("a", (2,))], **changes)
+
+
+def test_long_names_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regular_expressions, "_LIMIT_SECONDS", 1)
+    with pytest.raises(PlanError, match="for 1 name:"):
+        check_expressions([".*.*!"], ["a" * 100_000])
