@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import cast
 from uuid import UUID
@@ -21,6 +22,9 @@ from reshard.deployments.deploy import make_triggers
 from reshard.deployments.described import Described
 from reshard.deployments.form_groups import form_schema
 
+_GRACE_SECONDS = 30
+_POLL_SECONDS = 0.1
+
 
 class ServingRunner(Runner):
     """A runner that SIGTERM stops as Ctrl-C does; Prefect leaves a coroutine that nobody awaits."""
@@ -31,15 +35,27 @@ class ServingRunner(Runner):
         await super().start(run_once, webserver)
 
     def handle_sigterm(self, *args: object, **kwargs: object) -> None:
-        """Pass the signal on to runs, which end by it and say so on the server, and cancel what is going on here."""
+        """Pass the signal on to runs, which end by it and say so on the server, then cancel what is going on here."""
         # Prefect leaves the processes of runs behind; nothing public names them
         processes = self._process_manager
-        for handle in map(processes.get, processes.flow_run_ids()):
-            if handle is not None and handle.is_alive():
-                handle.graceful_kill()
+        handles = [handle for handle in map(processes.get, processes.flow_run_ids()) if handle and handle.is_alive()]
+        for handle in handles:
+            handle.graceful_kill()
         if self._task is not None:
             # not in the handler itself, which interrupts the event loop anywhere
-            self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+            self._task.get_loop().call_soon_threadsafe(
+                self._cancel_once,
+                lambda: not any(handle.is_alive() for handle in handles),
+                time.monotonic() + _GRACE_SECONDS,
+            )
+
+    def _cancel_once(self, runs_ended: Callable[[], bool], deadline: float) -> None:
+        """Cancel what is going on here when no run is left: Prefect would signal it again, and it would say nothing."""
+        assert self._task is not None
+        if runs_ended() or time.monotonic() > deadline:
+            self._task.cancel()
+        else:
+            self._task.get_loop().call_later(_POLL_SECONDS, self._cancel_once, runs_ended, deadline)
 
 
 def served_deployments(client: SyncPrefectClient, descriptions: Sequence[Described]) -> list[RunnerDeployment]:

@@ -5,10 +5,12 @@ again. This module adds the rest: the outcome of each task, and a check that wor
 """
 
 import logging
+import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
 from typing import Any, cast
 from uuid import uuid4
 
@@ -114,10 +116,29 @@ def running_cluster(address: str) -> Iterator[DaskRunner]:
         )
     with _quiet(), DaskTaskRunner(address=address, client_kwargs={"timeout": CONNECT_SECONDS}) as runner:
         try:
-            _ = runner.client  # connects
+            _connect(runner)
         except (OSError, TimeoutError) as error:
             raise ConversionError(f"the Dask scheduler at {address} does not answer: {error}") from error
         yield DaskRunner(runner, f"the Dask cluster at {address}")
+
+
+def _connect(runner: DaskTaskRunner) -> None:
+    """Connect to the scheduler; in a thread, since the client waits forever for a server that says nothing."""
+    errors: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            _ = runner.client
+        except Exception as error:  # raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=copy_context().run, args=(connect,), daemon=True, name="reshard-dask-connection")
+    thread.start()
+    thread.join(CONNECT_SECONDS + _ANSWER_SECONDS)
+    if thread.is_alive():
+        raise TimeoutError("what listens there says nothing, as if it were no scheduler")
+    if errors:
+        raise errors[0]
 
 
 @contextmanager

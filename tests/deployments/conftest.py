@@ -22,8 +22,8 @@ from tests.support.runs import Files, files_of
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_server import s3_server
 
-SLOW_SECONDS = 0.3
-"""Each request to the store takes so long: the demo's conversion half a minute."""
+SLOW_SECONDS = 0.2
+"""Each request to the store takes so long: the demo's conversion twenty seconds."""
 
 
 @pytest.fixture(scope="session")

@@ -98,7 +98,10 @@ def test_a_run_outlives_a_restart_of_the_server(
         # it is down at the moment when the run ends
         slow_store.begin_anew()
         until(target.exists, "the target is not there", 60)
+    else:
+        slow_store.latency_seconds = 2.0  # it goes on until the server is back
     server.start()
+    slow_store.begin_anew()
     await_run(server, run_id, "Completed")
     assert outcomes_of(server, run_id) == {"written": 4}
     check_finished(target, wanted, f"after {number.name} to the server")

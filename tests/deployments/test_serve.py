@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,35 +46,58 @@ def serving(server: PrefectServer, directory: Path, settings: Mapping[str, str] 
         served.kill()
 
 
-def test_serve_carries_out_runs_and_leaves_schedules_as_they_are(demo: Demo, tmp_path: Path) -> None:
-    with prefect_server(tmp_path / "prefect") as server:
-        with serving(server, tmp_path / "first"):
-            until(lambda: len(server.client.read_deployments(limit=10, offset=0)) == 6, "no deployments", 60)
-            run_id = start_run(server, CONVERT, demo.parameters(tmp_path / "target"))
-            await_run(server, run_id, "Completed")
-        assert run(["verify", str(tmp_path / "target")]) == 0
-        assert not any("Traceback" in log.message for log in logs_of(server, run_id))
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    """A server without a work pool of reshard."""
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as server:
+        yield server
 
-        before = server.client.read_deployment_by_name(CONVERT)
-        hourly = DeploymentScheduleCreate.from_schedule(Interval(timedelta(hours=1)))
-        server.client.create_deployment_schedules(before.id, [hourly])
-        asking = server.client.read_deployment_by_name("convert-checkpoint/convert-with-approval")
-        assert "resources" in (asking.parameter_openapi_schema or {})["definitions"]  # the form has its groups
-        with serving(server, tmp_path / "second"):
-            until(lambda: server.client.read_deployment_by_name(CONVERT).updated != before.updated, "not updated", 60)
-        (schedule,) = server.client.read_deployment_by_name(CONVERT).schedules
-        assert (schedule.active, schedule.schedule) == (True, hourly.schedule)
+
+def test_serve_carries_out_runs_and_keeps_what_a_user_changed(
+    own_server: PrefectServer, demo: Demo, tmp_path: Path
+) -> None:
+    client = own_server.client
+    with serving(own_server, tmp_path / "first"):
+        until(lambda: len(client.read_deployments(limit=10, offset=0)) == 6, "no deployments", 60)
+        run_id = start_run(own_server, CONVERT, demo.parameters(tmp_path / "target"))
+        await_run(own_server, run_id, "Completed")
+        (made,) = client.read_automations_by_name(SAVED_AUTOMATION)
+    assert run(["verify", str(tmp_path / "target")]) == 0
+    assert not any("Traceback" in log.message for log in logs_of(own_server, run_id))
+    asking = client.read_deployment_by_name("convert-checkpoint/convert-with-approval")
+    assert "resources" in (asking.parameter_openapi_schema or {})["definitions"]  # the form has its groups
+    latest = client.read_deployment_by_name(LATEST)
+    (action,) = made.actions
+    assert isinstance(action, RunDeployment)
+    assert (made.enabled, action.deployment_id) == (True, latest.id)
+
+    hourly = DeploymentScheduleCreate.from_schedule(Interval(timedelta(hours=1)))
+    client.create_deployment_schedules(client.read_deployment_by_name(CONVERT).id, [hourly])
+    edited = action.model_copy(update={"parameters": {"source": "/a", "target": "/b"}})
+    kept = made.model_dump(exclude={"id", "actions", "enabled"}, exclude_unset=True)
+    changed = AutomationCore.model_validate(kept | {"actions": [edited], "enabled": False})
+    client.update_automation(made.id, changed)
+    before = client.read_automations_by_name(SAVED_AUTOMATION)
+    updated = {name: client.read_deployment_by_name(name).updated for name in (CONVERT, LATEST)}
+
+    def is_updated(name: str) -> bool:
+        return client.read_deployment_by_name(name).updated != updated[name]
+
+    with serving(own_server, tmp_path / "second"):
+        for name in updated:
+            until(partial(is_updated, name), f"{name} is not updated", 60)
+    (schedule,) = client.read_deployment_by_name(CONVERT).schedules
+    assert (schedule.active, schedule.schedule) == (True, hourly.schedule)
+    assert client.read_automations_by_name(SAVED_AUTOMATION) == before
+    assert [automation.enabled for automation in before] == [False]
 
 
 def test_sigterm_ends_it_and_its_run_without_a_traceback(
-    demo: Demo, slow_store: S3Proxy, wanted: Files, tmp_path: Path
+    own_server: PrefectServer, demo: Demo, slow_store: S3Proxy, wanted: Files, tmp_path: Path
 ) -> None:
     target = tmp_path / "target"
-    with (
-        prefect_server(tmp_path / "prefect") as server,
-        serving(server, tmp_path / "served", demo.store.environment) as served,
-    ):
-        run_id = start_slow_run(server, demo, target)
+    with serving(own_server, tmp_path / "served", demo.store.environment) as served:
+        run_id = start_slow_run(own_server, demo, target)
         processes = served.flow_processes()
         served.terminate()
         until(lambda: served.ended, "it goes on", 60)
@@ -84,33 +108,12 @@ def test_sigterm_ends_it_and_its_run_without_a_traceback(
         assert "Warning" not in shown
         done = recorded_ranks(target)
         slow_store.begin_anew()
-        with serving(server, tmp_path / "again", demo.store.environment):
-            await_run(server, run_id, "Crashed", seconds=30)
-            retry_run(server, run_id)
-            await_run(server, run_id, "Completed")
-        assert outcomes_of(server, run_id)["resumed"] >= len(done) > 0
+        with serving(own_server, tmp_path / "again", demo.store.environment):
+            await_run(own_server, run_id, "Crashed", seconds=30)
+            retry_run(own_server, run_id)
+            await_run(own_server, run_id, "Completed")
+        assert outcomes_of(own_server, run_id)["resumed"] >= len(done) > 0
     check_finished(target, wanted, "after it was stopped")
-
-
-def test_serving_again_switches_an_automation_on_that_a_user_switched_off(tmp_path: Path) -> None:
-    with prefect_server(tmp_path / "prefect") as server:
-        client = server.client
-        with serving(server, tmp_path / "first"):
-            (made,) = client.read_automations_by_name(SAVED_AUTOMATION)
-        latest = client.read_deployment_by_name(LATEST)
-        (action,) = made.actions
-        assert isinstance(action, RunDeployment)
-        assert (made.enabled, action.deployment_id) == (True, latest.id)
-
-        edited = action.model_copy(update={"parameters": {"source": "/a", "target": "/b"}})
-        kept = made.model_dump(exclude={"id", "actions", "enabled"}, exclude_unset=True)
-        changed = AutomationCore.model_validate(kept | {"actions": [edited], "enabled": False})
-        client.update_automation(made.id, changed)
-        before = client.read_automations_by_name(SAVED_AUTOMATION)
-        with serving(server, tmp_path / "second"):
-            until(lambda: client.read_deployment_by_name(LATEST).updated != latest.updated, "not updated", 60)
-        assert client.read_automations_by_name(SAVED_AUTOMATION) == before
-        assert [automation.enabled for automation in before] == [False]
 
 
 def test_serve_takes_nothing_away_from_workers(server: PrefectServer) -> None:

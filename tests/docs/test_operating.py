@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ class Operator:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.exports = ""
-        self._api, self._dask = free_port(), free_port()
+        self._api = free_port()
         self._running: list[subprocess.Popen[bytes]] = []
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         self._environment = inherited | {
@@ -43,6 +44,11 @@ class Operator:
             "PREFECT_PROFILES_PATH": str(directory / "profiles.toml"),
             "PREFECT_WORKER_QUERY_SECONDS": "1",
         }
+
+    @cached_property
+    def _dask(self) -> int:
+        """The scheduler's port: free when it is about to be bound, minutes after the server's."""
+        return free_port()
 
     def follow(self, kind: str, block: str) -> None:
         """Does what a block says; a `shell` is left running."""
@@ -91,10 +97,9 @@ class Operator:
             "/data/llama": str(self.directory / "llama"),
             "0.0.0.0": "127.0.0.1",
             "4200": str(self._api),
-            "8786": str(self._dask),
         }.items():
             text = text.replace(documented, real)
-        return text
+        return text.replace("8786", str(self._dask)) if "8786" in text else text
 
 
 def _long_running(text: str) -> list[str]:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -64,6 +65,16 @@ def test_a_scheduler_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("reshard.flows.dask_cluster.CONNECT_SECONDS", 1.0)
     with pytest.raises(ConversionError, match=r"the Dask scheduler at tcp://127.0.0.1:9 does not answer"):
         convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", dask_scheduler="tcp://127.0.0.1:9"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_server_that_is_no_scheduler_and_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONNECT_SECONDS", "_ANSWER_SECONDS"):
+        monkeypatch.setattr(f"reshard.flows.dask_cluster.{name}", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConversionError, match=f"the Dask scheduler at {address} does not answer: what listens"):
+            convert_checkpoint(PIPELINES.request(tmp_path / "out", dask_scheduler=address))
     assert not (tmp_path / "out").exists()
 
 
