@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reshard.core.checkpoint.model import CheckpointFormat
@@ -16,6 +16,7 @@ TORCH_PYTHON = _HERE.parent / ".venv-torch" / "bin" / "python"
 _TORCH_PROCESSES = 4
 _EXPORT_SHARDS = "--max-shard-size", "500MB"
 """Several files, as models of real size have with `save_pretrained`'s 5 GB."""
+_LATENCY_SECONDS = 0.03
 _S3_SOURCE, _S3_TARGET = "source/ckpt", "target/out"
 """Bucket and path of `Job.source` and `Job.target`."""
 
@@ -119,6 +120,10 @@ def _reshard(*options: str) -> Callable[[Job], Sequence[str]]:
 def _reshard_s3(*options: str) -> Callable[[Job], Sequence[str]]:
     direct = "--engine", "direct", *options
     return lambda job: _convert(job, f"s3://{_S3_SOURCE}", f"s3://{_S3_TARGET}", *direct)
+
+
+def _from_s3(job: Job) -> Sequence[str]:
+    return _convert(job, f"s3://{_S3_SOURCE}", str(job.target), "--engine", "direct", "--verify", "none")
 
 
 def _convert(job: Job, source: str, target: str, *options: str) -> Sequence[str]:
@@ -313,13 +318,27 @@ S3_LATENCY = Contender(
     "reshard, not verified, each request 30 ms later",
     _reshard_s3("--verify", "none"),
     needs_store=True,
-    latency_seconds=0.03,
+    latency_seconds=_LATENCY_SECONDS,
 )
 S3_LITTLE_MEMORY = Contender(
     "s3-little-memory",
     "reshard, not verified, `--memory-limit 256MiB`",
     _reshard_s3("--verify", "none", "--memory-limit", "256MiB"),
     needs_store=True,
+)
+S3_DOWNLOAD = Contender("s3-download", "`rclone copy`", _download, converts=False, needs_store=True)
+S3_TO_DISK = Contender("s3-to-disk", "reshard, not verified", _from_s3, needs_store=True)
+S3_DOWNLOAD_LATENCY = replace(
+    S3_DOWNLOAD,
+    name="s3-download-latency",
+    title="`rclone copy`, each request 30 ms later",
+    latency_seconds=_LATENCY_SECONDS,
+)
+S3_TO_DISK_LATENCY = replace(
+    S3_TO_DISK,
+    name="s3-to-disk-latency",
+    title="reshard, not verified, each request 30 ms later",
+    latency_seconds=_LATENCY_SECONDS,
 )
 
 OVERHEAD = tuple(
@@ -360,6 +379,10 @@ CONTENDERS = {
         S3_CHECKSUM,
         S3_LATENCY,
         S3_LITTLE_MEMORY,
+        S3_DOWNLOAD,
+        S3_TO_DISK,
+        S3_DOWNLOAD_LATENCY,
+        S3_TO_DISK_LATENCY,
         *OVERHEAD,
     )
 }

@@ -36,6 +36,7 @@ class Measurement:
             files are not in it.
         written_bytes: of the same processes.
         output: what it printed.
+        processor_seconds: of its processes together, the kernel's work for them included.
     """
 
     seconds: float
@@ -43,6 +44,7 @@ class Measurement:
     read_bytes: int
     written_bytes: int
     output: str
+    processor_seconds: float
 
 
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Measurement:
@@ -66,8 +68,9 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
         try:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             seconds = time.perf_counter() - started
-            # an ended process that nobody has waited for still tells what it, and what it waited for, read and wrote
-            counters = psutil.Process(process.pid).io_counters()
+            # an ended process that nobody has waited for still tells what it, and what it waited for, took
+            ended = psutil.Process(process.pid)
+            counters, times = ended.io_counters(), ended.cpu_times()
         except BaseException:
             end_group(process)
             raise
@@ -81,7 +84,14 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
             printed = errors.read().decode(errors="replace") + text
             tail = "\n".join(printed.strip().splitlines()[-_TAIL_LINES:])
             raise BenchmarkError(f"{' '.join(command)}\nended with exit code {process.returncode}:\n{tail}")
-    return Measurement(seconds, sampler.peak_bytes, counters.read_chars, counters.write_chars, text)
+    return Measurement(
+        seconds=seconds,
+        peak_bytes=sampler.peak_bytes,
+        read_bytes=counters.read_chars,
+        written_bytes=counters.write_chars,
+        output=text,
+        processor_seconds=times.user + times.system + times.children_user + times.children_system,
+    )
 
 
 def _environment() -> dict[str, str]:

@@ -56,6 +56,7 @@ class Run(_Record):
         written_bytes: that the kernel counted.
         reported_read_bytes: of the source, as the contender itself says.
         traffic: with an object store, if there was one.
+        processor_seconds: of the whole process tree; earlier results lack it.
     """
 
     contender: str
@@ -67,6 +68,7 @@ class Run(_Record):
     written_bytes: int
     reported_read_bytes: int | None = None
     traffic: Traffic | None = None
+    processor_seconds: float | None = None
 
 
 class Result(_Record):

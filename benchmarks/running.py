@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks import measure
-from benchmarks.contenders import CP, NONE, S3_COPY, Contender, Job
+from benchmarks.contenders import CP, NONE, S3_COPY, S3_DOWNLOAD, Contender, Job
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import check_target, write_checkpoint, write_config, write_strategies
 from benchmarks.models import Model, Side
@@ -142,7 +142,7 @@ class Plan:
 
     def _copier(self) -> Contender | None:
         """Who copies what is there already."""
-        return next((contender for contender in self.contenders if contender in (CP, S3_COPY)), None)
+        return next((contender for contender in self.contenders if contender in (CP, S3_COPY, S3_DOWNLOAD)), None)
 
 
 def check_room(plans: list[Plan], directory: Path) -> None:
@@ -187,6 +187,7 @@ def _run(contender: Contender, job: Job, number: int, services: Services) -> Run
         written_bytes=measured.written_bytes,
         reported_read_bytes=printed.get("read_bytes"),
         traffic=store.traffic() if store else None,
+        processor_seconds=measured.processor_seconds,
     )
 
 

@@ -19,10 +19,14 @@ from benchmarks.contenders import (
     PLAN_STAGES,
     S3_CHECKSUM,
     S3_COPY,
+    S3_DOWNLOAD,
+    S3_DOWNLOAD_LATENCY,
     S3_LATENCY,
     S3_LITTLE_MEMORY,
     S3_NAIVE,
     S3_NONE,
+    S3_TO_DISK,
+    S3_TO_DISK_LATENCY,
     SAFETENSORS,
     TO_CHECKPOINT2,
     TO_DCP,
@@ -81,6 +85,10 @@ def _columns() -> Model:
 
 def _small() -> Model:
     return matrices(20_000, (32, 32), cut_by(_ROWS, 8), cut_by(_ROWS, 4))
+
+
+def _tiny() -> Model:
+    return matrices(1, (64, 64), cut_by(_ROWS, 1), cut_by(_ROWS, 2))
 
 
 def _huge() -> Model:
@@ -157,6 +165,7 @@ SCENARIOS = (
         lambda: transformer(hidden=2048, layers=8, feed_forward=5632, vocabulary=32000),
         rounds=1,
     ),
+    Scenario("start", "16 KiB, 1 → 2 ranks", (NONE, CHECKSUM), _tiny, rounds=5),
     Scenario("flow-8", "small files, 8 → 8 ranks", (CHECKSUM, FLOW), _files(8)),
     Scenario("flow-64", "small files, 64 → 64 ranks", (CHECKSUM, FLOW), _files(64)),
     Scenario(
@@ -166,6 +175,13 @@ SCENARIOS = (
         _llama,
         once=(S3_LITTLE_MEMORY,),
         note=_OBJECT_STORE,
+    ),
+    Scenario(
+        "from-bucket",
+        "the first, from a bucket to this machine's memory",
+        (S3_DOWNLOAD, S3_TO_DISK, S3_DOWNLOAD_LATENCY, S3_TO_DISK_LATENCY),
+        _llama,
+        copies_source=True,
     ),
     Scenario("plan", "4096 → 3072 ranks, 2000 parameters", (PLAN_FLAT, PLAN_STAGES), None, rounds=1),
     Scenario("overhead", "what the flow adds to a rank", OVERHEAD, None, rounds=1, note=_OVERHEAD),

@@ -13,15 +13,20 @@ from benchmarks.contenders import (
     NONE,
     S3_CHECKSUM,
     S3_COPY,
+    S3_DOWNLOAD,
+    S3_DOWNLOAD_LATENCY,
     S3_LATENCY,
     S3_LITTLE_MEMORY,
     S3_NONE,
+    S3_TO_DISK,
+    S3_TO_DISK_LATENCY,
 )
 from benchmarks.results import Result, Run, Spread, extra, peak_bytes, ratio, seconds
 from benchmarks.scenarios import SCENARIOS, Scenario
 
-NONE_TIMES_CP = 1.5
-CHECKSUM_TIMES_CP = 2.2
+NONE_TIMES_CP = 1.2
+CHECKSUM_TIMES_CP = 1.6
+_CONTENT_TIMES_CHECKSUM = 2
 TIMES_FASTER_THAN_MINDSPORE = 15
 _EXPORT_TIMES_CP = 2.5
 _PEAK_BYTES = 500 * 2**20
@@ -29,14 +34,16 @@ _PLAN_SECONDS = 60
 _PLAN_BYTES = 2 * 2**30
 _FLOW_SECONDS = 3.0
 _FLOW_SECONDS_PER_RANK = 0.02
-_S3_NONE_TIMES_COPY = 1.3
+_COLUMNS_TIMES_CP = 2
+_SMALL_SECONDS = 2
+_START_SECONDS = 0.3
+_S3_NONE_TIMES_COPY = 0.7
+_S3_DOWN_TIMES_COPY = 1
 _S3_LATENCY_TIMES_NONE = 1.5
-_S3_BYTES_ABOVE_LIMIT = 300 * 2**20
-"""Of resident memory, above what `--memory-limit` allows for buffers."""
-_S3_MEMORY_LIMITS = {S3_NONE.name: 2 * 2**30, S3_CHECKSUM.name: 2 * 2**30, S3_LITTLE_MEMORY.name: 2**28}
+_S3_BYTES = 400 * 2**20
 _RESHARD = (NONE.name, CHECKSUM.name, CONTENT.name, FLOW.name)
 
-_FLOORS = {CP.name: "x `cp -r`", S3_COPY.name: "x `rclone copy`"}
+_FLOORS = {CP.name: "x `cp -r`", S3_COPY.name: "x `rclone copy`", S3_DOWNLOAD.name: "x `rclone copy`"}
 _COMPARED = {**_FLOORS, MINDSPORE_CKPT.name: "faster than MindSpore's `.ckpt`"}
 _SCENARIOS = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -55,7 +62,14 @@ def contenders_table(result: Result) -> Table:
     """Everybody who took part in a scenario."""
     others = [base for base in _COMPARED if result.has(base)]
     has_traffic = any(run.traffic for run in result.runs)
-    headers = ["", "seconds", *(_COMPARED[base] for base in others), "peak memory"]
+    counts_processor = all(run.processor_seconds is not None for run in result.runs)
+    headers = [
+        "",
+        "seconds",
+        *(_COMPARED[base] for base in others),
+        *(["processor"] if counts_processor else []),
+        "peak memory",
+    ]
     headers += ["source sent", "target sent", "received", "requests"] if has_traffic else ["read", "written"]
     counts_apart = any(run.seconds != run.process_seconds for run in result.runs)
     if counts_apart:
@@ -68,6 +82,7 @@ def contenders_table(result: Result) -> Table:
                 CONTENDERS[name].title + _wrong_text(result, name),
                 _seconds_text(seconds(result, name)),
                 *(_compared_text(result, name, base) for base in others),
+                *([_processor_text(runs)] if counts_processor else []),
                 size_text(peak_bytes(result, name)),
                 *(_traffic_texts(runs) if has_traffic else _kernel_texts(runs)),
                 *([f"{Spread.of([run.process_seconds for run in runs]).median:.2f} s"] if counts_apart else []),
@@ -90,6 +105,10 @@ def summary_table(result: Result) -> Table:
 
 def _wrong_text(result: Result, name: str) -> str:
     return " (**wrong values**)" if name in result.wrong else ""
+
+
+def _processor_text(runs: Sequence[Run]) -> str:
+    return f"{Spread.of([run.processor_seconds or 0.0 for run in runs]).median:.2f} s"
 
 
 def _kernel_texts(runs: Sequence[Run]) -> list[str]:
@@ -132,7 +151,6 @@ def shapes_table(results: Sequence[Result]) -> Table:
             size_text(max(peak_bytes(result, name) for name in (NONE.name, CHECKSUM.name))),
         )
         for result in results
-        if result.has(CP.name, NONE.name, CHECKSUM.name)
     ]
     return Table("Other shapes", headers, tuple(rows))
 
@@ -141,7 +159,7 @@ def targets_table(results: Sequence[Result]) -> Table:
     """The limits that were set, and what was measured."""
     by_name = {result.scenario: result for result in results}
     headers = ("", "limit", "measured", "kept")
-    kinds = _speed_targets, _memory_targets, _export_targets, _other_targets, _store_targets
+    kinds = _speed_targets, _shape_targets, _memory_targets, _export_targets, _other_targets, _store_targets
     return Table("Limits", headers, tuple(row for of_kind in kinds for row in of_kind(by_name)))
 
 
@@ -154,11 +172,27 @@ def _speed_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
         _at_most("not verified", NONE_TIMES_CP, unverified, _times_text("`cp -r`")),
         _at_most("every byte verified", CHECKSUM_TIMES_CP, verified, _times_text("`cp -r`")),
     ]
+    if main.has(CONTENT.name):
+        times = ratio(main, CONTENT.name, CHECKSUM.name).median
+        text = _times_text("every byte verified")
+        rows.append(_at_most("every value compared with the source's", _CONTENT_TIMES_CHECKSUM, times, text))
     if main.has(MINDSPORE_CKPT.name):
         faster = ratio(main, MINDSPORE_CKPT.name, NONE.name).median  # MindSpore verifies nothing either
         limit = TIMES_FASTER_THAN_MINDSPORE
         row = f"at least {limit} x", f"{faster:.1f} x", _kept(faster >= limit)
         rows.append(("not verified, faster than MindSpore's `.ckpt`", *row))
+    return rows
+
+
+def _shape_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
+    rows = []
+    if "fan-in-columns" in results:
+        times = ratio(results["fan-in-columns"], NONE.name, CP.name).median
+        rows.append(_at_most("`fan-in-columns`, not verified", _COLUMNS_TIMES_CP, times, _times_text("`cp -r`")))
+    for name, limit in (("small", _SMALL_SECONDS), ("start", _START_SECONDS)):
+        if name in results:
+            waited = seconds(results[name], CHECKSUM.name).median
+            rows.append(_at_most(f"`{name}`, every byte verified", limit, waited, _plain_counttext))
     return rows
 
 
@@ -202,6 +236,21 @@ def _other_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
 
 
 def _store_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
+    return _bucket_source_targets(results) + _bucket_to_bucket_targets(results)
+
+
+def _bucket_source_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
+    result = results.get("from-bucket")
+    if result is None:
+        return []
+    pairs = (S3_TO_DISK, S3_DOWNLOAD), (S3_TO_DISK_LATENCY, S3_DOWNLOAD_LATENCY)
+    titles = "bucket to memory, not verified", "the same, each request of both 30 ms later"
+    times = (ratio(result, ours.name, copy.name).median for ours, copy in pairs)
+    text = _times_text("`rclone copy`")
+    return [_at_most(title, _S3_DOWN_TIMES_COPY, each, text) for title, each in zip(titles, times, strict=True)]
+
+
+def _bucket_to_bucket_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
     result = results.get("object-store")
     if result is None:
         return []
@@ -211,9 +260,9 @@ def _store_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
         _at_most("bucket to bucket, not verified", _S3_NONE_TIMES_COPY, times_copy, _times_text("`rclone copy`")),
         _at_most("the same, each request 30 ms later", _S3_LATENCY_TIMES_NONE, times_none, _times_text("without")),
     ]
-    for name, limit in _S3_MEMORY_LIMITS.items():
-        title = f"memory, bucket to bucket: {CONTENDERS[name].title}"
-        rows.append(_at_most(title, limit + _S3_BYTES_ABOVE_LIMIT, peak_bytes(result, name), size_text))
+    for contender in (S3_NONE, S3_CHECKSUM, S3_LITTLE_MEMORY):
+        title = f"memory, bucket to bucket: {contender.title}"
+        rows.append(_at_most(title, _S3_BYTES, peak_bytes(result, contender.name), size_text))
     return rows
 
 
@@ -235,7 +284,7 @@ def _plain_counttext(count: float) -> str:
 
 def is_shape(scenario: Scenario) -> bool:
     """Whether a scenario belongs into `shapes_table`."""
-    return scenario.name != "main" and CP in scenario.contenders
+    return scenario.name != "main" and {CP, NONE, CHECKSUM} <= set(scenario.contenders)
 
 
 def size_text(count_bytes: float) -> str:

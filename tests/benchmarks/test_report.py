@@ -1,12 +1,15 @@
 """Statistics, limits and tables."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from benchmarks import report, results
 from benchmarks.report import markdown, with_figures
-from benchmarks.results import Machine, Result, Run, Spread, Traffic, extra, ratio
-from benchmarks.tables import Table, contenders_table, shapes_table, summary_table, targets_table
+from benchmarks.results import Machine, Result, Run, Spread, Traffic, extra, ratio, save
+from benchmarks.scenarios import SCENARIOS
+from benchmarks.tables import Table, contenders_table, is_shape, shapes_table, summary_table, targets_table
 
 MIB = 2**20
 
@@ -57,9 +60,10 @@ def kept(*results: Result) -> dict[str, str]:
 
 @pytest.mark.parametrize(("mindspore", "verdict"), [(30.0, "yes"), (29.0, "NO")])
 def test_limits_of_speed(mindspore: float, verdict: str) -> None:
-    main = result("main", run("cp", 1, 1), run("none", 1, 1.5), run("checksum", 1, 2.3), run("mindspore-ckpt", 1, 1))
+    main = result("main", run("cp", 1, 1), run("none", 1, 1.2), run("checksum", 1, 1.7), run("content", 1, 3.4))
     assert kept(main)["not verified"] == "yes"
     assert kept(main)["every byte verified"] == "NO"
+    assert kept(main)["every value compared with the source's"] == "yes"
     slow = result(
         "main", run("cp", 1, 1), run("none", 1, 2), run("checksum", 1, 2), run("mindspore-ckpt", 1, mindspore)
     )
@@ -97,23 +101,65 @@ def test_contenders_are_compared_with_both_floors() -> None:
 
 @pytest.mark.parametrize(
     ("none", "latency", "peak_mib", "verdict"),
-    [(1.3, 1.9, 556, ["yes"] * 5), (1.4, 2.2, 557, ["NO", "NO", "yes", "yes", "NO"])],
+    [(0.7, 1.0, 400, ["yes"] * 5), (0.8, 1.3, 401, ["NO", "NO", "yes", "yes", "NO"])],
 )
 def test_limits_of_an_object_store(none: float, latency: float, peak_mib: int, verdict: list[str]) -> None:
     measured = result(
         "object-store",
         run("s3-rclone", 1, 1),
         run("s3-none", 1, none),
-        run("s3-checksum", 1, 9, peak_mib=2348),
+        run("s3-checksum", 1, 9, peak_mib=400),
         run("s3-latency", 1, latency),
         run("s3-little-memory", 1, 9, peak_mib=peak_mib),
     )
     assert list(kept(measured).values()) == verdict
 
 
+@pytest.mark.parametrize(("ours", "verdict"), [(2.0, "yes"), (2.1, "NO")])
+def test_reading_from_a_bucket_is_held_against_rclone_with_the_same_latency(ours: float, verdict: str) -> None:
+    runs = run("s3-download", 1, 1), run("s3-to-disk", 1, ours / 2)
+    delayed = run("s3-download-latency", 1, 2), run("s3-to-disk-latency", 1, ours)
+    assert list(kept(result("from-bucket", *runs, *delayed)).values()) == [verdict] * 2
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(2.0, "yes"), (2.01, "NO")])
+def test_limits_of_single_shapes(seconds: float, verdict: str) -> None:
+    small = result("small", run("checksum", 1, seconds))
+    start = result("start", run("checksum", 1, seconds * 0.15))
+    columns = result("fan-in-columns", run("cp", 1, 1), run("none", 1, seconds))
+    assert list(kept(small, start, columns).values()) == [verdict] * 3
+
+
+def test_processor_time_is_a_column_once_all_runs_tell_it() -> None:
+    runs = run("cp", 1, 1), run("none", 1, 2).model_copy(update={"processor_seconds": 3.5})
+    assert "processor" not in contenders_table(result("main", *runs)).headers
+    table = contenders_table(result("main", runs[0].model_copy(update={"processor_seconds": 0.75}), runs[1]))
+    place = table.headers.index("processor")
+    assert [row[place] for row in table.rows] == ["0.75 s", "3.50 s"]
+
+
+def test_results_of_all_scenarios_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "DIRECTORY", tmp_path)
+    for scenario in SCENARIOS:
+        runs = (run(contender.name, 1, 1.5) for contender in scenario.contenders + scenario.once)
+        save(result(scenario.name, *runs))
+    readmes = tmp_path / "README.md", tmp_path / "project.md"
+    for readme in readmes:
+        readme.write_text("<!-- figures: begin -->\n<!-- figures: end -->\n")
+    for name, path in zip(("README", "PROJECT_README", "PLOT"), (*readmes, tmp_path / "plot.svg"), strict=True):
+        monkeypatch.setattr(report, name, path)
+    report.publish(SCENARIOS)
+    text = readmes[0].read_text()
+    in_tables = [scenario for scenario in SCENARIOS if not is_shape(scenario)]
+    assert all(contender.title in text for scenario in in_tables for contender in scenario.contenders)
+    assert all(scenario.title in text for scenario in SCENARIOS if scenario.name != "main")
+    assert "MindSpore" in readmes[1].read_text()
+    assert ">fan-in-columns<" in (tmp_path / "plot.svg").read_text()
+
+
 def test_memory_beyond_the_limit_is_told() -> None:
-    runs = [run(name, 1, 1, peak_mib=2349) for name in ("s3-rclone", "s3-none", "s3-latency", "s3-little-memory")]
-    measured = kept(result("object-store", *runs, run("s3-checksum", 1, 1, peak_mib=2348)))
+    runs = [run(name, 1, 1, peak_mib=401) for name in ("s3-rclone", "s3-none", "s3-latency", "s3-little-memory")]
+    measured = kept(result("object-store", *runs, run("s3-checksum", 1, 1, peak_mib=400)))
     assert [
         measured[f"memory, bucket to bucket: {who}"]
         for who in ("reshard, not verified", "reshard, every byte verified")
