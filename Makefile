@@ -10,8 +10,9 @@ RUN := $(BIN)/python -m
 COMPILE := $(RUN) uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
 # much of the tests' time is waiting: one process more than processors; each that tests flows starts a server of its own,
-# so they stay few
-PARALLEL = --numprocesses $(shell $(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))') --dist loadfile
+# so they stay few; tests/conftest.py says which files come first
+PARALLEL = --numprocesses $(shell $(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))') --dist loadfile \
+	--no-loadscope-reorder
 DEMO := demo-out
 MINDSPORE := .venv-mindspore
 JUDGE := $(MINDSPORE)/installed
@@ -100,7 +101,7 @@ conformance: $(INSTALLED) $(JUDGE) $(MINDFORMERS_JUDGE) $(TORCH_JUDGE) ## random
 fuzz: $(INSTALLED) ## damaged and hostile files for every parser, a minute; SECONDS=600 SEED=… or ONLY=<a parser>
 	@$(RUN) tests.fuzz.run $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
-bench: $(INSTALLED) $(JUDGE) $(TORCH_JUDGE) ## measures against cp, rclone, MindSpore and PyTorch, 15 minutes; a part: SCENARIOS="main columns" ROUNDS=2
+bench: $(INSTALLED) $(JUDGE) $(TORCH_JUDGE) ## measures against cp, rclone, MindSpore and PyTorch, half an hour; a part: SCENARIOS="main columns" ROUNDS=2
 	$(RUN) benchmarks $(SCENARIOS) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 docs: $(INSTALLED) ## a site with search, of README and docs/, in build/site; dead links are errors

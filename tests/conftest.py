@@ -1,6 +1,22 @@
 """What all tests share."""
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+_LONGEST = (
+    "endurance/test_kills",
+    "deployments/test_interruptions",
+    "storage/test_kills",
+    "docs/test_operating",
+    "deployments/test_serve",
+    "deployments/test_approval",
+    "ui/",
+    "deployments/",
+    "flows/",
+    "endurance/",
+    "docs/",
+)
+"""Files of a minute or two: first of all, so that no process has one of them left when the others have ended."""
 
 # How long it takes to make an input says how busy the machine is. There are hundreds of properties, and each run tries
 # other inputs: fewer at a time keep `make test` a matter of minutes.
@@ -8,3 +24,13 @@ settings.register_profile(
     "busy", settings(), deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("busy")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files that take long first; `make test` and `make test-all` hand them out in this order."""
+
+    def place(item: pytest.Item) -> int:
+        file = item.nodeid.partition("::")[0].removeprefix("tests/")
+        return next((number for number, start in enumerate(_LONGEST) if file.startswith(start)), len(_LONGEST))
+
+    items.sort(key=place)

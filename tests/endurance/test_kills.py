@@ -77,16 +77,24 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     directory = tmp_path_factory.mktemp("many_ranks")
     conversion = many_ranks(directory, "--engine", "direct", "--workers", "1", "--memory-limit", "16MiB")
     target = directory / "out"
+    before_work_seconds, work_seconds = zip(*(run_seconds(conversion, target) for _ in range(3)), strict=True)
+    wanted = files_of(target)
+    assert len(wanted) == RANKS
+    # the quickest: while other tests begin a run may take twice the time, and those to be killed would end before
+    before = min(before_work_seconds)
+    return Undisturbed(conversion, wanted, before, before + min(work_seconds))
+
+
+def run_seconds(conversion: Conversion, target: Path) -> tuple[float, float]:
+    """Converts anew; how long it takes until it begins to write, and from there."""
+    clear(target)
     started = time.monotonic()
     process = start([*RESHARD, *conversion.arguments(target)])
     wait_for_work(process, target)
-    before_work_seconds = time.monotonic() - started
+    begun = time.monotonic()
     _, context = process.communicate()
-    seconds = time.monotonic() - started
     assert process.returncode == 0, context
-    wanted = files_of(target)
-    assert len(wanted) == RANKS
-    return Undisturbed(conversion, wanted, before_work_seconds, seconds)
+    return begun - started, time.monotonic() - begun
 
 
 def wait_for_work(process: subprocess.Popen[str], target: Path) -> None:
@@ -113,7 +121,7 @@ def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, seed
         rerun(conversion.arguments(former_target, "--format", "safetensors"))
     former = files_of(former_target)
     phases: Counter[str] = Counter()
-    for moment in undisturbed.moments(18, seed):
+    for moment in undisturbed.moments(12, seed):
         context = f"seed {seed}, killed {moment:.3f} s after its start"
         if overwrite:
             shutil.copytree(former_target, target)
@@ -126,8 +134,8 @@ def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, seed
     assert files_of(conversion.source) == source
     context = f"seed {seed}: the kills are not spread over the run: {dict(phases)}"
     assert phases["before the work"] + phases["no rank done"] >= 1, context
-    assert phases["converting"] >= 4, context
-    assert phases["ended"] <= 6, context
+    assert phases["converting"] >= 3, context
+    assert phases["ended"] <= 4, context
 
 
 def test_killed_and_cleaned_up(undisturbed: Undisturbed, tmp_path: Path) -> None:
