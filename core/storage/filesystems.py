@@ -189,7 +189,7 @@ def _settings(kind: Any, options: Options) -> dict[str, Any]:
 
 
 def speaks_s3(kind: type) -> bool:
-    """True if a filesystem class is s3fs's, builds on it or stands in for it; s3fs need not be installed."""
+    """True if a filesystem class is s3fs's, derived from it, or PlainS3; s3fs need not be installed."""
     return any(base.__name__ in ("S3FileSystem", "PlainS3") for base in kind.__mro__)
 
 

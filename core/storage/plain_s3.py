@@ -1,7 +1,7 @@
 """An S3 storage whose settings are plain: an endpoint and a pair of keys, from options or from the environment.
 
 Importing s3fs and making its client takes half a second of processor time and 27 MiB. With plain settings obstore can
-look, list and read without it: the filesystem here stands in for s3fs's, which it opens for whatever else is asked of
+look, list and read without it: the filesystem here does that itself, and opens s3fs's for whatever else is asked of
 it. Any setting that is not known to be plain is s3fs's to interpret, or to refuse.
 """
 
@@ -59,7 +59,7 @@ class _Settings:
 
 
 class PlainS3:
-    """Stands in for a filesystem of s3fs, which has what is not here."""
+    """A filesystem that looks up, lists and reads by itself, and passes all else on to s3fs's."""
 
     version_aware = False
 

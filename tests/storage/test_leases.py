@@ -81,7 +81,7 @@ def at(proxy: S3Proxy, operation: str, act: Callable[[Exchange], object], *, num
 
 
 def await_loss() -> str:
-    """What a run is told that has lost its lease."""
+    """The message of the error that ends a run whose lease is lost."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -110,11 +110,16 @@ def test_a_renewal_on_its_way_does_not_bring_back_a_lease_that_was_removed(
         assert keys_in(client) == []
 
 
+def leave_dead_lease_renewed_before_removal(proxy: S3Proxy, client: Any) -> None:
+    """Leaves a dead lease that its holder renews when the request to remove it has come."""
+    leave_lease(client)
+    at(proxy, "DeleteObject", lambda _: client.put_object(Bucket=BUCKET, Key=KEY, Body=lease_text(4)))
+
+
 def test_a_dead_lease_that_is_renewed_at_the_last_moment_is_not_removed(
     proxy: S3Proxy, directory: Location, client: Any
 ) -> None:
-    leave_lease(client)
-    at(proxy, "DeleteObject", lambda _: client.put_object(Bucket=BUCKET, Key=KEY, Body=lease_text(4)))
+    leave_dead_lease_renewed_before_removal(proxy, client)
     with pytest.raises(TargetBusyError, match="already converting into this target: run 0dead000 of someone on far"):
         take(directory, 1)
     assert client.get_object(Bucket=BUCKET, Key=KEY)["Body"].read() == lease_text(4)
@@ -123,8 +128,7 @@ def test_a_dead_lease_that_is_renewed_at_the_last_moment_is_not_removed(
 def test_cleaning_spares_a_lease_that_is_renewed_at_the_last_moment(
     proxy: S3Proxy, directory: Location, client: Any
 ) -> None:
-    leave_lease(client)
-    at(proxy, "DeleteObject", lambda _: client.put_object(Bucket=BUCKET, Key=KEY, Body=lease_text(4)))
+    leave_dead_lease_renewed_before_removal(proxy, client)
     with pytest.raises(TargetBusyError, match="run 0dead000 of someone on far .* is working on it"):
         clean(str(directory.parent.parent), remove=True)
     assert keys_in(client) == [KEY]

@@ -120,10 +120,10 @@ def test_a_refusal_is_told_in_one_line(
         server.count = 0
         with pytest.raises(StorageError) as caught:
             attempt()
-        told = str(caught.value)
-        assert message in told
-        assert " It said" in told or " Operation returned an invalid status" in told or "container" in told
-        assert "\n" not in told
+        text = str(caught.value)
+        assert message in text
+        assert " It said" in text or " Operation returned an invalid status" in text or "container" in text
+        assert "\n" not in text
         assert not caught.value.transient
         assert not is_missing(caught.value)
         assert isinstance(caught.value, UnusableStorageError) == ("models'" in message or "wrong, or have" in message)
