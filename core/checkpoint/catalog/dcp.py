@@ -160,7 +160,12 @@ def find_dcp(url: str, step: str = "") -> DcpCheckpoint | None:
     elif unless_missing(lambda: kind_of(location)) != "directory":
         return None
     names = unless_missing(lambda: names_in(location))
-    if names is None or any(map(is_index_name, names)):
+    return None if names is None else dcp_in(location, names, step)
+
+
+def dcp_in(location: Location, names: Sequence[str], step: str = "") -> DcpCheckpoint | None:
+    """Return the checkpoint of DCP in a directory with these names, as `find_dcp` does."""
+    if any(map(is_index_name, names)):
         return None
     if is_dcp(names):
         return _read(location, names)

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from reshard.core.strategy.checkpoint2_metadata import Metadata
 
 _MAX_LISTED = 6
+_Listed = tuple[Location, Sequence[str]]
+"""A directory and the names in it."""
 
 
 @frozen
@@ -112,7 +114,15 @@ def find_iteration(url: str, step: str = "") -> Iteration | None:
         StrategyError: its metadata is damaged.
         StorageError: the storage does not answer.
     """
-    found = _directory_of(url)
+    return _iteration_of(_directory_of(url), step)
+
+
+def iteration_in(location: Location, names: Sequence[str], step: str = "") -> Iteration | None:
+    """Return the iteration in a directory with these names, as `find_iteration` does."""
+    return _iteration_of(_directory_in(location, names), step)
+
+
+def _iteration_of(found: _Listed | None, step: str) -> Iteration | None:
     if found is None:
         return None
     location, names = found
@@ -135,7 +145,7 @@ def find_number(url: str, step: str = "") -> int | None:
     return _choose(location, names, step)[0] if holds_iterations(names) else parse_iteration(location.name)
 
 
-def _directory_of(url: str) -> tuple[Location, list[str]] | None:
+def _directory_of(url: str) -> _Listed | None:
     """The directory of one iteration or of several that a URL means, and the names in it."""
     location = parse_url(url)
     if RANK_FIELD in location.path:
@@ -143,8 +153,10 @@ def _directory_of(url: str) -> tuple[Location, list[str]] | None:
     if location.name == METADATA_NAME:
         location = location.parent
     names = unless_missing(lambda: names_in(location))
-    if names is None:
-        return None
+    return None if names is None else _directory_in(location, names)
+
+
+def _directory_in(location: Location, names: Sequence[str]) -> _Listed | None:
     if holds_iterations(names) or is_iteration(names):
         return location, names
     output = find_output_checkpoint(location, names)

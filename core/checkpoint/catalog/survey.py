@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import cached_property
 
-from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
+from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, dcp_in, find_dcp
 from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name
-from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, joint_files
+from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, iteration_in, joint_files
 from reshard.core.checkpoint.catalog.megatron import MEGATRON_NAMES
 from reshard.core.checkpoint.catalog.output_directory import find_output_checkpoint
 from reshard.core.checkpoint.catalog.unified_index import WeightIndex, file_order
@@ -140,19 +140,7 @@ def survey(url: str, step: str = "") -> CheckpointSurvey:
         kind = file_info(location, "read it")["type"]
         if kind not in ("file", "directory"):
             raise CatalogError(f"{location}: is neither a file nor a directory")
-        is_file = kind == "file"
-        dcp = find_dcp(url, step) if not is_file or location.name == DCP_METADATA_NAME else None
-        if dcp is not None:
-            return survey_dcp(dcp)
-        iteration = find_iteration(url, step) if not is_file or location.name == METADATA_NAME else None
-        if iteration is not None:
-            return survey_iteration(iteration)
-        if is_file and is_index_name(location.name):
-            return _survey_unified(location.parent, location)
-        if is_file:
-            files = {0: (_named_file(_Item(location, "file")),)}
-            return CheckpointSurvey(str(location), CheckpointShape.FILE, files, names_files=True)
-        return _survey_directory(location)
+        return _survey_file(location, step) if kind == "file" else _survey_directory(location, step)
 
 
 def survey_iteration(iteration: Iteration) -> CheckpointSurvey:
@@ -211,8 +199,29 @@ def _named_file(item: _Item) -> FoundFile:
     return FoundFile(name, item.location)
 
 
-def _survey_directory(root: Location) -> CheckpointSurvey:
+def _survey_file(location: Location, step: str) -> CheckpointSurvey:
+    dcp = find_dcp(str(location), step) if location.name == DCP_METADATA_NAME else None
+    if dcp is not None:
+        return survey_dcp(dcp)
+    iteration = find_iteration(str(location), step) if location.name == METADATA_NAME else None
+    if iteration is not None:
+        return survey_iteration(iteration)
+    if is_index_name(location.name):
+        return _survey_unified(location.parent, location, _list_folder(location.parent))
+    files = {0: (_named_file(_Item(location, "file")),)}
+    return CheckpointSurvey(str(location), CheckpointShape.FILE, files, names_files=True)
+
+
+def _survey_directory(root: Location, step: str) -> CheckpointSurvey:
     items = _list_folder(root)
+    names = [item.location.name for item in items]
+    if (dcp := dcp_in(root, names, step)) is not None:
+        return survey_dcp(dcp)
+    iteration = iteration_in(root, names, step)
+    return _survey_files(root, items) if iteration is None else survey_iteration(iteration)
+
+
+def _survey_files(root: Location, items: Sequence[_Item]) -> CheckpointSurvey:
     folders = {rank: item for rank, item in _match(items, _RANK_FOLDER, None) if item.kind == "directory"}
     if folders:
         files, ignored = _list_ranks(root, folders)
@@ -220,13 +229,13 @@ def _survey_directory(root: Location) -> CheckpointSurvey:
         beside = [item for item in items if item.location.name not in rank_folders]
         shape = CheckpointShape.RANK_FOLDERS
     elif (index := _only_index(root, items)) is not None or _is_unified_alone(items):
-        return _survey_unified(root, index)
+        return _survey_unified(root, index, items)
     else:
         found, beside = _split(items)
         if not found:
             output = find_output_checkpoint(root, [item.location.name for item in items])
             if output is not None:
-                return _survey_directory(output)
+                return _survey_files(output, _list_folder(output))
             raise CatalogError(f"{root}: holds neither rank_N folders nor checkpoint files ({_EXTENSIONS})")
         if one := next((file.location.name for file in found if is_one_of_several(file.location.name)), None):
             raise CatalogError(
@@ -252,9 +261,8 @@ def _is_unified_alone(items: Sequence[_Item]) -> bool:
     return [file.location.name for file in _split(items)[0]] == [SINGLE_NAME]
 
 
-def _survey_unified(root: Location, index_location: Location | None) -> CheckpointSurvey:
+def _survey_unified(root: Location, index_location: Location | None, items: Sequence[_Item]) -> CheckpointSurvey:
     """List the files in an index and, beside MindSpore's, the file of parameters that no strategy covers."""
-    items = _list_folder(root)
     if index_location is None:
         index, wanted = None, {SINGLE_NAME}
     else:
