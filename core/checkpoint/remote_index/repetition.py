@@ -1,14 +1,12 @@
 """Predicts the lengths of a file's next entries from those before. Pure.
 
-Layers have the same parameters, and an optimizer's moments the shapes of all weights: whatever followed the last
+Layers have the same parameters, and an optimizer's moments the shapes of all weights: whatever followed the longest
 sequence of contents of these lengths is likely to follow again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
-_CONTEXTS = (32, 16, 8, 4, 2, 1)
-"""Lengths of the sequences that are compared, longest first."""
 _ALIKE = 2
 """Entries of a new length may come in threes: query, key and value."""
 
@@ -19,9 +17,6 @@ class Repetition:
     def __init__(self) -> None:
         self._contents: list[int] = []
         self._entries: list[int] = []
-        self._first: dict[int, int] = {}
-        self._last: dict[tuple[int, ...], int] = {}  # sequence of lengths -> place of the last of them
-        self._learned = 0  # entries recorded in these two
 
     def __len__(self) -> int:
         return len(self._contents)
@@ -39,29 +34,18 @@ class Repetition:
         """Yield predicted lengths of up to `count` entries; with `alternatives` several predictions, best first."""
         if not self._contents:
             return
-        self._learn_all_but_newest()
-        newest = len(self) - 1
-        first = self._first.get(self._contents[newest])
-        if first is None:
-            yield [self._entries[newest]] * min(count, _ALIKE)
+        alike = _lengths_alike(self._contents[::-1])
+        longest = max(alike, default=0)
+        if not longest:
+            yield [self._entries[-1]] * min(count, _ALIKE)
             return
         # the last place, before the newest entry, that ends the longest sequence of the newest lengths
-        last = next(self._last[context] for context in self._contexts(newest) if context in self._last)
+        last = len(self) - 2 - alike.index(longest)
         yield self._what_followed(last, count)
+        first = self._contents.index(self._contents[-1])
         if alternatives and first != last:
             # the first of several alike, as a layer's projections are, begins the next layer's row of them
             yield self._what_followed(first, count)
-
-    def _learn_all_but_newest(self) -> None:
-        for place in range(self._learned, len(self) - 1):
-            self._first.setdefault(self._contents[place], place)
-            for context in self._contexts(place):
-                self._last[context] = place
-        self._learned = len(self) - 1
-
-    def _contexts(self, place: int) -> Iterator[tuple[int, ...]]:
-        """Sequences of content lengths that end at a place, longest first."""
-        return (tuple(self._contents[place + 1 - count : place + 1]) for count in _CONTEXTS if count <= place + 1)
 
     def _what_followed(self, earlier: int, count: int) -> list[int]:
         """Return the lengths of the entries after an earlier one up to the newest, repeated up to `count`."""
@@ -69,3 +53,17 @@ class Repetition:
         longer = self._entries[newest] - self._entries[earlier]  # by its name, as the next ones usually are
         period = [length + longer for length in self._entries[earlier + 1 : newest]] + [self._entries[newest]]
         return list(islice(cycle(period), count))
+
+
+def _lengths_alike(values: Sequence[int]) -> list[int]:
+    """Return for each value but the first how many from it on are the same as from the first on (the Z function)."""
+    lengths: list[int] = []
+    start = stop = 0  # of the stretch alike that reaches farthest
+    for place in range(1, len(values)):
+        length = min(lengths[place - start - 1], stop - place) if start < place < stop else 0
+        while place + length < len(values) and values[length] == values[place + length]:
+            length += 1
+        if place + length > stop:
+            start, stop = place, place + length
+        lengths.append(length)
+    return lengths
