@@ -341,6 +341,7 @@ S3_TO_DISK_LATENCY = replace(
     latency_seconds=_LATENCY_SECONDS,
 )
 
+OVERHEAD_RANKS = (4, 16, 100, 1000, 4096)
 OVERHEAD = tuple(
     Contender(
         f"overhead-{kind}-{ranks}",
@@ -351,7 +352,7 @@ OVERHEAD = tuple(
         counted="flow_seconds",
     )
     for kind, title in (("threads", "threads"), ("local", "local Dask cluster"), ("cluster", "running Dask cluster"))
-    for ranks in (4, 16, 100, 1000, 4096)
+    for ranks in OVERHEAD_RANKS
 )
 
 CONTENDERS = {

@@ -22,7 +22,7 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.sorting import TaskRunSort
 from prefect.events.worker import EventsWorker
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import write_checkpoint, write_strategies
@@ -44,15 +44,19 @@ _ASK_SECONDS = 0.5
 def main() -> None:
     """The command."""
     kind, ranks = sys.argv[1], int(sys.argv[2])
-    with tempfile.TemporaryDirectory(prefix="reshard-overhead-") as place, _scheduler(kind, Path(place)) as scheduler:
-        request = _request(Path(place), ranks).model_copy(update={"dask_scheduler": scheduler})
+    with (
+        tempfile.TemporaryDirectory(prefix="reshard-overhead-") as place,
+        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+        _scheduler(kind, Path(place)) as scheduler,
+    ):
+        request = _request(Path(place), "measured", ranks, scheduler)
+        if kind == "cluster":
+            _await_recording(_convert(_request(Path(place), "before", _WORKERS, scheduler)))
         with _asking() as answers:
             started = time.perf_counter()
-            state = convert_checkpoint(request, return_state=True)
+            flow_run_id = _convert(request)
             seconds = time.perf_counter() - started
-        if not state.is_completed() or state.state_details.flow_run_id is None:
-            raise BenchmarkError(f"the conversion failed: {state.message}")
-        recorded = _await_recording(state.state_details.flow_run_id)
+        recorded = _await_recording(flow_run_id)
     figures = {
         "flow_seconds": seconds,
         "seconds_per_rank": seconds / ranks,
@@ -64,7 +68,17 @@ def main() -> None:
     print(json.dumps(figures))
 
 
-def _request(directory: Path, ranks: int) -> ConversionRequest:
+def _convert(request: ConversionRequest) -> UUID:
+    """Run the flow; return its run's id."""
+    state = convert_checkpoint(request, return_state=True)
+    if not state.is_completed() or state.state_details.flow_run_id is None:
+        raise BenchmarkError(f"the conversion failed: {state.message}")
+    return state.state_details.flow_run_id
+
+
+def _request(place: Path, name: str, ranks: int, scheduler: str) -> ConversionRequest:
+    directory = place / name
+    directory.mkdir()
     rows = -(-_ROWS // ranks) * ranks
     model = matrices(1, (rows, _COLUMNS), cut_by(0, 1), cut_by(0, ranks))
     write_checkpoint(model, CheckpointFormat.CKPT, directory / "source")
@@ -75,6 +89,7 @@ def _request(directory: Path, ranks: int) -> ConversionRequest:
         source_strategy=str(directory / "source_strategy.ckpt"),
         target_strategy=str(directory / "target_strategy.ckpt"),
         workers=_WORKERS,
+        dask_scheduler=scheduler,
     )
 
 

@@ -11,6 +11,7 @@ from benchmarks.contenders import (
     FLOW,
     MINDSPORE_CKPT,
     NONE,
+    OVERHEAD_RANKS,
     S3_CHECKSUM,
     S3_COPY,
     S3_DOWNLOAD,
@@ -34,6 +35,9 @@ _PLAN_SECONDS = 60
 _PLAN_BYTES = 2 * 2**30
 _FLOW_SECONDS = 3.0
 _FLOW_SECONDS_PER_RANK = 0.02
+_DASK_SECONDS_PER_RANK = 0.04
+_DASK_RANKS = 16
+"""Fewer cannot make up for the beginning and the end of a flow."""
 _COLUMNS_TIMES_CP = 2
 _SMALL_SECONDS = 2
 _START_SECONDS = 0.3
@@ -144,8 +148,8 @@ def shapes_table(results: Sequence[Result]) -> Table:
             f"`{result.scenario}`: {_SCENARIOS[result.scenario].title}",
             size_text(result.target_bytes),
             f"{seconds(result, CP.name).median:.2f} s",
-            _timestext(ratio(result, NONE.name, CP.name)),
-            _timestext(ratio(result, CHECKSUM.name, CP.name)),
+            _spread_text(ratio(result, NONE.name, CP.name)),
+            _spread_text(ratio(result, CHECKSUM.name, CP.name)),
             times_text(ratio(result, MINDSPORE_CKPT.name, NONE.name).median) if result.has(MINDSPORE_CKPT.name) else "",
             f"{_reported_read_bytes(result) / result.target_bytes:.2f}",
             size_text(max(peak_bytes(result, name) for name in (NONE.name, CHECKSUM.name))),
@@ -192,7 +196,7 @@ def _shape_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
     for name, limit in (("small", _SMALL_SECONDS), ("start", _START_SECONDS)):
         if name in results:
             waited = seconds(results[name], CHECKSUM.name).median
-            rows.append(_at_most(f"`{name}`, every byte verified", limit, waited, _plain_counttext))
+            rows.append(_at_most(f"`{name}`, every byte verified", limit, waited, _seconds_limit_text))
     return rows
 
 
@@ -223,7 +227,7 @@ def _other_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
     if "plan" in results:
         runs = results["plan"].runs
         slowest, largest = max(run.seconds for run in runs), max(run.peak_bytes for run in runs)
-        rows.append(_at_most("plan of 4096 → 3072 ranks, 2000 parameters", _PLAN_SECONDS, slowest, _plain_counttext))
+        rows.append(_at_most("plan of 4096 → 3072 ranks, 2000 parameters", _PLAN_SECONDS, slowest, _seconds_limit_text))
         rows.append(_at_most("memory for that", _PLAN_BYTES, largest, size_text))
     for name, result in results.items():
         if result.has(FLOW.name, CHECKSUM.name):
@@ -231,7 +235,13 @@ def _other_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
             added = extra(result, FLOW.name, CHECKSUM.name).median
             where = "of the main comparison" if name == "main" else "with small files"
             title = f"what the flow adds, {result.target_ranks} ranks {where}"
-            rows.append(_at_most(title, limit, added, _plain_counttext))
+            rows.append(_at_most(title, limit, added, _seconds_limit_text))
+    if "overhead" in results:
+        result = results["overhead"]
+        many = [ranks for ranks in OVERHEAD_RANKS if ranks >= _DASK_RANKS]
+        costs = [run.seconds / ranks for ranks in many for run in result.of(f"overhead-cluster-{ranks}")]
+        title = f"a rank's share of a flow on a running Dask cluster, from {_DASK_RANKS} ranks on"
+        rows.append(_at_most(title, _DASK_SECONDS_PER_RANK, max(costs), _seconds_limit_text))
     return rows
 
 
@@ -278,7 +288,7 @@ def _times_text(base: str) -> Callable[[float], str]:
     return lambda times: f"{times:.2f} x {base}"
 
 
-def _plain_counttext(count: float) -> str:
+def _seconds_limit_text(count: float) -> str:
     return f"{count:.3g} s"
 
 
@@ -305,7 +315,7 @@ def times_text(times: float) -> str:
 def _compared_text(result: Result, name: str, base: str) -> str:
     if name == base:
         return "1"
-    return _timestext(ratio(result, name, base) if base in _FLOORS else ratio(result, base, name))
+    return _spread_text(ratio(result, name, base) if base in _FLOORS else ratio(result, base, name))
 
 
 def _seconds_text(spread: Spread) -> str:
@@ -314,7 +324,7 @@ def _seconds_text(spread: Spread) -> str:
     return f"{spread.median:.2f} ({spread.low:.2f} to {spread.high:.2f})"
 
 
-def _timestext(spread: Spread) -> str:
+def _spread_text(spread: Spread) -> str:
     if spread.low == spread.high:
         return times_text(spread.median)
     return f"{times_text(spread.median)} ({times_text(spread.low)} to {times_text(spread.high)})"

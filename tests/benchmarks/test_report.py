@@ -77,6 +77,14 @@ def test_the_flow_may_add_more_with_more_ranks() -> None:
     assert (kept(within)[title], kept(beyond)[title]) == ("yes", "NO")
 
 
+@pytest.mark.parametrize(("of_16", "of_100", "verdict"), [(0.64, 4.0, "yes"), (0.65, 4.0, "NO"), (0.64, 4.1, "NO")])
+def test_ranks_on_a_cluster_cost_little_from_16_on(of_16: float, of_100: float, verdict: str) -> None:
+    runs = run("overhead-cluster-4", 1, 9), run("overhead-cluster-16", 1, of_16), run("overhead-cluster-100", 1, of_100)
+    assert kept(result("overhead", *runs)) == {
+        "a rank's share of a flow on a running Dask cluster, from 16 ranks on": verdict
+    }
+
+
 def test_mindspore_stands_beside_the_shapes_that_it_took_part_in() -> None:
     runs = run("cp", 1, 1), run("none", 1, 2), run("checksum", 1, 3)
     with_it, without = result("columns", *runs, run("mindspore-ckpt", 1, 50)), result("huge", *runs)
