@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import eq
 from pathlib import PurePosixPath
+from threading import Lock
 from typing import Protocol
 
 from reshard.core.checkpoint.digests import file_digests
@@ -71,6 +72,27 @@ class KnownIndexes:
 
     def __init__(self) -> None:
         self._known: deque[tuple[FileIndex, tuple[bytes, ...]]] = deque(maxlen=_MAX_KNOWN_INDEXES)
+        self._first = Lock()
+        self._has_begun = False
+
+    def index_of(self, file: SourceFile) -> FileIndex:
+        """Return a local file's index, parsed unless it is known.
+
+        The first file is indexed alone. Threads that begin together wait for it, and then most often know its index.
+        """
+        with self._first:
+            if not self._has_begun:
+                self._has_begun = True
+                return self._found_or_parsed(file)
+        return self._found_or_parsed(file)
+
+    def _found_or_parsed(self, file: SourceFile) -> FileIndex:
+        index = self.find(file)
+        if index is None:
+            heads: list[tuple[int, bytes]] = []
+            index = _read_index(file, heads)
+            self.learn(index, heads)
+        return index
 
     def find(self, file: SourceFile) -> FileIndex | None:
         """Return the index of an earlier file that is this one's, too; None if there is none."""
@@ -122,12 +144,7 @@ def read_index(file: SourceFile, known: KnownIndexes | None = None) -> FileIndex
         return merge_indexes(file, [read_index(part, known) for part in file.parts])
     if known is None or not file.location.is_local:
         return _read_index(file)
-    index = known.find(file)
-    if index is None:
-        heads: list[tuple[int, bytes]] = []
-        index = _read_index(file, heads)
-        known.learn(index, heads)
-    return index
+    return known.index_of(file)
 
 
 def _read_index(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> FileIndex:
