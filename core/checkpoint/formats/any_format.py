@@ -4,19 +4,19 @@ The first bytes reveal common mistakes, such as a file of another kind, which wo
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import eq
+from itertools import chain, repeat
+from operator import add, attrgetter
 from pathlib import PurePosixPath
 from threading import Lock
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS, KeyMistakeError
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.formats import ckpt, ckpt_writing, safetensors
 from reshard.core.checkpoint.formats.stage_files import merge_indexes
-from reshard.core.checkpoint.formats.wire import WireReader
 from reshard.core.checkpoint.model import (
     MINDSPORE,
     SELF_CONTAINED,
@@ -28,17 +28,21 @@ from reshard.core.checkpoint.model import (
 from reshard.core.checkpoint.remote_index.templates import Template, template_of
 from reshard.core.checkpoint.remote_reads import PrefetchedEnds
 from reshard.core.errors import CheckpointError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.option_names import source_option
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.urls import Location
-from reshard.core.tensor.slices import Extent
 
 _START_BYTES = 9
 _BLOCK_BYTES = 4 << 20
 _MAX_KNOWN_INDEXES = 8
+_HEADER_GAP_BYTES = 16 << 10
+"""Reading so much between two headers takes less time than another read call."""
 _MAX_HEADER_BYTES = 32 << 20
 """Of a file whose headers are kept for comparison."""
+
+_EXTENTS, _OFFSET, _LENGTH = map(attrgetter, ("extents", "offset", "length"))
 
 _KINDS = {
     b"\x0a": f"a .{CheckpointFormat.CKPT} file",
@@ -71,7 +75,7 @@ class KnownIndexes:
     """
 
     def __init__(self) -> None:
-        self._known: deque[tuple[FileIndex, tuple[bytes, ...]]] = deque(maxlen=_MAX_KNOWN_INDEXES)
+        self._known: deque[_KnownIndex] = deque(maxlen=_MAX_KNOWN_INDEXES)
         self._first = Lock()
         self._has_begun = False
 
@@ -97,38 +101,66 @@ class KnownIndexes:
     def find(self, file: SourceFile) -> FileIndex | None:
         """Return the index of an earlier file that is this one's, too; None if there is none."""
         format, has_crc = format_of(file.location), None
-        for index, headers in tuple(self._known):
+        for known in tuple(self._known):
+            index = known.index
             if (index.format, index.size_bytes) == (format, file.size_bytes):
                 if format is CheckpointFormat.CKPT and has_crc is None:
                     has_crc = ckpt.has_crc(file)
-                if has_crc in (None, index.has_crc) and all(map(eq, headers, _headers(file, index))):
+                if has_crc in (None, index.has_crc) and all(each.is_in(file) for each in known.headers):
                     return index
         return None
 
     def learn(self, index: FileIndex, heads: Sequence[tuple[int, bytes]]) -> None:
         """Remember a file's index, if the bytes `heads` at their offsets are all that lies around its contents."""
-        found, headers, end = dict(heads), [], 0
-        for extent in _extents(index):
-            head = found.get(end, b"")
-            if end + len(head) != extent.offset:
-                return
-            headers.append(head)
-            end = extent.offset + extent.length
+        extents = list(chain.from_iterable(map(_EXTENTS, index.entries.values())))
+        starts, lengths = list(map(_OFFSET, extents)), map(_LENGTH, extents)
+        *ends, last = 0, *map(add, starts, lengths)  # of the contents before each; by map: there may be thousands
+        headers = list(map(dict(heads).get, ends, repeat(b"")))
+        if list(map(add, ends, map(len, headers))) != starts or sum(map(len, headers)) > _MAX_HEADER_BYTES:
+            return
         crc_bytes = ckpt.CRC_TRAILER_BYTES if index.has_crc and index.format is CheckpointFormat.CKPT else 0
-        if end == index.size_bytes - crc_bytes and sum(map(len, headers)) <= _MAX_HEADER_BYTES:
-            self._known.append((index, tuple(headers)))
+        if last == index.size_bytes - crc_bytes:
+            together = _read_together((end, header) for end, header in zip(ends, headers, strict=True) if header)
+            self._known.append(_KnownIndex(index, tuple(together)))
 
 
-def _extents(index: FileIndex) -> Iterator[Extent]:
-    return (extent for entry in index.entries.values() for extent in entry.extents)
+class _Headers(NamedTuple):
+    """Headers of a file that are read together, with the contents between them."""
+
+    offset: int
+    length: int
+    places: list[slice]
+    texts: list[bytes]
+
+    def is_in(self, file: SourceFile) -> bool:
+        """True if another file has them at the same places."""
+        found = read_bytes(file, self.offset, self.length)
+        return list(map(found.__getitem__, self.places)) == self.texts
 
 
-def _headers(file: SourceFile, index: FileIndex) -> Iterator[bytes]:
-    """Yield the bytes before each of the extents that an index lists."""
-    reader = WireReader(file, file.size_bytes)
-    for extent in _extents(index):
-        yield reader.take(extent.offset - reader.offset)
-        reader.offset = extent.offset + extent.length
+@frozen
+class _KnownIndex:
+    index: FileIndex
+    headers: tuple[_Headers, ...]
+
+
+def _read_together(headers: Iterable[tuple[int, bytes]]) -> Iterator[_Headers]:
+    """Group headers, given with their offsets in order, that lie close together."""
+    start = end = 0
+    places: list[slice] = []
+    texts: list[bytes] = []
+    for offset, header in headers:
+        stop = offset + len(header)
+        if texts and (offset - end > _HEADER_GAP_BYTES or stop - start > _BLOCK_BYTES):
+            yield _Headers(start, end - start, places, texts)
+            places, texts = [], []
+        if not texts:
+            start = offset
+        places.append(slice(offset - start, stop - start))
+        texts.append(header)
+        end = stop
+    if texts:
+        yield _Headers(start, end - start, places, texts)
 
 
 def read_index(file: SourceFile, known: KnownIndexes | None = None) -> FileIndex:
