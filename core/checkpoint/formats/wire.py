@@ -96,10 +96,15 @@ class WireReader:
 
     def varint(self) -> int:
         """Read the integer at `offset`, as an unsigned one of 64 bits."""
-        position = self.offset - self._window_offset
-        if position < len(self._window) and (byte := self._window[position]) < 0x80:
-            self.offset += 1
-            return byte
+        position, window = self.offset - self._window_offset, self._window
+        if position + 1 < len(window):
+            byte, second = window[position], window[position + 1]
+            if byte < 0x80:
+                self.offset += 1
+                return byte
+            if second < 0x80:
+                self.offset += 2
+                return byte & 0x7F | second << 7
         return self._long_varint(position)
 
     def peek(self, length: int) -> bytes:
