@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from reshard.core.runtime.frozen import frozen
@@ -121,6 +122,11 @@ class FileIndex:
     redundancy_removed: bool = False
     strided: Mapping[str, StridedContent] = field(default_factory=dict)
     crcs: Mapping[str, StoredCrc] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def content_bytes(self) -> int:
+        """Bytes of all contents."""
+        return sum(entry.size_bytes for entry in self.entries.values())
 
 
 class OutputEntry(NamedTuple):

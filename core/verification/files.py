@@ -166,7 +166,7 @@ def _check_contents(
     return RankVerification(
         record.rank,
         level,
-        sum(index.entries[name].size_bytes for name in names),
+        index.content_bytes,
         tuple(problems),
         tuple(parts[name] for name in names) if parts and not problems else (),
     )

@@ -1,4 +1,6 @@
 import os
+import zlib
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +16,7 @@ from reshard.core.runtime.idle_workers import IdleWorkers, lending
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import MAP_TENSOR, dtype_from_name
-from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.ckpt_writer import MemoryFile, checkpoint_bytes
 from tests.support.remote_file import RemoteFile, planned_parts, sparse_file
 
 MIB = 2**20
@@ -101,3 +103,32 @@ def test_idle_workers_read_ahead(tmp_path: Path, idle_workers: int) -> None:
         with pytest.raises(CheckpointError, match="earlier than it should"):
             file_digests(file, index, 500)
         assert idle.lent == 0
+
+
+@pytest.mark.parametrize("block_bytes", [16, 100, 1000, 4096, 2**20])
+@pytest.mark.parametrize("has_crc", [False, True])
+def test_many_small_parameters_in_a_block(block_bytes: int, has_crc: bool) -> None:
+    contents = {f"p{number}": os.urandom(number % 40) for number in range(300)} | {"long": os.urandom(3000)}
+    pieces = [(name, "Int8", (len(content),), content) for name, content in contents.items()]
+    pieces[200:200] = [("split", "Int8", (5,), content) for content in (b"12", b"345")]
+    contents["split"] = b"12345"
+    data = checkpoint_bytes(*pieces)
+    if has_crc:
+        data += b"crc_num" + zlib.crc32(data).to_bytes(10)
+    file = MemoryFile(data, "a.ckpt")
+    index = ckpt.read_index(file)
+    taken: defaultdict[str, bytes] = defaultdict(bytes)
+    advanced: list[int] = []
+
+    def take(name: str, content: memoryview) -> None:
+        taken[name] += content
+
+    found = file_digests(file, index, block_bytes, advanced.append, take)
+    assert found.parameters == {name: xxhash.xxh3_128_hexdigest(content) for name, content in contents.items()}
+    assert taken == {name: content for name, content in contents.items() if content}
+    assert sum(advanced) == sum(map(len, contents.values())) == index.content_bytes
+    heads, end = b"", 0
+    for extent in (extent for entry in index.entries.values() for extent in entry.extents):
+        heads, end = heads + data[end : extent.offset], extent.offset + extent.length
+    assert found.heads == xxhash.xxh3_128_hexdigest(heads + data[end:])
+    assert found.crc == (zlib.crc32(data[:-17]) if has_crc else None)
