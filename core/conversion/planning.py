@@ -32,6 +32,7 @@ from reshard.core.request.resources import resources_of
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.threads import expect_parameters
 from reshard.core.runtime.wording import listed, printable
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import Source, TargetOutline, open_source
@@ -86,6 +87,7 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
         PlanError: source, target and options do not fit together.
     """
     current_progress().begin("planning")
+    expect_parameters(sum(len(index.entries) for index in source.catalog.indexes()))
     catalog, strategy, asked = source.catalog, source.strategy, source.integrated_save
     _check_any_left(catalog)
     if request.layout is not TargetLayout.CHECKPOINT2:
@@ -184,6 +186,8 @@ def _with_unsharded(target: Strategy, source: Source) -> Strategy:
 
     Without layouts they would count as unmatched. Those outside the source's strategy need none: they go to every rank.
     """
+    if not target.unsharded:
+        return target
     in_files = {name for index in source.catalog.indexes() for name in index.entries}
     sharded = source.strategy.parameters if source.strategy else frozenset[str]()
     added = {

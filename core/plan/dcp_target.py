@@ -75,15 +75,15 @@ def _file_stages(strategy: Strategy | None, layout: DcpLayout) -> Iterator[FileS
 
 def _in_lowest(parameter: ReshardedParameter) -> ReshardedParameter:
     lowest = min(parameter.target_layouts)
-    return replace(parameter, target_layouts={lowest: parameter.target_layouts[lowest]})
+    return parameter._replace(target_layouts={lowest: parameter.target_layouts[lowest]})
 
 
 def _whole(parameter: ReshardedParameter, stage: FileStage) -> ReshardedParameter:
-    return replace(parameter, target_layouts={stage.number: whole_layout(len(parameter.shape), len(stage.files))})
+    return parameter._replace(target_layouts={stage.number: whole_layout(len(parameter.shape), len(stage.files))})
 
 
 def _in_rows(parameter: ReshardedParameter, files: int) -> ReshardedParameter:
-    return replace(parameter, target_layouts={0: rows_layout(parameter.shape, files)})
+    return parameter._replace(target_layouts={0: rows_layout(parameter.shape, files)})
 
 
 def rows_layout(shape: Shape, count: int) -> ParameterLayout:

@@ -44,13 +44,12 @@ def iteration_match(inputs: PlanInputs, match: ParameterMatch) -> ParameterMatch
     stages = _file_stages(strategy, [kind for kind in (MODEL, OPTIMIZER) if kind in kinds.values()])
     outside_names = frozenset(each.name for each in outside)
     placed = [
-        replace(
-            each,
+        each._replace(
             target_layouts=dict(
                 _layouts_without_strategy(each, kinds, stages, once=inputs.replicas > 0)
                 if each.name in outside_names
                 else _layouts(each, kinds, stages, once=inputs.replicas > 0)
-            ),
+            )
         )
         for each in parameters
     ]

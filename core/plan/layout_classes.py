@@ -121,10 +121,9 @@ class LayoutClass:
 
     def _bytes_per_unit(self, dtypes: Sequence[DType]) -> np.ndarray:
         """Int64 array of shape (parameters,): bytes of one unit of each, as elements of `dtypes`."""
-        sizes = [
-            dtype.itemsize * math.prod(self.geometry.units_of(parameter.shape))
-            for dtype, parameter in zip(dtypes, self.parameters, strict=True)
-        ]
+        shapes = list(map(_SHAPE, self.parameters))
+        units = {shape: math.prod(self.geometry.units_of(shape)) for shape in set(shapes)}
+        sizes = [dtype.itemsize * units[shape] for dtype, shape in zip(dtypes, shapes, strict=True)]
         return np.array(sizes, dtype=np.int64)
 
     def _sum_of_kept(self, each: np.ndarray) -> np.ndarray:
@@ -160,15 +159,15 @@ def build_stage(
 def _classes(parameters: Sequence[ReshardedParameter], stage: int) -> Iterator[LayoutClass]:
     grouped: dict[object, list[ReshardedParameter]] = {}
     # by id: thousands of parameters share a few layouts, whose hashes are computed in Python
-    known: dict[tuple[int, int, Shape], list[ReshardedParameter]] = {}
+    known: dict[tuple[int, int, int, Shape], list[ReshardedParameter]] = {}
     for parameter in parameters:
-        if not parameter.is_whole:
-            grouped.setdefault(_class_key(parameter, stage), []).append(parameter)
-            continue
-        kind = id(parameter.copies), id(parameter.target_layouts[stage]), parameter.shape
+        layout, copies = parameter.target_layouts[stage], parameter.sources[0].copies
+        kind = id(parameter.pieces), id(copies), id(layout), parameter.shape
         alike = known.get(kind)
         if alike is None:
-            alike = known[kind] = grouped.setdefault(_class_key(parameter, stage), [])
+            alike = grouped.setdefault(_class_key(parameter, stage), [])
+            if parameter.is_whole:
+                known[kind] = alike
         alike.append(parameter)
     for alike in grouped.values():
         first = alike[0]

@@ -138,8 +138,7 @@ class PlanInputs:
         return 1 if self.dcp is not None else self.replicas
 
 
-@frozen
-class SourceTensor:
+class SourceTensor(NamedTuple):
     """A parameter of the source.
 
     Attributes:
@@ -155,8 +154,7 @@ class SourceTensor:
     copies: tuple[SourceCopy, ...]
 
 
-@frozen
-class ReshardedParameter:
+class ReshardedParameter(NamedTuple):
     """A parameter whose shards are made by the target's layouts.
 
     Attributes:

@@ -1,11 +1,15 @@
 """Matches names: which parameters are resharded or passed through, and which names the source does not provide."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import chain
+from operator import attrgetter
 
 from reshard.core.plan.recipes import Recipe, Recipes
 from reshard.core.runtime.frozen import frozen
+
+_SOURCES = attrgetter("sources")
 
 
 @frozen
@@ -43,16 +47,25 @@ class MatchedNames:
     @cached_property
     def used(self) -> frozenset[str]:
         """Source names that a recipe uses."""
-        return frozenset(source for recipe in self._all for source in recipe.sources)
+        return _sources_of(self._all)
 
     def needed(self, allowed_missing: Collection[str] = ()) -> frozenset[str]:
         """Source names that recipes with a place in the target use, leaving out parameters that may be missing."""
-        recipes = (recipe for recipe in self._all if self._has_place(recipe) and recipe.name not in allowed_missing)
-        return frozenset(source for recipe in recipes for source in recipe.sources)
+        if not allowed_missing:
+            return self._needed
+        made, placed = self.recipes.made, self._placed
+        return _sources_of([made[name] for name in placed if name not in allowed_missing])
+
+    @cached_property
+    def _needed(self) -> frozenset[str]:
+        made = self.recipes.made
+        return self.used if len(self._placed) == len(made) else _sources_of([made[name] for name in self._placed])
 
     @cached_property
     def from_source_strategy(self) -> frozenset[str]:
         """Target names of parameters that are made from the source strategy's."""
+        if self.in_source_strategy.issuperset(self.used):
+            return frozenset(self.recipes.made)
         return frozenset(recipe.name for recipe in self._all if not self.in_source_strategy.isdisjoint(recipe.sources))
 
     @property
@@ -63,6 +76,8 @@ class MatchedNames:
     @cached_property
     def to_reshard(self) -> tuple[Recipe, ...]:
         """Recipes of resharded parameters."""
+        if self.in_target_strategy is not None and self._all_in_files:
+            return tuple(map(self.recipes.made.__getitem__, self._placed))
         return tuple(recipe for recipe in self._all if self._is_resharded(recipe))
 
     @property
@@ -77,6 +92,8 @@ class MatchedNames:
     @property
     def dropped(self) -> tuple[str, ...]:
         """Target names of the source strategy's parameters that the target's strategy lacks."""
+        if len(self._placed) == len(self.recipes.made):
+            return ()
         return tuple(
             recipe.name
             for recipe in self._all
@@ -91,7 +108,7 @@ class MatchedNames:
                     f"no strategy knows {recipe.name!r}, made from {_listed(recipe)}: such parameters are copied as "
                     f"they are, and not {' or '.join(recipe.steps)}"
                 )
-        for recipe in self._all:
+        for recipe in () if self._all_in_files else self._all:
             absent = [name for name in recipe.sources if name not in self.in_files and name not in damaged]
             if absent and len(absent) < len(recipe.sources) and self._has_place(recipe):
                 yield (
@@ -100,9 +117,11 @@ class MatchedNames:
 
     def missing(self, damaged: Collection[str]) -> list[str]:
         """Names in the target's strategy without a source, and names whose sources damage took; sorted."""
-        available = {recipe.name for recipe in self._all if self.in_files.issuperset(recipe.sources)}
+        available = set(self.recipes.made)
+        if not self._all_in_files:
+            available = {recipe.name for recipe in self._all if self.in_files.issuperset(recipe.sources)}
         lost = frozenset(damaged)
-        unmade = {recipe.name for recipe in self._all if not lost.isdisjoint(recipe.sources)}
+        unmade = {recipe.name for recipe in self._all if not lost.isdisjoint(recipe.sources)} if lost else set()
         return sorted((self.in_target_strategy or frozenset()) - available | unmade)
 
     def sources_of(self, name: str) -> frozenset[str]:
@@ -115,8 +134,21 @@ class MatchedNames:
         return self.recipes.made.values()
 
     @cached_property
+    def _all_in_files(self) -> bool:
+        """True if the files have all sources, as most often: then no recipe needs to be looked at."""
+        return self.in_files.issuperset(self.used)
+
+    @cached_property
+    def _placed(self) -> Sequence[str]:
+        """Target names of the recipes with a place in the target, in order."""
+        names = list(self.recipes.made)
+        return names if self.in_target_strategy is None else list(filter(self.in_target_strategy.__contains__, names))
+
+    @cached_property
     def _unknown(self) -> list[Recipe]:
         """Recipes of parameters that are in the files and in no strategy."""
+        if self.in_source_strategy.issuperset(self.used):
+            return []
         return [
             recipe
             for recipe in self._all
@@ -136,6 +168,10 @@ class MatchedNames:
         if not self.with_shards.isdisjoint(recipe.sources):
             return True
         return (recipe.is_reshaped or self.reshards_all) and recipe.name not in self.appended
+
+
+def _sources_of(recipes: Iterable[Recipe]) -> frozenset[str]:
+    return frozenset(chain.from_iterable(map(_SOURCES, recipes)))
 
 
 def fits_any(name: str, patterns: Iterable[str]) -> bool:

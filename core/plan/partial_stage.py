@@ -29,10 +29,15 @@ def part_of_target(
     """
     if source is None or source.merged or target is None or len(target.stages) > 1:
         return None
+    own_names = source.parameters if names is None else names
+    if target.parameters.issubset(own_names):
+        return None
     identifying = _identifying(target.parameters)
-    wanted = {name for name in identifying if name not in left_out and not fits_any(name, allow_missing)}
+    wanted = identifying.difference(left_out)
+    if allow_missing:
+        wanted = {name for name in wanted if not fits_any(name, allow_missing)}
     # parameters that the target may lack do not identify the stage
-    own = _identifying(source.parameters if names is None else names) - (identifying - wanted)
+    own = _identifying(own_names) - (identifying - wanted)
     return source.stages[0].stage if own < wanted else None
 
 

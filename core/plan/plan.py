@@ -115,7 +115,8 @@ class ConversionPlan:
             for layout_class in stage.classes
             for parameter_plan in layout_class.plans(rank - stage.ranks.start, with_redundancy=with_redundancy)
         ]
-        parameters.sort(key=lambda parameter: stage.order[parameter.name])
+        if len(stage.classes) > 1:  # each class is in order
+            parameters.sort(key=lambda parameter: stage.order[parameter.name])
         parameters.extend(self._passed_through_plan(passed, rank) for passed in self.match.passed_through)
         parameters.extend(
             ParameterPlan(each.name, each.dtype, TensorSlice.whole(each.shape), (), appended=each)

@@ -46,7 +46,8 @@ class Recipe:
     sources: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sources", self.making.sources)
+        making = self.making  # most are no results of operations: their one source needs no cached property
+        object.__setattr__(self, "sources", (making.source,) if making.operation is None else making.sources)
 
     @property
     def is_reshaped(self) -> bool:
@@ -187,7 +188,9 @@ class _Steps:
             current = self._split(current, split_rule)
         for join_rule in self._changes.join:
             current = self._joined(current, join_rule)
-        makings = [self._transposed(making) for making in current.values()]
+        makings = list(current.values())
+        if self._changes.transpose:
+            makings = list(map(self._transposed, makings))
         check_expressions(
             filter(None, (rule.pattern for rule in self._changes.rename)), (each.name for each in makings)
         )
@@ -283,6 +286,8 @@ class _Steps:
 
 def excluded_names(names: Sequence[str], changes: Changes, fitting: set[object]) -> dict[str, str]:
     """The names that are left out, each with the declaration."""
+    if not (changes.include or changes.exclude or changes.select is Selection.WEIGHTS_ONLY):
+        return {}
     excluded: dict[str, str] = {}
     known = frozenset(names)
     for name in names:

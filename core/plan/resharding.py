@@ -8,11 +8,11 @@ from reshard.core.plan.model import ReshardedParameter, SourceTensor
 from reshard.core.plan.ownership import LostBox, SourceCopy, lacks_shards, lost_boxes
 from reshard.core.plan.recipes import Composer, Recipe
 from reshard.core.plan.stage_shards import (
+    KnownShapes,
     StageShards,
     check_opaque,
     check_same_whole,
     joined_shape,
-    known_shape,
     owners_of,
     shards_kind,
     source_copy,
@@ -44,8 +44,7 @@ class SourceTensors:
     ) -> None:
         self._catalog = catalog
         self._shards = shards
-        self._target = target
-        self._target_names = target_names
+        self._known_shapes = KnownShapes(target, target_names)
         self._integrated = integrated
         self._known: dict[str, SourceTensor] = {}
         self._wholes: dict[object, tuple[Shape, tuple[SourceCopy, ...]]] = {}
@@ -60,7 +59,7 @@ class SourceTensors:
         return known
 
     def _sharded(self, stages: Sequence[StageShards]) -> SourceTensor:
-        known = known_shape(stages, self._target, self._target_names)
+        known = self._known_shapes.of(stages)
         kind = shards_kind(stages), known
         whole = self._wholes.get(kind)
         if whole is None:
@@ -116,10 +115,11 @@ def build_resharded(
     """Build the resharded parameters; what does not fit is added to `problems`."""
     resharded = []
     target_layouts = _TargetLayouts(target)
+    kept: _KeptShapes = {}
     refused: dict[tuple[tuple[str, ...], str], list[Recipe]] = {}
     for recipe in recipes:
         try:
-            resharded.append(_resharded(recipe, sources, target_layouts))
+            resharded.append(_resharded(recipe, sources, target_layouts, kept))
         except LayoutError as error:
             refused.setdefault((tuple(recipe.sources), str(error)), []).append(recipe)
     # an axis that does not divide is the same problem for all parts of a split
@@ -142,6 +142,10 @@ def target_dtype(recipe: Recipe, dtypes: Mapping[str, DType]) -> DType:
 def lost_source_boxes(resharded: Sequence[ReshardedParameter]) -> Iterator[LostBox]:
     """The boxes of source parameters that the target needs and no file holds, each once."""
     needed: dict[str, tuple[SourceTensor, list[TensorSlice] | None]] = {}
+    # sources that are cut alike have the very same copies
+    all_copies = {id(source.copies): source.copies for parameter in resharded for source in parameter.sources}
+    if not any(copy.missing_ranks for copies in all_copies.values() for copy in copies[:1]):
+        return
     for parameter in resharded:
         if not any(copy.missing_ranks for source in parameter.sources for copy in source.copies[:1]):
             continue
@@ -159,20 +163,38 @@ def lost_source_boxes(resharded: Sequence[ReshardedParameter]) -> Iterator[LostB
                 yield lost
 
 
-def _resharded(recipe: Recipe, sources: SourceTensors, target: "_TargetLayouts") -> ReshardedParameter:
+_KeptShapes = dict[tuple[DType, Shape, int], tuple[Pieces, DType]]
+"""Of parameters that keep their shape: dtype and shape of the source, id of the cast -> pieces and dtype."""
+
+
+def _resharded(
+    recipe: Recipe, sources: SourceTensors, target: "_TargetLayouts", kept: _KeptShapes
+) -> ReshardedParameter:
     made_of = tuple(map(sources.of, recipe.sources))
-    shape = made_of[0].shape
-    pieces: Pieces = (whole_piece(shape),)
-    if recipe.is_reshaped:
-        _check_has_elements(recipe, made_of)
-        pieces, shape = sources.composer.compose(recipe, {source.name: source.shape for source in made_of})
+    source = made_of[0]
+    if not recipe.is_reshaped:
+        kind = source.dtype, source.shape, id(recipe.cast)
+        known = kept.get(kind)
+        if known is None:
+            pieces: Pieces = (whole_piece(source.shape),)
+            known = kept[kind] = pieces, _countable_dtype(recipe, made_of, pieces, source.shape)
+        layouts = target.of(recipe.name, known[1], source.shape)
+        return ReshardedParameter(recipe.name, known[1], source.shape, made_of, known[0], layouts, recipe.renamed)
+    _check_has_elements(recipe, made_of)
+    pieces, shape = sources.composer.compose(recipe, {source.name: source.shape for source in made_of})
+    dtype = _countable_dtype(recipe, made_of, pieces, shape)
+    layouts = target.of(recipe.name, dtype, shape)
+    # some steps change nothing, as the transposition of a vector
+    steps = recipe.renamed if are_whole(pieces, source.shape) else recipe.steps
+    return ReshardedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, steps)
+
+
+def _countable_dtype(recipe: Recipe, made_of: Sequence[SourceTensor], pieces: Pieces, shape: Shape) -> DType:
+    """The element type of a target parameter; a LayoutError if its sources have several, or it is too large."""
     dtype = target_dtype(recipe, _dtypes(made_of, pieces))
     if not is_countable(shape, dtype.itemsize):
         raise LayoutError(f"the shape of the whole tensor, {list(shape)}, is {TOO_LARGE} as {dtype}")
-    layouts = target.of(recipe.name, dtype, shape)
-    # some steps change nothing, as the transposition of a vector
-    steps = recipe.renamed if are_whole(pieces, made_of[0].shape) else recipe.steps
-    return ReshardedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, steps)
+    return dtype
 
 
 def _dtypes(made_of: Sequence[SourceTensor], pieces: Pieces) -> dict[str, DType]:
@@ -200,30 +222,29 @@ def _check_has_elements(recipe: Recipe, made_of: Sequence[SourceTensor]) -> None
 
 
 class _TargetLayouts:
-    """The layouts of target parameters, by target stage; each is checked once for all parameters of a shape."""
+    """The layouts of target parameters, by target stage; checked once for all parameters of one kind."""
 
     def __init__(self, target: Strategy | None) -> None:
-        self._target = target
-        self._fitting: dict[tuple[int, Shape], ParameterLayout] = {}
+        self._stages = target.stages if target else None
+        self._fitting: dict[object, dict[int, ParameterLayout]] = {}
 
-    def of(self, name: str, dtype: DType, shape: Shape) -> dict[int, ParameterLayout]:
+    def of(self, name: str, dtype: DType, shape: Shape) -> Mapping[int, ParameterLayout]:
         """Return the layout of a parameter in each stage that has it; a LayoutError if one does not fit its shape."""
-        if self._target is None:
+        if self._stages is None:
             return {0: whole_layout(len(shape))}
-        layouts = {}
-        for stage in self._target.stages_with(name):
-            layout = stage.layouts[name]
-            if dtype in (TEXT, MAP_TENSOR):
-                check_opaque(dtype, layout)
-                layout = whole_layout(len(shape), layout.device_count)
-            if (id(layout), shape) not in self._fitting:
-                _check_fits(layout, shape, stage.stage)
-                self._fitting[id(layout), shape] = layout
-            layouts[stage.stage] = layout
-        return layouts
+        found = [(stage.stage, stage.layouts[name]) for stage in self._stages if name in stage.layouts]
+        kind = dtype, shape, tuple([(number, id(layout)) for number, layout in found])
+        fitting = self._fitting.get(kind)
+        if fitting is None:
+            fitting = self._fitting[kind] = {number: _fitting(layout, dtype, shape, number) for number, layout in found}
+        return fitting
 
 
-def _check_fits(layout: ParameterLayout, shape: Shape, stage: int) -> None:
+def _fitting(layout: ParameterLayout, dtype: DType, shape: Shape, stage: int) -> ParameterLayout:
+    """The layout of a parameter in a target stage; a LayoutError if the strategy's does not fit it."""
+    if dtype in (TEXT, MAP_TENSOR):
+        check_opaque(dtype, layout)
+        layout = whole_layout(len(shape), layout.device_count)
     if layout.tensor_shape not in (None, shape):
         raise LayoutError(
             f"its shape is {list(shape)}, the target's strategy says {list(layout.tensor_shape or ())} in stage {stage}"
@@ -234,6 +255,7 @@ def _check_fits(layout: ParameterLayout, shape: Shape, stage: int) -> None:
         raise LayoutError(
             f"its shape {list(shape)} does not fit the target's layout in stage {stage}: {error}"
         ) from error
+    return layout
 
 
 def _recipe_names(alike: Sequence[Recipe]) -> str:

@@ -5,20 +5,22 @@ A stage holds a parameter if its strategy has it and a file of one of its ranks 
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
+from typing import NamedTuple
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import LayoutError
 from reshard.core.plan.ownership import SourceCopy
-from reshard.core.runtime.frozen import frozen
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.tensor.slices import Shape
 
+_TENSOR_SHAPE = attrgetter("tensor_shape")
 
-@frozen
-class StageShards:
+
+class StageShards(NamedTuple):
     """A parameter in the files of one stage."""
 
     stage: StageStrategy
@@ -26,8 +28,10 @@ class StageShards:
     layout: ParameterLayout
     shards: tuple[tuple[int, TensorEntry], ...]
     """(stage rank, entry): the first of each dtype and shape; every rank's if shards are uneven."""
-    missing_ranks: frozenset[int] = frozenset()
+    missing_ranks: frozenset[int]
     """Global ranks of the stage whose files lack it."""
+    kind: tuple[object, ...]
+    """Equal for parameters of a source whose shards have the same layout, shapes and ranks."""
 
     @property
     def entry(self) -> TensorEntry:
@@ -96,23 +100,28 @@ def _group_by_stage(catalog: CheckpointCatalog, source: Strategy, problems: list
                 missing_ranks = missing_ranks.intersection(owners)
             if layout.is_uneven:  # even files that are alike may be wrong for one of their ranks
                 having = [catalog.records[rank] for rank in owners if rank not in missing_ranks]
+                shards = tuple([(record.rank - ranks.start, record.index.entries[name]) for record in having])
+            elif len(keys) == 1:
+                record = distinct[keys[0]][0]
+                shards = ((record.rank - ranks.start, record.index.entries[name]),)
             else:
-                having = [distinct[key][0] for key in keys]
-            shards = _shards(name, having, ranks.start, of_each=layout.is_uneven)
-            problem = _disagreement(ranks.start, shards, layout)
+                shards = _distinct_shards(name, [distinct[key][0] for key in keys], ranks.start)
+            problem = _disagreement(ranks.start, shards, layout) if len(shards) > 1 else None
             if problem:
                 problems.append(problem)
             else:
-                found.setdefault(name, []).append(StageShards(stage, ranks.start, layout, shards, missing_ranks))
+                kind: tuple[object, ...] = ranks.start, id(layout), missing_ranks
+                for rank, entry in shards:
+                    kind += (rank, entry.dtype, entry.shape)
+                of_stage = StageShards(stage, ranks.start, layout, shards, missing_ranks, kind)
+                found.setdefault(name, []).append(of_stage)
     return {name: found[name] for name in names_in_order(catalog) if name in found}
 
 
-def _shards(
-    name: str, having: Iterable[CatalogRecord], first_rank: int, *, of_each: bool
+def _distinct_shards(
+    name: str, having: Iterable[CatalogRecord], first_rank: int
 ) -> tuple[tuple[int, TensorEntry], ...]:
-    """(stage rank, entry) of records that have a parameter: the first of each dtype and shape, or `of_each`."""
-    if of_each:
-        return tuple((record.rank - first_rank, record.index.entries[name]) for record in having)
+    """(stage rank, entry) of records that have a parameter: the first of each dtype and shape."""
     distinct: dict[tuple[str, Shape], tuple[int, TensorEntry]] = {}
     last: TensorEntry | None = None
     for record in having:
@@ -222,8 +231,9 @@ def integrated_by_shapes(
     """
     # layers repeat: most parameters are of a few kinds
     kinds: dict[object, bool | None] = {}
+    known_shapes = KnownShapes(target, target_names)
     for stages in shards.values():
-        known = known_shape(stages, target, target_names)
+        known = known_shapes.of(stages)
         kind = shards_kind(stages), known
         if kind not in kinds:
             kinds[kind] = _whole_by_shapes(stages, known)
@@ -233,12 +243,7 @@ def integrated_by_shapes(
 
 def shards_kind(stages: Sequence[StageShards]) -> object:
     """A key that parameters share whose shards have the same layouts, shapes and ranks."""
-    kind: list[object] = []
-    for each in stages:
-        kind += [each.first_rank, id(each.layout), each.missing_ranks, len(each.shards)]
-        for rank, entry in each.shards:
-            kind += [rank, entry.dtype, entry.shape]
-    return tuple(kind)
+    return stages[0].kind if len(stages) == 1 else tuple([each.kind for each in stages])
 
 
 def _whole_by_shapes(stages: Sequence[StageShards], known: Shape | None) -> bool | None:
@@ -272,20 +277,28 @@ def joined_shape(shards: StageShards) -> Shape | None:
         return None
 
 
-def known_shape(
-    stages: Sequence[StageShards], target: Strategy | None, target_names: Mapping[str, str]
-) -> Shape | None:
-    """Return the shape of the whole tensor if a JSON strategy of either side has it."""
-    # loops, because a generator for each of thousands of parameters takes longer than the answer
-    for shards in stages:
-        if shards.layout.tensor_shape is not None:
-            return shards.layout.tensor_shape
-    name = target_names.get(stages[0].entry.name, "")
-    for stage in target.stages if target else ():
-        layout = stage.layouts.get(name)
-        if layout is not None and layout.tensor_shape is not None:
-            return layout.tensor_shape
-    return None
+class KnownShapes:
+    """The shapes of whole tensors in JSON strategies of either side; `target_names` are those of source parameters."""
+
+    def __init__(self, target: Strategy | None, target_names: Mapping[str, str]) -> None:
+        self._target_names = target_names
+        self._target_layouts = [
+            stage.layouts
+            for stage in (target.stages if target else ())
+            if any(shape is not None for shape in map(_TENSOR_SHAPE, stage.layouts.values()))
+        ]
+
+    def of(self, stages: Sequence[StageShards]) -> Shape | None:
+        """Return the shape of the whole tensor, given its shards; None if no strategy has it."""
+        # loops, because a generator for each of thousands of parameters takes longer than the answer
+        for shards in stages:
+            if shards.layout.tensor_shape is not None:
+                return shards.layout.tensor_shape
+        for layouts in self._target_layouts:
+            layout = layouts.get(self._target_names.get(stages[0].entry.name, ""))
+            if layout is not None and layout.tensor_shape is not None:
+                return layout.tensor_shape
+        return None
 
 
 def source_copy(shards: StageShards, integrated: bool) -> SourceCopy:

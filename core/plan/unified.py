@@ -164,4 +164,4 @@ def _size_bytes(parameter: ReshardedParameter) -> int:
 
 
 def _in_file(parameter: ReshardedParameter, number: int) -> ReshardedParameter:
-    return replace(parameter, target_layouts={number: whole_layout(len(parameter.shape))})
+    return parameter._replace(target_layouts={number: whole_layout(len(parameter.shape))})

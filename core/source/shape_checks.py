@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from reshard.core.errors import LayoutError
 from reshard.core.plan.stage_shards import StageShards, entry_text, joined_shape
@@ -80,11 +79,18 @@ def similarity_findings(shards: Mapping[str, Sequence[StageShards]]) -> list[Fin
     Compares a parameter with its counterparts in most other layers, and the states of an optimizer with their
     parameter. No shard shows along which axis it was cut, and protobuf strategies hold no shapes.
     """
+    joined: dict[object, Shape | None] = {}  # layers repeat: most parameters are of a few kinds
+    for first, *_ in shards.values():
+        if first.kind not in joined:
+            joined[first.kind] = _joined_shape(first)
     wholes = {
         name: (stages[0].entry.shape, whole)
         for name, stages in shards.items()
-        if (whole := _joined_shape(stages[0])) is not None
+        if (whole := joined[stages[0].kind]) is not None
     }
+    pairs = set(wholes.values())
+    if len({shard for shard, _ in pairs}) == len(pairs):  # no shards that are alike make different wholes
+        return []
     details = [
         f"{name!r} {list(wholes[name][1])} but {other!r} {list(wholes[other][1])}, of shards {list(wholes[name][0])}"
         for name, other in (*_unlike_owner(wholes), *_unlike_layers(wholes))
@@ -144,7 +150,7 @@ def _shape_problem(shards: StageShards) -> tuple[Cause, str] | None:
         return None  # those saved whole are one finding for all parameters
     cause = optimizer_shard_cause(
         layout,
-        lambda other: joined_shape(replace(shards, layout=other)) == expected,
+        lambda other: joined_shape(shards._replace(layout=other, kind=())) == expected,
         was_off=_NOT_CUT_BY_OPTIMIZER,
         was_on=_CUT_BY_OPTIMIZER,
     )

@@ -22,7 +22,7 @@ def stage_findings(catalog: CheckpointCatalog, strategy: Strategy) -> list[Findi
     ranks = {stage.stage: strategy.stage_ranks(stage) for stage in strategy.stages}
     all_present = {stage: _names_on(catalog, of_stage) & strategy.parameters for stage, of_stage in ranks.items()}
     present = {stage: names for stage, names in all_present.items() if names}
-    saved = frozenset(name for names in present.values() for name in names)
+    saved = frozenset[str]().union(*present.values())
     # a parameter in no file is a finding of its own
     given = {stage.stage: saved.intersection(stage.layouts) for stage in strategy.stages}
     swapped = _swapped_stages(present, given)
@@ -155,7 +155,7 @@ def _unknown_finding(unknown: Sequence[str], catalog: CheckpointCatalog) -> Find
 
 
 def _names_on(catalog: CheckpointCatalog, ranks: Iterable[int]) -> _Names:
-    return frozenset(name for index in catalog.indexes(ranks) for name in index.entries)
+    return frozenset[str]().union(*(index.entries for index in catalog.indexes(ranks)))
 
 
 def _shapes(catalog: CheckpointCatalog, name: str) -> set[Shape]:

@@ -81,7 +81,7 @@ def _costs(
     costs, needed = [], 0
     for layout_class in stage.classes:
         parameters = list(layout_class.plans(rank - stage.ranks.start))
-        needed += sum(parameter.size_bytes for parameter in parameters)
+        needed += int(layout_class.shard_bytes[rank - stage.ranks.start])
         costs.append((cost(layout_class, parameters), layout_class))
     return costs, needed
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from reshard.core.runtime.threads import in_threads, rare_collections
+from reshard.core.runtime.threads import expect_parameters, in_threads, rare_collections
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,27 @@ def test_overlapping_blocks_leave_the_thresholds_as_they_were() -> None:
     assert gc.get_threshold() == (100_000, 20, 100)
     second.close()
     assert gc.get_threshold() == (700, 10, 5)
+
+
+def test_a_plan_of_many_parameters_makes_them_rarer_until_the_blocks_end() -> None:
+    gc.set_threshold(700, 10, 5)
+    expect_parameters(20_000)
+    assert gc.get_threshold() == (700, 10, 5)
+    with rare_collections():
+        expect_parameters(100)
+        assert gc.get_threshold() == (100_000, 20, 100)
+        with rare_collections():
+            expect_parameters(20_000)
+        expect_parameters(4000)
+        assert gc.get_threshold() == (1_000_000, 20, 100)
+    assert gc.get_threshold() == (700, 10, 5)
+
+
+def test_collections_that_are_switched_off_stay_off() -> None:
+    gc.set_threshold(0, 10, 5)
+    with rare_collections():
+        expect_parameters(20_000)
+        assert gc.get_threshold() == (0, 10, 5)
 
 
 def test_results_come_in_order_and_see_the_context() -> None:

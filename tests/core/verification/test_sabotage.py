@@ -212,7 +212,7 @@ def _swap_parameters_in_reads(patch: Patch) -> None:
 
     def swapped(self: Any, parameter: ParameterPlan, read_range: ReadRange) -> tuple[Extent, ...]:
         sources = tuple(
-            dataclasses.replace(source, name=swapped_name.get(source.name, source.name)) for source in parameter.sources
+            source._replace(name=swapped_name.get(source.name, source.name)) for source in parameter.sources
         )
         return extents_of(self, parameter._replace(sources=sources), read_range)
 
@@ -285,7 +285,7 @@ def _swap_parameters_in_the_match(patch: Patch) -> None:
         match = match_parameters(*arguments, **options)
         sources = {parameter.name: parameter.sources for parameter in match.resharded}
         sources |= {"wq": sources["wk"], "wk": sources["wq"]}
-        moved = tuple(dataclasses.replace(each, sources=sources[each.name]) for each in match.resharded)
+        moved = tuple(each._replace(sources=sources[each.name]) for each in match.resharded)
         return dataclasses.replace(match, resharded=moved)
 
     patch.setattr("reshard.core.plan.plan.match_parameters", swapped)
