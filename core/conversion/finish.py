@@ -24,7 +24,6 @@ from reshard.core.errors import (
     VerificationError,
 )
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.plan_file import dump_plan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import needed_target_key
@@ -88,9 +87,8 @@ def finish(
         _compare_contents(session, compared, source_parts or {}, found.workspace)
     if not found.committed and not missing:
         current_progress().begin("publishing")
-        plan_data = dump_plan(plan)
         with timed(f"{session.target.final}: committed"):
-            session.target.commit(_manifest(session, found, plan_data, compared=compared is not None), plan_data)
+            session.target.commit(_manifest(session, found, compared=compared is not None))
     elif found.committed and compared:
         session.target.confirm(level)
     return _report(session, found, missing, seconds, compared)
@@ -281,7 +279,7 @@ def _report(
     )
 
 
-def _manifest(session: Session, found: _FinishedRanks, plan_data: bytes, *, compared: bool) -> Manifest:
+def _manifest(session: Session, found: _FinishedRanks, *, compared: bool) -> Manifest:
     plan = session.plan
     documents = session.target.documents
     least_verified = min((rank.verified for rank in found.results.values()), key=list(VerifyLevel).index)
@@ -305,7 +303,7 @@ def _manifest(session: Session, found: _FinishedRanks, plan_data: bytes, *, comp
         common=documents.common.summary if documents.common else None,
         changes=plan.inputs.changes,
         excluded=tuple(plan.match.excluded),
-        plan_digest=xxhash.xxh3_128_hexdigest(plan_data),
+        plan_digest=xxhash.xxh3_128_hexdigest(session.target.plan_data),
         companions=companion_summaries(plan),
     )
     return seal_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest

@@ -115,6 +115,11 @@ class Target:
         return plan_identity(self.plan)
 
     @cached_property
+    def plan_data(self) -> bytes:
+        """The bytes of the plan's file, which is written at the beginning, and at the end for the manifest's digest."""
+        return dump_plan(self.plan)
+
+    @cached_property
     def documents(self) -> Documents:
         """The documents beside the files; the metadata of a large job takes seconds, and hundreds of MiB."""
         return documents_of(self.plan)
@@ -293,13 +298,13 @@ class Target:
         manifest = self.read_committed()
         if manifest is None:  # another run has begun to replace it
             return
-        state, plan = self.final.child(STATE_DIRECTORY), dump_plan(self.plan)
+        state, plan = self.final.child(STATE_DIRECTORY), self.plan_data
         restored = with_plan_digest(manifest, plan, target_key(), str(self.final))
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
         write_bytes(state.child(PLAN_NAME), plan)
         write_bytes(state.child(MANIFEST_NAME), dump_record(restored))
 
-    def commit(self, manifest: Manifest, plan: bytes) -> None:
+    def commit(self, manifest: Manifest) -> None:
         """Publish the finished files; `manifest` is the commit marker. If it fails, all are still in the workspace."""
         workspace = self.workspace
         with exclusive(leases_of(self.final)):
@@ -313,7 +318,7 @@ class Target:
             # left by a removal that was killed before the same plan was carried out here again
             remove_file(workspace.state.child(REMOVING_NAME))
             # another run may have written the first one with another zlib: the manifest has the digest of this one
-            write_bytes(workspace.state.child(PLAN_NAME), plan)
+            write_bytes(workspace.state.child(PLAN_NAME), self.plan_data)
             publish_manifest(workspace, self.final, manifest)
         self._track()
 
@@ -375,7 +380,7 @@ class Target:
             for unfinished in temporary_files(self.workspace.directory):
                 if unfinished.parent.name != LEASES_DIRECTORY:  # those belong to living runs
                     remove_file(unfinished)  # it may contain unencrypted values
-        write_bytes(state.child(PLAN_NAME), dump_plan(self.plan))
+        write_bytes(state.child(PLAN_NAME), self.plan_data)
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
 
 

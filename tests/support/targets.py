@@ -1,7 +1,6 @@
 """Records and manifests of targets whose files are not really converted."""
 
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord
-from reshard.core.plan.plan_file import dump_plan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.target import Target
@@ -52,4 +51,4 @@ def convert_ranks(target: Target, *ranks: int, commit: bool = False) -> None:
             write_bytes(workspace.directory.child(target.plan.file_name(rank)), target.identity.encode())
             workspace.write_record(record_of(target, rank))
         if commit:
-            target.commit(manifest_of(target), dump_plan(target.plan))
+            target.commit(manifest_of(target))

@@ -18,7 +18,6 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import StorageError
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.plan_file import dump_plan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.storage.publishing import PARTIAL_SUFFIX, publish
 from reshard.core.storage.urls import Location, parse_url
@@ -149,9 +148,7 @@ def test_two_runs_that_mend_a_target_complete_it_at_the_same_moment(target: Path
         assert finish(session, run_ranks(session, threading.Event()), 1.0).committed
         manifest = read_manifest(parse_url(str(target)))
         assert manifest is not None
-        session.target.commit(
-            manifest, dump_plan(session.plan)
-        )  # as the other run does, which saw all ranks there and no manifest yet
+        session.target.commit(manifest)  # as the other run does, which saw all ranks there and no manifest yet
     assert read_tree(target) == FOUR_TO_THREE.want
     assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
 
