@@ -1,13 +1,16 @@
 """The bytes of source files that blocks need: one fetch for each read range of each chunk, or of many small ones."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
+from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.plan.model import ParameterPlan, ReadItem, SourceTensor
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.frozen import frozen
@@ -24,6 +27,11 @@ from reshard.core.transfer.read_ranges import (
     source_shard,
 )
 from reshard.core.transfer.scatter import scatter_values
+
+# by attrgetter: a block may have thousands of chunks
+_NAME, _DTYPE, _SHAPE, _BOX = map(attrgetter, ("name", "dtype", "shape", "box"))
+_READS, _SOURCES, _APPENDED = map(attrgetter, ("reads", "sources", "appended"))
+_EXTENTS, _POSITION = map(attrgetter, ("extents", "position"))
 
 FactorsOf = Callable[[SourceTensor], np.ndarray]
 """Returns the factors of a source parameter, float32 in its shape."""
@@ -169,44 +177,31 @@ class FetchPlanner:
         """Return everything that the chunks of the blocks need."""
         found: list[Fetch | FetchRun] = []
         for block in blocks:
-            by_ranges: dict[int, tuple[tuple[ReadRange, ...], list[Chunk]]] = {}
-            for chunk in block.chunks:
-                ranges = self._read_ranges(block.parameters[chunk.name], chunk)
-                by_ranges.setdefault(id(ranges), (ranges, []))[1].append(chunk)
-            for ranges, alike in by_ranges.values():
-                for read_range in ranges:
+            for alike in _alike(block):
+                for read_range in self._read_ranges(alike.parameters[0], alike.chunks[0]):
                     found += self._fetches(block, alike, read_range)
         return found
 
-    def _fetches(self, block: RankBlock, alike: Sequence[Chunk], read_range: ReadRange) -> Iterator[Fetch | FetchRun]:
+    def _fetches(self, block: RankBlock, alike: "_Alike", read_range: ReadRange) -> Iterator[Fetch | FetchRun]:
         """What chunks that are cut alike need of a read range, each from its own parameter."""
-        if read_range.is_verbatim and read_range.length <= _SMALL_BYTES and len(alike) >= _FEWEST_ALIKE:
-            offsets = self._single_offsets(block, alike, read_range)
+        if read_range.is_verbatim and read_range.length <= _SMALL_BYTES and len(alike.chunks) >= _FEWEST_ALIKE:
+            entries = self._plan.inputs.catalog.records[read_range.source_rank].index.entries
+            offsets = alike.offsets(entries, read_range.source)
             if offsets is not None:
-                yield from self._runs(block, alike, read_range, offsets)
+                yield from self._runs(block, alike, read_range, offsets + read_range.offset)
                 return
-        for chunk in alike:
-            parameter = block.parameters[chunk.name]
+        for chunk, parameter in zip(alike.chunks, alike.parameters, strict=True):
             extents = self._extents(parameter, read_range)
             factors = None if read_range.scaled is None else self._factors(parameter, read_range.scaled)
             yield Fetch(block, chunk, read_range, extents, extents[0].offset, read_range.length, factors)
 
-    def _single_offsets(self, block: RankBlock, alike: Sequence[Chunk], read_range: ReadRange) -> np.ndarray | None:
-        """Int64 array of shape (chunks,): first bytes of a range in its file; None if a parameter has many extents."""
-        parameters, source = block.parameters, read_range.source
-        entries = self._plan.inputs.catalog.records[read_range.source_rank].index.entries
-        extents = [entries[parameters[chunk.name].sources[source].name].extents for chunk in alike]
-        if any(len(each) > 1 for each in extents):
-            return None
-        return np.array([each[0].offset for each in extents], np.int64) + read_range.offset
-
     def _runs(
-        self, block: RankBlock, alike: Sequence[Chunk], read_range: ReadRange, offsets: np.ndarray
+        self, block: RankBlock, alike: "_Alike", read_range: ReadRange, offsets: np.ndarray
     ) -> Iterator[FetchRun]:
         """Join the small ranges at `offsets` that lie close together."""
         order = np.argsort(offsets, kind="stable")
         sources = offsets[order]
-        targets = np.array([chunk.position for chunk in alike], np.int64)[order] + read_range.target_offset
+        targets = alike.positions[order] + read_range.target_offset
         range_bytes = read_range.length
         longest_bytes = max(range_bytes, self._limits.range_bytes // _RUNS_PER_RANGE)
         borders = np.flatnonzero(np.diff(sources) > range_bytes + self._limits.gap_bytes) + 1
@@ -214,7 +209,7 @@ class FetchPlanner:
             while start < stop:
                 first = int(sources[start])
                 end = start + int(np.searchsorted(sources[start:stop], first + longest_bytes - range_bytes, "right"))
-                chunks = [alike[number] for number in order[start:end]]
+                chunks = list(map(alike.chunks.__getitem__, order[start:end].tolist()))
                 length = int(sources[end - 1]) + range_bytes - first
                 yield FetchRun(block, chunks, read_range, sources[start:end], targets[start:end], first, length)
                 start = end
@@ -259,6 +254,56 @@ class FetchPlanner:
         rows = parameter.box.start[axis : axis + 1], parameter.box.stop[axis : axis + 1]
         boxes = {rank[parameter.name].box for rank in self._ranks if parameter.name in rank}
         return sum((box.start[axis : axis + 1], box.stop[axis : axis + 1]) == rows for box in boxes)
+
+
+class _Alike:
+    """Chunks of a block that are cut alike, each of its own parameter."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.parameters: list[ParameterPlan] = []
+        self._offsets: dict[tuple[int, int], np.ndarray | None] = {}
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """Int64 array of shape (chunks,): their first bytes in the block."""
+        return np.fromiter(map(_POSITION, self.chunks), np.int64, len(self.chunks))
+
+    def offsets(self, entries: Mapping[str, TensorEntry], source: int) -> np.ndarray | None:
+        """Return where the contents of a source of each parameter begin in a file; None if one has many extents.
+
+        Int64 array of shape (chunks,). Ranks whose files are alike share their `entries`.
+        """
+        key = id(entries), source
+        if key not in self._offsets:
+            sources = map(itemgetter(source), map(_SOURCES, self.parameters))
+            extents = list(map(_EXTENTS, map(entries.__getitem__, map(_NAME, sources))))
+            single = all(len(each) == 1 for each in extents)
+            self._offsets[key] = np.array([each[0].offset for each in extents], np.int64) if single else None
+        return self._offsets[key]
+
+
+def _alike(block: RankBlock) -> Iterable[_Alike]:
+    """Group a block's chunks that have the same read ranges.
+
+    By id, while the block holds all of them: hashes of boxes are computed in Python, and parameters of one layout class
+    and shape have the very same.
+    """
+    chunks = block.chunks
+    parameters = list(map(block.parameters.__getitem__, map(_NAME, chunks)))
+    sources = list(map(_SOURCES, parameters))
+    kinds: Iterable[object] = (tuple([(id(each.dtype), each.shape) for each in those]) for those in sources)
+    if all(len(those) == 1 for those in sources):
+        first = list(map(itemgetter(0), sources))
+        kinds = zip(map(id, map(_DTYPE, first)), map(_SHAPE, first), strict=True)
+    found: defaultdict[object, _Alike] = defaultdict(_Alike)
+    of_parameters = [map(id, map(field, parameters)) for field in (_READS, _DTYPE, _APPENDED)]
+    keys = zip(*of_parameters, map(id, map(_BOX, chunks)), kinds, strict=True)
+    for key, chunk, parameter in zip(keys, chunks, parameters, strict=True):
+        alike = found[key]
+        alike.chunks.append(chunk)
+        alike.parameters.append(parameter)
+    return found.values()
 
 
 def _windows(memory: memoryview, size_bytes: int) -> np.ndarray:

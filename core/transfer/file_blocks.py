@@ -24,6 +24,10 @@ _OPAQUE = frozenset((TEXT, MAP_TENSOR))
 # by attrgetter: a file may have thousands of parameters
 _NAME, _DTYPE, _BOX, _APPENDED = map(attrgetter, ("name", "dtype", "box", "appended"))
 
+_SMALL_BYTES = 64 * 2**10
+"""Of a parameter, on average: dividing a file of larger ones into blocks takes little beside their bytes."""
+_MOST_SHARED_BYTES = _SMALL_BYTES * 2**16
+
 
 class Chunk(NamedTuple):
     """A contiguous box of a target shard, and its first byte in the block."""
@@ -93,7 +97,7 @@ def transposed_parameters(parameters: Iterable[ParameterPlan]) -> frozenset[str]
 
 def file_blocks(
     file_plan: FilePlan,
-    entries: Iterable[OutputEntry],
+    entries: tuple[OutputEntry, ...],
     block_bytes: int,
     *,
     wide: frozenset[str] = frozenset(),
@@ -101,12 +105,32 @@ def file_blocks(
 ) -> Iterator[Block]:
     """Divide a file into blocks of at most `block_bytes`, in order; chunks of `wide` parameters may have `wide_bytes`.
 
-    A wide chunk longer than `block_bytes` is a block of its own.
+    A wide chunk longer than `block_bytes` is a block of its own. Files that are planned alike may share their blocks.
     """
+    if not wide and file_plan.size_bytes <= _SMALL_BYTES * len(entries) <= _MOST_SHARED_BYTES:
+        return iter(_shared_blocks(file_plan, entries, block_bytes))
+    return _file_blocks(file_plan, entries, block_bytes, wide, wide_bytes)
+
+
+# of one file, for the other ranks of its stage: some 300 bytes for each parameter
+@lru_cache(maxsize=1)
+def _shared_blocks(file_plan: FilePlan, entries: tuple[OutputEntry, ...], block_bytes: int) -> tuple[Block, ...]:
+    return tuple(_file_blocks(file_plan, entries, block_bytes, frozenset(), 0))
+
+
+def _file_blocks(
+    file_plan: FilePlan, entries: Iterable[OutputEntry], block_bytes: int, wide: frozenset[str], wide_bytes: int
+) -> Iterator[Block]:
     by_name = {entry.name: entry for entry in entries}
+    # parameters of one shape, in thousands, have the very same box: by id, for hashes of boxes are computed in Python
+    wholes: dict[tuple[int, int], tuple[TensorSlice, int]] = {}
     block = Block()
     for segment in file_plan.segments:
         if isinstance(segment, bytes):
+            if block.size_bytes + len(segment) <= block_bytes:
+                block.literals.append((block.size_bytes, segment))
+                block.size_bytes += len(segment)
+                continue
             for start in range(0, len(segment), block_bytes):
                 literal = segment[start : start + block_bytes]
                 if block.size_bytes + len(literal) > block_bytes:
@@ -115,15 +139,23 @@ def file_blocks(
                 block.literals.append((block.size_bytes, literal))
                 block.size_bytes += len(literal)
             continue
-        entry = by_name[segment.name]
-        max_bytes = max(block_bytes, wide_bytes) if segment.name in wide else block_bytes
-        for box, size_bytes in _chunk_boxes(entry, segment, max_bytes):
+        name, start, stop = segment
+        entry = by_name[name]
+        kind = id(entry.shape), id(entry.dtype)
+        known = wholes.get(kind)
+        if known is None:
+            known = wholes[kind] = _whole(entry.shape), entry.size_bytes
+        max_bytes = max(block_bytes, wide_bytes) if name in wide else block_bytes
+        boxes: Iterable[tuple[TensorSlice, int]] = (known,)
+        if not stop - start == known[1] <= max_bytes:
+            boxes = _chunk_boxes(entry, segment, max_bytes)
+        for box, size_bytes in boxes:
             if block.size_bytes and block.size_bytes + size_bytes > block_bytes:
                 yield block
                 block = Block()
             if entry.literal:
                 block.literals.append((block.size_bytes, entry.literal))
-            block.chunks.append(Chunk(segment.name, box, block.size_bytes, size_bytes))
+            block.chunks.append(Chunk(name, box, block.size_bytes, size_bytes))
             block.size_bytes += size_bytes
     yield block
 
@@ -144,10 +176,8 @@ def _output_entry(plan: ConversionPlan, parameter: ParameterPlan, shape: Shape) 
 
 
 def _chunk_boxes(entry: OutputEntry, content: Content, block_bytes: int) -> Iterable[tuple[TensorSlice, int]]:
-    """The boxes of a content's chunks, each with its bytes."""
-    itemsize, size_bytes = entry.dtype.itemsize, entry.size_bytes
-    if content.stop - content.start == size_bytes <= block_bytes:
-        return ((_whole(entry.shape), size_bytes),)
+    """The boxes of the chunks of a content that is not a whole parameter in one, each with its bytes."""
+    itemsize = entry.dtype.itemsize
     start, stop = content.start // itemsize, content.stop // itemsize
     boxes = contiguous_boxes(entry.shape, start, stop, block_bytes // itemsize)
     return ((box, box.size * itemsize) for box in boxes)

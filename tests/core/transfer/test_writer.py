@@ -7,6 +7,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +15,10 @@ from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.formats import ckpt_writing
 from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat, OutputEntry
-from reshard.core.errors import CatalogError, ConversionError
+from reshard.core.errors import CastError, CatalogError, ConversionError
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
+from reshard.core.request.changes import CastRule, Changes
 from reshard.core.runtime.budget import build_budget
 from reshard.core.runtime.idle_workers import IdleWorkers, lending
 from reshard.core.storage.urls import parse_url
@@ -214,6 +216,45 @@ def test_parameters_cut_alike_may_differ_in_dtype(tmp_path: Path) -> None:
         assert read_rank(tmp_path / "out", rank) == {
             name: (name, (24, 12), shard_of(tensor, layout, rank).tobytes()) for name, tensor in tensors.items()
         }
+
+
+@pytest.mark.parametrize("block_bytes", [200, 1024, 2**16])
+def test_many_small_parameters_of_several_kinds(tmp_path: Path, block_bytes: int) -> None:
+    """Ranges of alike ones are copied, and whole parameters digested, in one go."""
+    layout, random = RandomLayout((2,), ((0,), ()), ()), np.random.default_rng(1)
+    tensors = {
+        f"p{number}": random.integers(0, 120, [(8, 3), (4, 6), (2, 0)][number % 7 % 3]).astype(dtype)
+        for number, dtype in enumerate([*DTYPES.values()] * 30)
+    }
+    names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+    given = {name: (names[tensor.dtype], tensor.shape, tensor.tobytes()) for name, tensor in tensors.items()}
+    (tmp_path / "m.ckpt").write_bytes(checkpoint_bytes(*((name, *tensor) for name, tensor in given.items())))
+    catalog = build_catalog(str(tmp_path / "m.ckpt"), None, digest=lambda *_: False)
+    strategy = make_strategy({name: as_layout(layout) for name in tensors})
+    inputs = PlanInputs(catalog, None, strategy, CheckpointFormat.CKPT, append_info=(("epoch", 7),))
+    budget = Buffers(scratch_bytes=2**12, a_block_bytes=block_bytes, wide_bytes=0)
+    out = parse_url(str(tmp_path / "out"))
+    plan = build_plan(inputs)
+    records = transform_ranks(plan, (0, 1), out, identity="i", budget=budget, prefetch=1, advance=lambda _: None)
+    for rank, record in enumerate(records):
+        shards = {name: shard_of(tensor, layout, rank) for name, tensor in tensors.items()}
+        found = read_rank(tmp_path / "out", rank)
+        assert found.pop("epoch")
+        assert found == {name: (given[name][0], shard.shape, shard.tobytes()) for name, shard in shards.items()}
+        digests = {parameter.name: parameter.digest for parameter in record.parameters if parameter.name != "epoch"}
+        assert digests == {name: xxhash.xxh3_128_hexdigest(shard.tobytes()) for name, shard in shards.items()}
+
+
+def test_an_overflow_among_many_small_parameters_is_refused(tmp_path: Path) -> None:
+    tensors = {f"p{number}": np.full((4,), 1e9 if number == 20 else 1, np.float32) for number in range(40)}
+    pieces = [(name, "Float32", tensor.shape, tensor.tobytes()) for name, tensor in tensors.items()]
+    (tmp_path / "m.ckpt").write_bytes(checkpoint_bytes(*pieces))
+    catalog = build_catalog(str(tmp_path / "m.ckpt"), None, digest=lambda *_: False)
+    changes = Changes(cast=(CastRule(parameters="*", dtype="float16"),))
+    plan = build_plan(PlanInputs(catalog, None, None, CheckpointFormat.CKPT, changes=changes))
+    out, budget = parse_url(str(tmp_path / "out")), build_budget(2 * 65536, 1024, 1)
+    with pytest.raises(CastError, match="'p20': 4 finite Float32 values"):
+        transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=1, advance=lambda _: None)
 
 
 def test_stopping_ends_all_prefetch_threads(plan: ConversionPlan, tmp_path: Path) -> None:
