@@ -1,7 +1,10 @@
-"""Prefetch threads: fill the next blocks of a group of files while filled blocks are written in order.
+"""Prefetch threads: fill and digest the next blocks of a group of files while filled blocks are written in order.
 
 A *step* is the next block of each file of the group. A wide block, of a transposed parameter, uses the memory of all
 prefetch threads: it is filled when everything the threads filled before is written.
+
+Only writing is left to the thread that asks for the steps: writes to one file exclude one another, so a single large
+file takes at least as long as its writes. Blocks of headers alone take no prefetch thread from contents behind them.
 
 Workers of the process that become idle are borrowed as further threads: the last of a few files is filled by all.
 """
@@ -32,12 +35,17 @@ class BlockUser(Protocol):
     def crc_sums(self, block: RankBlock) -> list[int]:
         """CRC sums of a filled block, for the file's CRC."""
 
+    def digest(self, block: RankBlock) -> None:
+        """Digest a filled block; called in the file's order, from any thread."""
+
 
 User = TypeVar("User", bound=BlockUser)
+_LITERAL_BYTES = 64 * 2**10
+"""Of headers that are not worth a thread: those between contents, not a whole file's."""
 Step = Sequence[Block | None]
 """The next block of each rank's file; None where a file has no more blocks."""
-FilledStep = list[tuple[User, RankBlock, list[int]]]
-"""Each rank's file, its filled block, and the block's CRC sums."""
+FilledStep = Iterable[tuple[User, RankBlock, list[int]]]
+"""Each rank's file, its filled block, and the block's CRC sums; to be iterated once."""
 
 
 class _PrefetchThread(Generic[User]):
@@ -49,20 +57,21 @@ class _PrefetchThread(Generic[User]):
         self._buffers = buffers
 
     def fill(self, step: Step) -> FilledStep[User]:
-        """Fill the blocks of one step with literal bytes and contents."""
-        filled = []
-        for user, buffer, block in zip(self._users, self._buffers, step, strict=True):
-            if block is not None:
-                memory = buffer.data
-                for position, literal in block.literals:
-                    memory[position : position + len(literal)] = literal
-                filled.append((user, RankBlock(user.parameters, buffer[: block.size_bytes], block.chunks)))
+        """Fill the blocks of one step with literal bytes and contents; each is digested when it is iterated over."""
+        filled = _with_literals(step, self._users, self._buffers)
         self._block_reader.fill([block for _, block in filled])
-        return [(user, block, user.crc_sums(block)) for user, block in filled]
+        return _digested([(user, block, user.crc_sums(block)) for user, block in filled])
+
+    def fill_after(self, before: Future[FilledStep[User]] | None, step: Step) -> FilledStep[User]:
+        """Fill and digest the blocks of one step, whose digests go on from those of the step `before`."""
+        filled = self.fill(step)
+        if before is not None:
+            before.result()  # of two errors both steps raise the first
+        return list(filled)
 
 
-_Filling = tuple[Future[FilledStep[User]], _PrefetchThread[User]]
-"""A step being filled, and the thread that fills it."""
+_Filling = tuple[Future[FilledStep[User]], _PrefetchThread[User] | None]
+"""A step being filled, and the thread that fills it; None if it took none."""
 
 
 class Prefetcher(Generic[User]):
@@ -104,6 +113,7 @@ class Prefetcher(Generic[User]):
         idle_workers, borrowed = current_idle_workers(), 0
         in_flight: deque[_Filling[User]] = deque()
         free = deque(self._threads)
+        last: Future[FilledStep[User]] | None = None
         try:
             with ThreadPoolExecutor(MAX_PREFETCH_THREADS, thread_name_prefix="reshard-prefetch") as pool:
                 for step in steps:
@@ -118,9 +128,13 @@ class Prefetcher(Generic[User]):
                     if len(self._threads) == 1:
                         yield self._threads[0].fill(step)
                         continue
+                    if _is_literal(step):
+                        in_flight.append((self._filled_literals(step), None))
+                        continue
                     thread = free.popleft()
-                    in_flight.append((pool.submit(copy_context().run, thread.fill, step), thread))
-                    if not free:
+                    last = pool.submit(copy_context().run, thread.fill_after, last, step)
+                    in_flight.append((last, thread))
+                    while not free:
                         yield from _oldest(in_flight, free)
                 while in_flight:
                     yield from _oldest(in_flight, free)
@@ -142,12 +156,46 @@ class Prefetcher(Generic[User]):
     def _thread(self, reader: BlockReader) -> _PrefetchThread[User]:
         return _PrefetchThread(reader, self._users, [np.empty(self._block_bytes, dtype=np.uint8) for _ in self._users])
 
+    def _filled_literals(self, step: Step) -> Future[FilledStep[User]]:
+        """Fill a step without contents at once: a thread would have its buffers in use until that is written."""
+        buffers = [np.empty(block.size_bytes if block else 0, dtype=np.uint8) for block in step]
+        filled = _with_literals(step, self._users, buffers)
+        future: Future[FilledStep[User]] = Future()
+        future.set_result([(user, block, user.crc_sums(block)) for user, block in filled])
+        return future
+
     def _is_wide(self, step: Step) -> bool:
         return any(block is not None and block.size_bytes > self._block_bytes for block in step)
+
+
+def _with_literals(step: Step, users: Sequence[User], buffers: Sequence[np.ndarray]) -> list[tuple[User, RankBlock]]:
+    """Put the literal bytes of a step's blocks into buffers."""
+    found = []
+    for user, buffer, block in zip(users, buffers, step, strict=True):
+        if block is not None:
+            memory = buffer.data
+            for position, literal in block.literals:
+                memory[position : position + len(literal)] = literal
+            found.append((user, RankBlock(user.parameters, buffer[: block.size_bytes], block.chunks)))
+    return found
+
+
+def _digested(filled: FilledStep[User]) -> FilledStep[User]:
+    """Digest each block just before it is used: of many short ones, each is in the processor's cache then."""
+    for user, block, sums in filled:
+        user.digest(block)
+        yield user, block, sums
+
+
+def _is_literal(step: Step) -> bool:
+    """True if a step has headers only, and is small."""
+    blocks = [block for block in step if block is not None]
+    return not any(block.chunks for block in blocks) and sum(block.size_bytes for block in blocks) <= _LITERAL_BYTES
 
 
 def _oldest(in_flight: deque[_Filling[User]], free: deque[_PrefetchThread[User]]) -> Iterator[FilledStep[User]]:
     """Yield the oldest step in flight; then its thread is free."""
     future, thread = in_flight.popleft()
     yield future.result()
-    free.append(thread)
+    if thread is not None:
+        free.append(thread)

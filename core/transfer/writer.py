@@ -2,7 +2,7 @@
 
 A file is read, digested and written block by block, so memory does not depend on the size of any tensor. Ranks that
 need parts of the same source rows are written side by side, so that those rows are read once. Where there are fewer
-files than workers, or the source is remote, prefetch threads fill the next blocks while one is written.
+files than workers, or the source is remote, prefetch threads fill and digest the next blocks while one is written.
 """
 
 import time
@@ -183,11 +183,9 @@ class _RankWriter:
         """CRC sums of a filled block, for the file's CRC; computed by the prefetch threads."""
         return self._crc.sums(block.buffer.data, _content_ranges(block)) if self._crc else []
 
-    def write(self, block: RankBlock, crc_sums: list[int]) -> None:
-        """Digest and write a filled block."""
+    def digest(self, block: RankBlock) -> None:
+        """Digest the next filled block of the file, and count its overflows."""
         self._overflows.add(block.overflows)
-        if self._crc:
-            self._crc.add(block.buffer.data, _content_ranges(block), crc_sums)
         if len(block.chunks) > _FEW_CHUNKS and len({chunk.name for chunk in block.chunks}) == len(block.chunks):
             # a parameter's chunks are consecutive in the file: one between those of two others is all of it
             first, *whole, last = block.chunks
@@ -198,6 +196,11 @@ class _RankWriter:
         else:
             for chunk in block.chunks:
                 self._digest_chunk(block, chunk)
+
+    def write(self, block: RankBlock, crc_sums: list[int]) -> None:
+        """Write a filled block."""
+        if self._crc:
+            self._crc.add(block.buffer.data, _content_ranges(block), crc_sums)
         self._file.write(block.buffer.data)
 
     def complete(self) -> None:

@@ -2,25 +2,37 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from threading import Event
 
+import numpy as np
 import pytest
 
 from reshard.core.errors import StorageError
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.runtime.budget import MAX_PREFETCH_THREADS, GroupBuffers
 from reshard.core.runtime.idle_workers import IdleWorkers, lending
+from reshard.core.tensor.slices import TensorSlice
 from reshard.core.transfer.fetches import RankBlock
-from reshard.core.transfer.file_blocks import Block
-from reshard.core.transfer.prefetch import Prefetcher
+from reshard.core.transfer.file_blocks import Block, Chunk
+from reshard.core.transfer.prefetch import FilledStep, Prefetcher
 
 BLOCK_BYTES = 4
+CHUNK = Chunk("a", TensorSlice.whole((1,)), 0, 1)
 
 
 class File:
+    """Notes what is digested: the first byte of each block."""
+
     parameters: Mapping[str, ParameterPlan] = {}
+
+    def __init__(self) -> None:
+        self.digested: list[int] = []
 
     def crc_sums(self, block: RankBlock) -> list[int]:
         return [int(block.buffer.sum())]
+
+    def digest(self, block: RankBlock) -> None:
+        self.digested.append(int(block.buffer[0]))
 
 
 class Reader:
@@ -40,7 +52,18 @@ class Reader:
 
 
 def step(number: int, size: int = BLOCK_BYTES) -> list[Block | None]:
-    return [Block(size, [(0, bytes([number] * size))]), None if number % 2 else Block(1, [(0, b"\1")])]
+    second = None if number % 2 else Block(1, [(0, b"\1")])
+    return [Block(size, [(0, bytes([number] * size))], [CHUNK]), second]
+
+
+def headers(number: int) -> list[Block | None]:
+    return [Block(2, [(0, bytes([number] * 2))]), None]
+
+
+def beginning(filled: FilledStep[File]) -> np.ndarray:
+    """The first file's block."""
+    first, *_ = [block.buffer for _, block, _ in filled]  # the others have to be digested, too
+    return first
 
 
 def buffers(wide_bytes: int = 0) -> GroupBuffers:
@@ -69,12 +92,51 @@ def test_steps_come_in_order(threads: int, wide: bool) -> None:
     assert prefetcher.read_bytes == sum(sizes) + 5
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("wide", [False, True])
+def test_blocks_are_digested_in_order(threads: int, wide: bool) -> None:
+    readers = [Reader(pause_seconds=0.01 / (number + 1)) for number in range(threads)]  # later steps are read first
+    sizes = [BLOCK_BYTES * 3 if wide and number % 4 == 3 else BLOCK_BYTES for number in range(12)]
+    files = [File(), File()]
+    lone = readers[0] if wide else None
+    prefetcher = Prefetcher(readers, files, buffers(BLOCK_BYTES * 3 if wide else 0), lone)
+    written = 0
+    for filled in prefetcher.filled(step(number, size) for number, size in enumerate(sizes)):
+        for file, block, _ in filled:
+            if file is files[0]:
+                assert block.buffer[0] == files[0].digested[written] == written
+                written += 1
+    assert files[0].digested == list(range(12))
+    assert len(files[1].digested) == 6
+
+
+def test_headers_take_no_thread_from_contents() -> None:
+    """Between two blocks of contents they are written while both threads read on."""
+    begun: list[int] = []
+    both = Event()
+
+    class Noting(Reader):
+        def fill(self, blocks: Sequence[RankBlock]) -> None:
+            begun.append(int(blocks[0].buffer[0]))
+            if sorted(begun) == [0, 2]:
+                both.set()
+
+    steps = [step(0), headers(1), step(2), headers(3), headers(4), step(5)]
+    prefetcher = Prefetcher([Noting(), Noting()], [File(), File()], buffers())
+    found = []
+    for filled in prefetcher.filled(steps):
+        assert both.wait(10), begun
+        found.append(beginning(filled).tobytes())
+    assert found == [bytes([number] * (2 if number in (1, 3, 4) else BLOCK_BYTES)) for number in range(6)]
+    assert sorted(begun) == [0, 2, 5]
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_failure_is_raised_in_its_place(threads: int) -> None:
     prefetcher = Prefetcher([Reader(fails_at=4) for _ in range(threads)], [File(), File()], buffers())
     done: list[int] = []
     with pytest.raises(StorageError, match="broken"):
-        done.extend(int(filled[0][1].buffer[0]) for filled in prefetcher.filled(map(step, range(9))))
+        done.extend(int(beginning(filled)[0]) for filled in prefetcher.filled(map(step, range(9))))
     assert done == [0, 1, 2, 3]
 
 
@@ -94,7 +156,7 @@ def test_workers_that_become_idle_fill_steps_too(threads: int, wide: bool) -> No
     found, lent = [], []
     with lending(IdleWorkers()) as idle:
         for number, filled in enumerate(prefetcher.filled(step(number, size) for number, size in enumerate(sizes))):
-            found.append(filled[0][1].buffer.tobytes())
+            found.append(beginning(filled).tobytes())
             lent.append(idle.lent)
             idle.offer(number // 10)
     assert found == [bytes([number] * size) for number, size in enumerate(sizes)]

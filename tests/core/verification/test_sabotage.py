@@ -220,6 +220,16 @@ def _swap_parameters_in_reads(patch: Patch) -> None:
 
 
 def _flip_before_digest(patch: Patch) -> None:
+    digest = writer._RankWriter.digest
+
+    def flipped(self: Any, block: Any) -> None:
+        block.buffer[block.chunks[0].position] ^= 1
+        digest(self, block)
+
+    patch.setattr(writer._RankWriter, "digest", flipped)
+
+
+def _flip_after_digest(patch: Patch) -> None:
     write = writer._RankWriter.write
 
     def flipped(self: Any, block: Any, sums: list[int]) -> None:
@@ -230,14 +240,14 @@ def _flip_before_digest(patch: Patch) -> None:
 
 
 def _spoil_what_no_strategy_knows(patch: Patch) -> None:
-    write = writer._RankWriter.write
+    digest = writer._RankWriter.digest
 
-    def spoiled(self: Any, block: Any, sums: list[int]) -> None:
+    def spoiled(self: Any, block: Any) -> None:
         [chunk] = [chunk for chunk in block.chunks if chunk.name == "global_step"]
         block.buffer[chunk.position] += 1
-        write(self, block, sums)
+        digest(self, block)
 
-    patch.setattr(writer._RankWriter, "write", spoiled)
+    patch.setattr(writer._RankWriter, "digest", spoiled)
 
 
 def _truncating_cast(patch: Patch) -> None:
@@ -462,6 +472,7 @@ SABOTAGES = [
     Sabotage("The manifest lacks a rank", STRUCTURE, spoils=_shorten_manifest),
     Sabotage("A file and its record are an earlier conversion's", STRUCTURE, spoils=_stale_file_and_record),
     Sabotage("The index of a unified checkpoint was changed", STRUCTURE, spoils=_spoil_index, options=TWO_FILES),
+    Sabotage("A byte changes in memory after its digest was taken", CHECKSUM, _flip_after_digest),
     Sabotage("A byte of a parameter changed after it was written", CHECKSUM, spoils=_flip_a_byte),
     Sabotage("A byte beside the parameters changed", CHECKSUM, spoils=_flip_a_mark, options={"format": "safetensors"}),
     Sabotage("A file is an earlier conversion's, with other values", CHECKSUM, spoils=_stale_file),
