@@ -88,7 +88,8 @@ def finish(
     if not found.committed and not missing:
         current_progress().begin("publishing")
         with timed(f"{session.target.final}: committed"):
-            session.target.commit(_manifest(session, found, compared=compared is not None))
+            manifest = _manifest(session, found, compared=compared is not None)
+            session.target.commit(manifest, was_empty=session.was_empty)
     elif found.committed and compared:
         session.target.confirm(level)
     return _report(session, found, missing, seconds, compared)

@@ -101,7 +101,7 @@ class Session:
     """A conversion in progress.
 
     `ranks` were asked for. Those that are `done` an earlier run wrote, and were checked again; none of the others has a
-    record. `committed`: the target is complete, and nothing is left to do.
+    record. `committed`: the target is complete, and nothing is left to do. `was_empty` as in `Claim`.
     """
 
     request: ConversionRequest
@@ -111,6 +111,7 @@ class Session:
     done: frozenset[int]
     budget: Budget
     committed: bool
+    was_empty: bool = False
 
     @property
     def plan(self) -> ConversionPlan:
@@ -214,7 +215,11 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, pool: WorkerP
             # by another run, a moment ago; impossible while ranks are pending
             yield Session(request, target, workspace, ranks, frozenset(ranks), budget, committed=True)
             return
-        session = Session(request, target, workspace, ranks, frozenset(sound & set(ranks)), budget, committed=False)
+        session = Session(
+            *(request, target, workspace, ranks, frozenset(sound & set(ranks)), budget),
+            committed=False,
+            was_empty=claim.was_empty,
+        )
         _prepare(session)
         yield session
 

@@ -22,7 +22,7 @@ MAX_GROUP_RANKS = 32
 """More blocks would each be too short to be worth a write call."""
 MAX_REMOTE_GROUP_RANKS = 256
 """With more ranks too much would be done again after a crash."""
-MAX_REMOTE_BLOCK_BYTES = 4 * 2**20
+MAX_REMOTE_BLOCK_BYTES = 8 * 2**20
 REMOTE_GROUP_BLOCKS_BYTES = 16 * 2**20
 """Eight workers then have 128 MiB in flight: 30 ms of transfer at 4 GiB/s."""
 PART_BYTES = 8 * 2**20
@@ -77,6 +77,7 @@ class GroupBuffers:
         total_bytes: all buffers together.
         wide_block_bytes: size of a rank's block that uses the memory of all prefetch threads; 0 without such blocks.
         wide_in_flight_bytes: bytes requested at a time while a wide block is filled; 0 without such blocks.
+        readers: number of prefetch threads.
     """
 
     block_bytes: int
@@ -87,6 +88,7 @@ class GroupBuffers:
     total_bytes: int
     wide_block_bytes: int = 0
     wide_in_flight_bytes: int = 0
+    readers: int = 1
 
 
 @frozen
@@ -133,14 +135,18 @@ class Budget:
         return max(1, min(MAX_GROUP_RANKS, blocks_bytes // (file_bytes + _MIN_BUFFER_BYTES), self.worker_files // 2))
 
     def group_buffers(self, count: int, prefetch: int = 1, *, wide: bool = False) -> GroupBuffers:
-        """Size the buffers of a group of `count` ranks that `prefetch` threads read for.
+        """Size the buffers of a group of `count` ranks that `prefetch` workers read for.
 
         `wide`: some blocks should be as large as memory allows, because filling each may take reading a whole
         parameter.
         """
         upload, files_bytes = self._upload_buffers(count, prefetch, wide)
         thread_bytes = max(0, self.worker_bytes - files_bytes // prefetch)
+        readers = prefetch
         if self.remote_source:
+            if not wide:
+                readers = self._readers(count, prefetch, thread_bytes)
+                thread_bytes = thread_bytes * prefetch // readers
             scratch_bytes = 0
             together = max(REMOTE_GROUP_BLOCKS_BYTES, count * _MIN_REMOTE_BLOCK_BYTES)
             blocks_bytes = min(thread_bytes // (1 + _ANSWERS_PER_BLOCK), together)
@@ -152,7 +158,7 @@ class Budget:
             most_bytes = MAX_LONE_BLOCK_BYTES if count == 1 else MAX_BUFFER_BYTES
             block_bytes = _buffer_bytes(blocks_bytes // count, most_bytes)
             used_bytes = scratch_bytes + count * block_bytes
-        all_bytes = prefetch * used_bytes
+        all_bytes = readers * used_bytes
         wide_block_bytes = wide_in_flight_bytes = 0
         if wide:
             beside_bytes = prefetch * scratch_bytes
@@ -171,7 +177,18 @@ class Budget:
             total_bytes=files_bytes + all_bytes,
             wide_block_bytes=wide_block_bytes,
             wide_in_flight_bytes=wide_in_flight_bytes,
+            readers=readers,
         )
+
+    def _readers(self, count: int, prefetch: int, worker_bytes: int) -> int:
+        """Number of prefetch threads that read for a group of `count` ranks from a remote storage.
+
+        Half as many again as workers, if their largest blocks fit: some wait for answers while a block is written. A
+        group has enough in flight without them, and a file that is sent has its parts in memory.
+        """
+        readers = prefetch * 3 // 2
+        needed_bytes = readers * (1 + _ANSWERS_PER_BLOCK) * MAX_REMOTE_BLOCK_BYTES
+        return readers if count == 1 and not self.part_bytes and needed_bytes <= prefetch * worker_bytes else prefetch
 
     def _upload_buffers(self, count: int, prefetch: int, wide: bool) -> tuple[UploadBuffers | None, int]:
         """Buffers of each file being sent, and the bytes that `count` open target files take."""

@@ -163,7 +163,7 @@ def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: Targe
     if found.shape is CheckpointShape.RANK_FOLDERS:
         if isinstance(given, OwnStrategy):
             catalog = check_own_files(catalog, given)
-        elif isinstance(given, Strategy):
+        elif isinstance(given, Strategy) and found.has_records:
             catalog = check_named(catalog, given, trusted=request.trust_strategy)
     if isinstance(given, Iteration) and given.metadata is not None:
         from reshard.core.source.unheld import with_unheld_noted

@@ -5,9 +5,10 @@ own is sampled, however small its parameter. A contradiction is explained by try
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import islice, starmap
+from threading import Event
 from typing import TypeVar
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
@@ -15,6 +16,8 @@ from reshard.core.checkpoint.content_samples import is_constant, read_samples
 from reshard.core.errors import LayoutError
 from reshard.core.plan.stage_shards import StageShards, joined_shape
 from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import rank_names
 from reshard.core.source.findings import (
     OPTIMIZER_PARALLEL_OFF,
@@ -27,6 +30,7 @@ from reshard.core.source.findings import (
     optimizer_shard_cause,
 )
 from reshard.core.source.shape_checks import NUMBER
+from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.optimizer_shards import has_optimizer_shard
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import ParameterLayout, ShardGrid, whole_layout
@@ -38,6 +42,8 @@ _SAMPLED_REPLICAS = 3
 _FIRST_SAMPLE_BYTES = 1 << 12
 _SAMPLE_BYTES = 1 << 16
 _MIN_DISTINCT_VALUES = 4
+_SAMPLES_AT_ONCE = 8
+"""Of remote files: each waits for one or two answers of every rank."""
 
 _Item = TypeVar("_Item")
 _SOME_INTEGRATED = Cause(
@@ -152,8 +158,8 @@ def sample_findings(
     some_are_slices = False
     whole: list[tuple[int, str]] = []
     compared: Counter[int] = Counter()
-    for of_stage, on_all_ranks in _chosen(shards, limit, stage_limit):
-        sample = _sample(catalog, of_stage, on_all_ranks)
+    chosen = list(_chosen(shards, limit, stage_limit))
+    for (of_stage, _), sample in zip(chosen, _samples(catalog, chosen), strict=True):
         if sample is None:
             continue
         if sample.differing_ranks:
@@ -195,6 +201,13 @@ def _cause(sample: _Sample) -> Cause:
         sample.shards.layout, sample.is_explained_by, was_off=_NOT_CUT_BY_OPTIMIZER, was_on=_CUT_BY_OPTIMIZER
     )
     return cause or _UNEXPLAINED
+
+
+def _samples(catalog: CheckpointCatalog, chosen: Sequence[tuple[StageShards, bool]]) -> Iterable[_Sample | None]:
+    """Read samples; of remote files concurrently, unless opening encrypted ones makes them wait for one another."""
+    if source_key() is not None or parse_url(catalog.url).is_local:
+        return starmap(partial(_sample, catalog), chosen)
+    return in_threads(lambda each: _sample(catalog, *each), chosen, _SAMPLES_AT_ONCE, Event())
 
 
 def _sample(catalog: CheckpointCatalog, shards: StageShards, on_all_ranks: bool) -> _Sample | None:

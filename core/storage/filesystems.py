@@ -29,7 +29,7 @@ _S3_DEFAULTS: dict[str, Any] = {
         # only reshard.core.storage.transfers repeats requests: retries of several layers multiply
         "retries": {"mode": "standard", "total_max_attempts": 1},
         # twice the concurrent requests of a process
-        "max_pool_connections": 64,
+        "max_pool_connections": 128,
         # not every server knows the newer checksums, and some send wrong ones with parts of objects
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",

@@ -1,6 +1,6 @@
 """Finds files and directories, and lists them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ from reshard.core.errors import StorageError, UnusableStorageError
 from reshard.core.runtime.local_files import is_irregular
 from reshard.core.storage.filesystems import speaks_s3
 from reshard.core.storage.object_requests import asked, entries_in, object_head, object_info
-from reshard.core.storage.transfers import requested
+from reshard.core.storage.transfers import requested, submitted
 from reshard.core.storage.urls import Location
 
 Result = TypeVar("Result")
@@ -64,8 +64,32 @@ def list_folder(location: Location, action: str = "list it") -> list[dict[str, A
         found = _level(location, action) or _file_at(location, action)
     else:
         found = requested(location, action, look)
+    return _without_own(location, found)
+
+
+def _without_own(location: Location, found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a directory's entries without its own marker; other markers become directories."""
     entries = (entry | {"type": "directory"} if _is_marker(entry) else entry for entry in found)
     return [entry for entry in entries if entry["name"] != f"{location.path}/"]
+
+
+def looked_into(location: Location, action: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return the kind of a location, as `kind_of` does, and of a directory its entries, as `list_folder` does.
+
+    An object store is asked for both at once.
+
+    Raises:
+        StorageError: nothing is there, or the storage does not answer.
+    """
+    if _has_prefixes(location):
+        level = submitted(partial(_level, location), action)
+        if unless_missing(partial(_file_at, location, action)):
+            level.cancel()
+            return "file", []
+        if found := level.result():
+            return "directory", _without_own(location, found)
+    kind = str(file_info(location, action)["type"])
+    return kind, list_folder(location, action) if kind == "directory" else []
 
 
 def names_in(location: Location) -> list[str]:

@@ -8,7 +8,8 @@ setting, and repeats the requests that obstore could not carry out, since it exp
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -27,7 +28,7 @@ _PROCESS = os.getpid()
 """Forked processes lack obstore's threads: its requests would never end there."""
 _ATTRIBUTE = "reshard_ranges"
 """Of a filesystem: its reader."""
-_PIECE_BYTES = 2**20
+_PIECE_BYTES = 2**19
 """Answers are copied in pieces of about this size: smaller ones wait for the interpreter's lock more often."""
 _LONGEST_SECONDS = 600
 """For a whole answer; the client's `read_timeout` is for each piece that arrives."""
@@ -64,6 +65,31 @@ class ChangedObjectError(Exception):
     """The object no longer has the expected etag."""
 
 
+class Scatter:
+    """Buffers to be filled one after another.
+
+    Attributes:
+        count: bytes that came.
+    """
+
+    def __init__(self, parts: Sequence[memoryview]) -> None:
+        self._parts = deque(parts)
+        self.count = 0
+
+    def write(self, data: memoryview) -> None:
+        """Fill the next buffers with all of `data`; a ConnectionError if it is longer than they are."""
+        self.count += len(data)
+        while data:
+            if not self._parts:
+                raise ConnectionError(f"{len(data)} bytes too many came")
+            part = self._parts.popleft()
+            taken = data[: len(part)]
+            part[: len(taken)] = taken
+            if len(taken) < len(part):
+                self._parts.appendleft(part[len(taken) :])
+            data = data[len(taken) :]
+
+
 class ObjectRanges:
     """A reader of ranges; thread-safe."""
 
@@ -71,8 +97,10 @@ class ObjectRanges:
         self._new_store = new_store
         self._stores: dict[str, Any] = {}
 
-    def read(self, bucket: str, key: str, offset: int, buffer: memoryview, etag: str) -> None:
-        """Fill `buffer` from the bytes at `offset`, of the object that has an etag; an empty one: of whatever is there.
+    def read(self, bucket: str, key: str, offset: int, parts: Sequence[memoryview], etag: str) -> None:
+        """Fill `parts`, one after another, from the bytes at `offset` of the object that has an etag.
+
+        An empty etag: of whatever is there.
 
         Raises:
             ConnectionError: the server did not answer, or not completely, or asks for patience.
@@ -81,18 +109,17 @@ class ObjectRanges:
         """
         import obstore
 
-        count = 0
-        options: Any = {"range": (offset, offset + len(buffer))} | ({"if_match": etag} if etag else {})
+        length = sum(map(len, parts))
+        scatter = Scatter(parts)
+        options: Any = {"range": (offset, offset + length)} | ({"if_match": etag} if etag else {})
         with obstore_errors():
             answer = obstore.get(self.store(bucket), key, options=options)
             if etag and answer.meta["e_tag"] != etag:  # not every server heeds conditions
                 raise ChangedObjectError
             for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
-                data = memoryview(piece)
-                buffer[count : count + len(data)] = data
-                count += len(data)
-        if count != len(buffer):
-            raise ConnectionError(f"{count} bytes came")
+                scatter.write(memoryview(piece))
+        if scatter.count != length:
+            raise ConnectionError(f"{scatter.count} bytes came")
 
     def store(self, bucket: str) -> Any:
         """Return obstore's client of a bucket."""
@@ -104,6 +131,7 @@ class ObjectRanges:
 @contextmanager
 def obstore_errors() -> Iterator[None]:
     """Raise obstore's errors as `ObjectRanges.read` does."""
+    import obstore  # noqa: F401  first, and whole: a submodule is not found while another thread imports the package
     from obstore.exceptions import BaseError, PreconditionError
 
     try:

@@ -8,6 +8,8 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
+import numpy as np
+
 from reshard.core.errors import CatalogError, CheckpointError, StorageError, TargetError
 from reshard.core.runtime.local_files import is_irregular, open_regular
 from reshard.core.runtime.metadata import check_metadata, metadata_limit_bytes
@@ -15,7 +17,7 @@ from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.file_versions import difference_text, local_version, parse_object_version, remote_version
 from reshard.core.storage.joined import JoinedFile, parts_of
 from reshard.core.storage.listing import file_info
-from reshard.core.storage.object_ranges import ChangedObjectError, RefusedRequestError, give_up, object_ranges
+from reshard.core.storage.object_ranges import ChangedObjectError, RefusedRequestError, Scatter, give_up, object_ranges
 from reshard.core.storage.object_requests import asked, object_beginning
 from reshard.core.storage.transfers import at_once, requested
 from reshard.core.storage.uploads import takes_parts
@@ -54,6 +56,21 @@ def read_bytes(file: SourceFile, offset: int, length: int) -> bytes:
     """Read `length` bytes at `offset`; for small reads, because it allocates them."""
     [data] = file.read_many([(offset, length)])
     return data
+
+
+def read_parts(file: SourceFile, offset: int, parts: Sequence[memoryview]) -> None:
+    """Fill `parts`, one after another, from the bytes at `offset`, by one read; an object's bytes are copied only once.
+
+    Raises:
+        CheckpointError: the file ends before the parts are full.
+        StorageError: the file cannot be read.
+    """
+    if isinstance(file, _RemoteSource):
+        file.read_parts(offset, parts)
+        return
+    run = np.empty(sum(map(len, parts)), np.uint8).data
+    file.read_into(offset, run)
+    Scatter(parts).write(run)
 
 
 def open_source(location: Location, version: str = "") -> SourceFile:
@@ -149,34 +166,39 @@ class _RemoteSource:
         self.is_proven = bool(self._etag)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        if offset + len(buffer) > self.size_bytes:
+        self.read_parts(offset, [buffer])
+
+    def read_parts(self, offset: int, parts: Sequence[memoryview]) -> None:
+        """Fill `parts`, one after another, from the bytes at `offset`, by one request."""
+        length = sum(map(len, parts))
+        if offset + length > self.size_bytes:
             raise _ended_early(self.location, self.size_bytes)
-        if not buffer:  # HTTP has no empty ranges
+        if not length:  # HTTP has no empty ranges
             return
         attempts = count()
 
         def ask() -> None:
             # s3fs repeats what obstore could not read: it explains failures
-            if next(attempts) or not self._read_by_obstore(offset, buffer):
-                self._read_by_fsspec(offset, buffer)
+            if next(attempts) or not self._read_by_obstore(offset, parts):
+                self._read_by_fsspec(offset, parts)
 
-        requested(self.location, f"read {len(buffer)} bytes at {offset}", ask)
+        requested(self.location, f"read {length} bytes at {offset}", ask)
 
-    def _read_by_obstore(self, offset: int, buffer: memoryview) -> bool:
-        """Fill `buffer`; False if fsspec has to."""
+    def _read_by_obstore(self, offset: int, parts: Sequence[memoryview]) -> bool:
+        """Fill `parts`; False if fsspec has to."""
         location = self.location
         reader = object_ranges(location.fs) if takes_parts(location) else None
         if reader is None:
             return False
         bucket, key, _ = location.fs.split_path(location.path)
         try:
-            reader.read(bucket, key, offset, buffer, self._etag)
+            reader.read(bucket, key, offset, parts, self._etag)
         except RefusedRequestError:
-            self._read_by_fsspec(offset, buffer)
+            self._read_by_fsspec(offset, parts)
             give_up(location.fs)
         except ChangedObjectError:
             self._look()
-            self._read_by_fsspec(offset, buffer)
+            self._read_by_fsspec(offset, parts)
             give_up(location.fs)  # the server takes no conditions, or shows no versions
         return True
 
@@ -190,14 +212,15 @@ class _RemoteSource:
             )
         self._is_expected = False
 
-    def _read_by_fsspec(self, offset: int, buffer: memoryview) -> None:
+    def _read_by_fsspec(self, offset: int, parts: Sequence[memoryview]) -> None:
         self.is_proven = False
         if self._is_expected:
             self._look()
-        data = self.location.fs.cat_file(self.location.path, start=offset, end=offset + len(buffer))
-        if len(data) != len(buffer):
+        length = sum(map(len, parts))
+        data = self.location.fs.cat_file(self.location.path, start=offset, end=offset + length)
+        if len(data) != length:
             raise ConnectionError(f"{len(data)} bytes came")
-        buffer[:] = data
+        Scatter(parts).write(memoryview(data))
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         # a single one in this thread, which may itself belong to the pool of requests

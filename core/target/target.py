@@ -87,10 +87,12 @@ class Claim:
     Attributes:
         workspace: ready for the plan.
         is_new: the plan was begun under this lease: no rank has a record, and nothing is committed.
+        was_empty: nothing was there before, on an object store, nor any run's lease: all that appears is this plan's.
     """
 
     workspace: Workspace
     is_new: bool
+    was_empty: bool = False
 
 
 @frozen
@@ -140,13 +142,13 @@ class Target:
             TargetError: the target is occupied; a TargetBusyError if another run works on one of the ranks, or
                 converts something else into it.
         """
-        look = self.check_usable()
+        alone = not self.check_usable().has_state
         holder = new_holder(ranks, self.identity)
-        with leased(self.final, holder, alone=not look.has_state):
+        with leased(self.final, holder, alone=alone):
             look = self.check_usable()
             with exclusive(leases_of(self.final)):  # or two runs would remove each other's beginnings
                 is_new = self._begin_unless_begun(holder, look)
-            yield Claim(self.workspace, is_new)
+            yield Claim(self.workspace, is_new, was_empty=alone and is_new and not look.names and not look.leftovers)
 
     def _begin_unless_begun(self, holder: LeaseHolder, look: Look) -> bool:
         """Begin this plan in the workspace; False if it was begun before, or is carried out."""
@@ -304,14 +306,19 @@ class Target:
         write_bytes(state.child(PLAN_NAME), plan)
         write_bytes(state.child(MANIFEST_NAME), dump_record(restored))
 
-    def commit(self, manifest: Manifest) -> None:
-        """Publish the finished files; `manifest` is the commit marker. If it fails, all are still in the workspace."""
+    def commit(self, manifest: Manifest, *, was_empty: bool = False) -> None:
+        """Publish the finished files; `manifest` is the commit marker. If it fails, all are still in the workspace.
+
+        `was_empty` as in this run's claim. Then nothing can be left of other plans: a run of another one may only begin
+        here once this run's lease is dead, which `check_not_taken` notices, and no earlier run can still be at work.
+        """
         workspace = self.workspace
         with exclusive(leases_of(self.final)):
             self.check_not_taken()
             if self.final.is_local and self.is_committed():  # by a run that did other ranks, a moment ago
                 return
-            remove_leftovers(workspace, self.final, manifest.files, in_place=self.is_mended_in_place)
+            if not was_empty:  # a listing makes some servers read all that was written, for its etags
+                remove_leftovers(workspace, self.final, manifest.files, in_place=self.is_mended_in_place)
             self._write_documents(workspace.directory)
             if self.plan.inputs.companions:
                 write_companions(workspace.directory, self.plan.inputs.companions)

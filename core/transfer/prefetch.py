@@ -115,7 +115,8 @@ class Prefetcher(Generic[User]):
         free = deque(self._threads)
         last: Future[FilledStep[User]] | None = None
         try:
-            with ThreadPoolExecutor(MAX_PREFETCH_THREADS, thread_name_prefix="reshard-prefetch") as pool:
+            most = max(MAX_PREFETCH_THREADS, len(self._threads))
+            with ThreadPoolExecutor(most, thread_name_prefix="reshard-prefetch") as pool:
                 for step in steps:
                     while self._has_room() and idle_workers.borrow():
                         borrowed += 1

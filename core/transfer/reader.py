@@ -17,6 +17,7 @@ from reshard.core.plan.model import ParameterPlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.coalescing import coalesced, covering_range
+from reshard.core.storage.reading import read_parts
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
 from reshard.core.storage.transfers import submitted
 from reshard.core.tensor.slices import Extent
@@ -191,8 +192,15 @@ class RemoteBlockReader:
             wait([future for future, _ in in_flight])  # none may write into a block that is reused by then
 
     def _read(self, request: "_Request") -> None:
+        source = self._sources.open(request.source_rank)
+        if (parts := _parts(request)) is not None:
+            read_parts(source, request.start, [part for _, part in parts])
+            for item, part in parts:
+                if item is not None and item.destination is None:
+                    item.deliver(part)
+            return
         run = np.empty(request.length, np.uint8).data
-        self._sources.open(request.source_rank).read_into(request.start, run)
+        source.read_into(request.start, run)
         for item in request.items:
             first = item.offset - request.start
             item.deliver(run[first : first + item.length])
@@ -230,6 +238,10 @@ class _HeadCheck:
     def length(self) -> int:
         return len(self.head)
 
+    @property
+    def destination(self) -> None:
+        """None: it is compared."""
+
     def deliver(self, run: memoryview) -> None:
         if run != self.head:
             raise header_mismatch(self.source_rank, self.file, self.name, self.offset)
@@ -237,3 +249,25 @@ class _HeadCheck:
 
 _Wanted = Fetch | FetchRun | _HeadCheck
 """Bytes of a source file to be delivered."""
+
+
+def _parts(request: _Request) -> list[tuple[_Wanted | None, memoryview]] | None:
+    """The items of a request, and the gaps between them, each with the buffer for its bytes; None if items overlap.
+
+    Verbatim bytes arrive in their blocks: copying them there takes as long as receiving them.
+    """
+    parts: list[tuple[_Wanted | None, memoryview]] = []
+    position = request.start
+    for item in request.items:
+        if item.offset < position:
+            return None
+        if item.offset > position:
+            parts.append((None, _new_buffer(item.offset - position)))
+        destination = item.destination
+        parts.append((item, _new_buffer(item.length) if destination is None else destination))
+        position = item.offset + item.length
+    return parts
+
+
+def _new_buffer(length: int) -> memoryview:
+    return np.empty(length, np.uint8).data

@@ -74,7 +74,7 @@ def transform_ranks(
         buffers = budget.group_buffers(len(ranks), prefetch, wide=plan.transposes)
         writers = [_RankWriter(plan, rank, directory, files, buffers.upload) for rank in ranks]
         sources = _Sources(plan, writers, buffers, files, crcs)
-        prefetcher = _prefetcher(sources, writers, buffers, prefetch)
+        prefetcher = _prefetcher(sources, writers, buffers)
         steps = zip_longest(*(writer.blocks(buffers) for writer in writers))
         with closing(prefetcher.filled(steps)) as filled_steps:
             for filled in filled_steps:
@@ -141,9 +141,9 @@ class _Sources:
 
 
 def _prefetcher(
-    sources: _Sources, writers: "Sequence[_RankWriter]", buffers: GroupBuffers, prefetch: int
+    sources: _Sources, writers: "Sequence[_RankWriter]", buffers: GroupBuffers
 ) -> "Prefetcher[_RankWriter]":
-    readers = [sources.reader() for _ in range(prefetch)]
+    readers = [sources.reader() for _ in range(buffers.readers)]
     wide = sources.wide_reader() or readers[0] if buffers.wide_block_bytes else None
     return Prefetcher(readers, writers, buffers, wide, sources.reader)
 

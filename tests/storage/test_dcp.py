@@ -59,7 +59,7 @@ def test_what_is_replaced_loses_its_metadata_first(store: Store, monkeypatch: py
     request = to_dcp(dcp_case("dtypes").source, url, overwrite=True, shards=2)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "reshard.core.target.target.Target.commit", lambda *_: (_ for _ in ()).throw(StorageError("stopped"))
+            "reshard.core.target.target.Target.commit", lambda *_, **__: (_ for _ in ()).throw(StorageError("stopped"))
         )
         with pytest.raises(StorageError, match="stopped"):
             convert(request)

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -121,6 +122,17 @@ def is_part_of(rank: int) -> Callable[[Exchange], bool]:
     return lambda exchange: exchange.call.operation == "UploadPart" and f"/out/rank_{rank}/" in exchange.call.key
 
 
+def await_stored_part(store: Store, path: str) -> None:
+    """Wait until the store has a part of a file that is being sent: the first may arrive after the second has begun."""
+    client, key = s3_client(store.server.url), f"{store.prefix}/{path}"
+    [upload] = client.list_multipart_uploads(Bucket=BUCKET, Prefix=key)["Uploads"]
+    for _ in range(PATIENCE_SECONDS * 20):
+        if client.list_parts(Bucket=BUCKET, Key=key, UploadId=upload["UploadId"]).get("Parts"):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no part of {path} arrived")
+
+
 def to_the_end(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Its exit code and its stderr."""
     _, printed = process.communicate(timeout=PATIENCE_SECONDS)
@@ -179,6 +191,7 @@ def test_killed_and_cleaned_up(
     held = gate(is_part_of(1), 2)
     process = begin("--workers=1")
     assert held.reached.wait(PATIENCE_SECONDS)
+    await_stored_part(source, "out/rank_1/checkpoint_1.ckpt")
     os.killpg(process.pid, signal.SIGKILL)
     to_the_end(process)
     held.open()

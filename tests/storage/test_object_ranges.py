@@ -13,8 +13,8 @@ from reshard.core.errors import CatalogError, StorageError
 from reshard.core.runtime import retry
 from reshard.core.runtime.retry import RetryPolicy, counting_retries
 from reshard.core.storage.filesystems import open_filesystem
-from reshard.core.storage.object_ranges import RefusedRequestError, object_ranges
-from reshard.core.storage.reading import is_proven, open_source, read_bytes
+from reshard.core.storage.object_ranges import RefusedRequestError, Scatter, object_ranges
+from reshard.core.storage.reading import is_proven, open_source, read_bytes, read_parts
 from reshard.core.storage.urls import Location, parse_url
 from tests.support.s3_client import s3_client
 from tests.support.s3_server import S3Server
@@ -282,6 +282,22 @@ def test_an_endpoint_for_s3_in_the_environment_is_not_for_obs(
     assert obstore.sign(reader.store("b-1"), "GET", "k", timedelta(minutes=1)).startswith("http://10.0.0.1:81/b-1/k")
 
 
+def test_bytes_of_one_range_arrive_in_several_buffers(location: Location) -> None:
+    parts = [memoryview(bytearray(length)) for length in (3, 0, 2, 4)]
+    read_parts(open_source(location), 1, parts)
+    assert b"".join(parts) == CONTENT[1:10]
+
+
+def test_pieces_of_an_answer_need_not_end_where_buffers_do() -> None:
+    parts = [memoryview(bytearray(length)) for length in (3, 0, 2, 4)]
+    scatter = Scatter(parts)
+    for piece in (b"ab", b"cdef", b"", b"ghi"):
+        scatter.write(memoryview(piece))
+    assert (b"".join(parts), scatter.count) == (b"abcdefghi", 9)
+    with pytest.raises(ConnectionError, match="1 bytes too many came"):
+        scatter.write(memoryview(b"j"))
+
+
 @pytest.mark.usefixtures("without_s3fs")
 def test_names_of_objects_are_sent_as_they_are(store: Store, tmp_path: Path, location: Location) -> None:
     (tmp_path / "other").write_bytes(CONTENT)
@@ -296,7 +312,7 @@ def test_secrets_are_in_no_text(location: Location, store: Store) -> None:
     reader = object_ranges(fs)
     assert reader is not None
     with pytest.raises(RefusedRequestError) as refused:
-        reader.read(BUCKET, path.removeprefix(f"{BUCKET}/"), 0, memoryview(bytearray(5)), "")
+        reader.read(BUCKET, path.removeprefix(f"{BUCKET}/"), 0, [memoryview(bytearray(5))], "")
     text = "".join(traceback.format_exception(refused.value))
     assert "status code: 403" in text
     assert not [word for word in (secret, secret[::-1], "Signature=") if word in text]

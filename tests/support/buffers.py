@@ -23,7 +23,8 @@ class Buffers(Budget):
     sources: int = 1
 
     def group_buffers(self, count: int, prefetch: int = 1, *, wide: bool = False) -> GroupBuffers:
-        buffers = GroupBuffers(self.a_block_bytes, self.a_block_bytes, self.scratch_bytes, self.sources, None, 0)
+        size = self.a_block_bytes
+        buffers = GroupBuffers(size, size, self.scratch_bytes, self.sources, None, 0, readers=prefetch)
         if not wide:
             return buffers
         return replace(buffers, wide_block_bytes=self.wide_bytes, wide_in_flight_bytes=self.scratch_bytes)

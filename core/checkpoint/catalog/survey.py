@@ -7,10 +7,11 @@ directory, or the directory of all outputs of MindFormers. Only indexes and meta
 """
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, dcp_in, find_dcp
 from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name
@@ -25,7 +26,7 @@ from reshard.core.errors import CatalogError, StorageError
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.checkpoint2_names import COMMON_NAME, METADATA_NAME
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
-from reshard.core.storage.listing import file_info, list_folder
+from reshard.core.storage.listing import list_folder, looked_into
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.transfers import at_once
@@ -75,6 +76,7 @@ class CheckpointSurvey:
         ignored: other files and folders, as paths below the checkpoint; folders end in a slash.
         names_files: `url` names the files themselves, not their folders.
         unfinished: it is the target of an incomplete conversion.
+        has_records: of rank folders: reshard's records are beside them.
         index: index of a unified checkpoint, whose files count as ranks; None for a single file.
         iteration: the iteration of a Checkpoint 2.0; ranks that hold nothing have no files.
         dcp: the checkpoint of DCP, whose files count as ranks.
@@ -86,6 +88,7 @@ class CheckpointSurvey:
     ignored: tuple[str, ...] = ()
     names_files: bool = False
     unfinished: bool = False
+    has_records: bool = False
     index: WeightIndex | None = None
     iteration: Iteration | None = None
     dcp: DcpCheckpoint | None = None
@@ -137,10 +140,10 @@ def survey(url: str, step: str = "") -> CheckpointSurvey:
     with storage_errors_as_input():
         if RANK_FIELD in location.path:
             return _survey_pattern(location)
-        kind = file_info(location, "read it")["type"]
+        kind, entries = looked_into(location, "read it")
         if kind not in ("file", "directory"):
             raise CatalogError(f"{location}: is neither a file nor a directory")
-        return _survey_file(location, step) if kind == "file" else _survey_directory(location, step)
+        return _survey_file(location, step) if kind == "file" else _survey_directory(location, entries, step)
 
 
 def survey_iteration(iteration: Iteration) -> CheckpointSurvey:
@@ -212,8 +215,8 @@ def _survey_file(location: Location, step: str) -> CheckpointSurvey:
     return CheckpointSurvey(str(location), CheckpointShape.FILE, files, names_files=True)
 
 
-def _survey_directory(root: Location, step: str) -> CheckpointSurvey:
-    items = _list_folder(root)
+def _survey_directory(root: Location, entries: Iterable[Mapping[str, Any]], step: str) -> CheckpointSurvey:
+    items = _items(root, entries)
     names = [item.location.name for item in items]
     if (dcp := dcp_in(root, names, step)) is not None:
         return survey_dcp(dcp)
@@ -244,7 +247,14 @@ def _survey_files(root: Location, items: Sequence[_Item]) -> CheckpointSurvey:
             )
         files, ignored, shape = {0: found}, [], CheckpointShape.FOLDER
     ignored += [_relative(root, item) for item in beside if item.location.name != STATE_DIRECTORY]
-    return CheckpointSurvey(str(root), shape, files, ignored=tuple(sorted(ignored)), unfinished=_is_unfinished(items))
+    return CheckpointSurvey(
+        str(root),
+        shape,
+        files,
+        ignored=tuple(sorted(ignored)),
+        unfinished=_is_unfinished(items),
+        has_records=any(item.location.name == STATE_DIRECTORY for item in items),
+    )
 
 
 def _only_index(root: Location, items: Sequence[_Item]) -> Location | None:
@@ -341,8 +351,12 @@ def _list_ranks(root: Location, folders: Mapping[int, _Item]) -> tuple[dict[int,
 
 
 def _list_folder(folder: Location) -> list[_Item]:
+    return _items(folder, list_folder(folder))
+
+
+def _items(folder: Location, entries: Iterable[Mapping[str, Any]]) -> list[_Item]:
     items = []
-    for entry in list_folder(folder):
+    for entry in entries:
         path = entry["name"].strip("/")
         # object stores may list a folder's own marker
         if path != folder.path.strip("/"):

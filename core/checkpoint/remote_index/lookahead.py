@@ -106,7 +106,7 @@ class Lookahead:
         passed = len(self._entries) - self._asked_at
         self._asked_at = len(self._entries)
         right = 2 * passed >= self._ahead
-        self._ahead = min(2 * self._ahead, _MAX_AHEAD) if right else _MIN_AHEAD
+        self._ahead = min(3 * self._ahead, _MAX_AHEAD) if right else _MIN_AHEAD
         for guess in self._entries.guesses(self._ahead, alternatives=not right):
             head, slack = self._next, _FIRST_SLACK_BYTES
             for length in guess:

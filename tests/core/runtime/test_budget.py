@@ -104,6 +104,26 @@ def test_limits(limit_bytes: int, workers: int, count: int, want: tuple[int, int
     assert (budget.workers, buffers.scratch_bytes, buffers.block_bytes, budget.workers * buffers.total_bytes) == want
 
 
+@pytest.mark.parametrize(
+    ("limit_bytes", "part_bytes", "count", "prefetch", "want"),
+    [
+        (2048 * MIB, 0, 1, 2, (3, 8 * MIB)),
+        (2048 * MIB, 0, 1, 1, (1, 8 * MIB)),
+        (2048 * MIB, 0, 2, 8, (8, 8 * MIB)),
+        (2048 * MIB, 0, 4, 8, (8, 4 * MIB)),
+        (2048 * MIB, PART_BYTES, 1, 2, (2, 8 * MIB)),
+        (128 * MIB, 0, 1, 2, (2, 16 * MIB // 3 // 4096 * 4096)),
+    ],
+)
+def test_a_remote_file_alone_has_more_readers_than_workers(
+    limit_bytes: int, part_bytes: int, count: int, prefetch: int, want: tuple[int, int]
+) -> None:
+    budget = build_budget(limit_bytes, 2**20, 8, part_bytes=part_bytes, remote_source=True)
+    buffers = budget.group_buffers(count, prefetch)
+    assert (buffers.readers, buffers.block_bytes) == want
+    assert buffers.total_bytes <= prefetch * budget.worker_bytes
+
+
 def test_little_memory_lets_fewer_ranks_share() -> None:
     assert build_budget(2048 * MIB, 2**20, 8).max_group_ranks == MAX_GROUP_RANKS
     assert build_budget(16 * MIB, 2**20, 8).max_group_ranks == 16

@@ -121,7 +121,7 @@ def test_fsspecs_configuration_wins_over_ours_setting_by_setting(monkeypatch: py
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": config, "use_listings_cache": True})
     fs = opened("s3://models/run", config_kwargs={"connect_timeout": 3})
     found = client_of(fs).meta.config
-    assert (found.read_timeout, found.connect_timeout, found.max_pool_connections) == (7, 3, 64)
+    assert (found.read_timeout, found.connect_timeout, found.max_pool_connections) == (7, 3, 128)
     assert found.retries["mode"] == "adaptive"
     assert fs.dircache.use_listings_cache
 

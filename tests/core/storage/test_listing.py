@@ -11,9 +11,9 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from reshard.core.errors import TargetError
+from reshard.core.errors import StorageError, TargetError
 from reshard.core.storage.filesystems import open_filesystem
-from reshard.core.storage.listing import find_files, list_folder
+from reshard.core.storage.listing import find_files, list_folder, looked_into
 from reshard.core.storage.publishing import foreign_names, list_names, other_files, remove_tree
 from reshard.core.storage.urls import Location
 
@@ -122,6 +122,20 @@ def test_an_object_with_a_slash_at_its_end_and_content_is_a_file(server: Names, 
     server.sizes = {"out": 7}
     with pytest.raises(TargetError, match="out: is a file, the target must be a directory"):
         list_names(target)
+
+
+def test_kind_and_entries_are_asked_for_at_once(server: Names, target: Location) -> None:
+    server.sizes = {"out/": 0, "out/a": 5, "out/rank_0/": 0, "outside": 1}
+    kind, entries = looked_into(target, "read it")
+    assert (kind, entries) == ("directory", list_folder(target))
+    assert [entry["name"] for entry in entries] == ["bucket/out/a", "bucket/out/rank_0"]
+    server.sizes["out"] = 3
+    assert looked_into(target, "read it") == ("file", [])
+    server.sizes = {"out/": 0}
+    assert looked_into(target, "read it") == ("directory", [])
+    server.sizes = {"outside": 1}
+    with pytest.raises(StorageError, match="cannot read it: no such file or directory"):
+        looked_into(target, "read it")
 
 
 def test_markers_go_with_the_tree_that_they_are_in(server: Names, target: Location) -> None:

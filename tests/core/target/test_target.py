@@ -5,8 +5,11 @@ import pytest
 from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.errors import TargetError
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.listing import exists
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
+from reshard.core.target.claim import leases_of
 from reshard.core.target.target import Target
 from reshard.core.target.workspace import Workspace, read_records
 from tests.support.targets import convert_ranks, manifest_of, record_of
@@ -36,6 +39,45 @@ def test_nothing_there(final: Location, plan: ConversionPlan) -> None:
     assert checkpoint_files(final) == files_of(plan)
     assert read_manifest(final) == manifest_of(target)
     assert [record.rank for record in read_records(Workspace(final, target.identity), range(3))] == [0, 1, 2]
+
+
+def test_only_a_claim_that_found_nothing_is_of_an_empty_target(
+    final: Location, plan: ConversionPlan, other_plan: ConversionPlan
+) -> None:
+    with Target(final, plan).claimed([0]) as claim:
+        assert claim.was_empty is not final.is_local
+        write_bytes(claim.workspace.directory.child("rank_0", "checkpoint_0.ckpt"), b"ours")
+    with Target(final, plan).claimed([0]) as claim:
+        assert not claim.was_empty  # whatever an earlier run of the same plan found
+    with Target(final, other_plan, overwrite=True).claimed([0]) as claim:
+        assert claim.is_new
+        assert not claim.was_empty
+
+
+def test_a_lease_in_an_empty_target_may_be_of_a_run_that_still_writes(final: Location, plan: ConversionPlan) -> None:
+    write_bytes(leases_of(final).child("1234abcd.json"), new_holder([7]).dump(renewal=0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", 0)
+        with Target(final, plan).claimed([0]) as claim:
+            assert not claim.was_empty
+
+
+def test_what_appears_beside_the_files_is_looked_for_unless_nothing_was_there(
+    final: Location, plan: ConversionPlan
+) -> None:
+    stranger = final.child("rank_9", "old.ckpt")
+    if final.is_local:
+        pytest.skip("object stores only")
+    target = Target(final, plan)
+    for was_empty in (True, False):
+        with target.claimed(plan.target_ranks) as claim:
+            for rank in plan.target_ranks:
+                write_bytes(claim.workspace.directory.child(plan.file_name(rank)), b"x")
+            write_bytes(stranger, b"somebody's")
+            assert claim.was_empty is was_empty
+            target.commit(manifest_of(target), was_empty=claim.was_empty)
+            target.reopen()
+        assert exists(stranger) is was_empty
 
 
 # ---- unfinished work ----
