@@ -89,7 +89,7 @@ def looked_into(location: Location, action: str) -> tuple[str, list[dict[str, An
         if found := level.result():
             return "directory", _without_own(location, found)
     kind = str(file_info(location, action)["type"])
-    return kind, list_folder(location, action) if kind == "directory" else []
+    return kind, list_folder(location) if kind == "directory" else []
 
 
 def names_in(location: Location) -> list[str]:

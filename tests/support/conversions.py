@@ -28,7 +28,7 @@ def stop_before_commit(monkeypatch: pytest.MonkeyPatch, request: ConversionReque
     """Converts all ranks, and fails where the target would be committed."""
     with monkeypatch.context() as patch:
         patch.setattr(
-            "reshard.core.target.target.Target.commit", lambda *_: (_ for _ in ()).throw(StorageError("stopped"))
+            "reshard.core.target.target.Target.commit", lambda *_, **__: (_ for _ in ()).throw(StorageError("stopped"))
         )
         with pytest.raises(StorageError, match="stopped"):
             convert(request)

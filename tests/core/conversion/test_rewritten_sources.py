@@ -72,7 +72,7 @@ def test_a_source_rewritten_with_its_old_time_before_an_interrupted_run_goes_on(
     request = FOUR_TO_THREE.request(target, source=str(own_source))
     with monkeypatch.context() as patch:
         patch.setattr(
-            "reshard.core.target.target.Target.commit", lambda *_: (_ for _ in ()).throw(StorageError("stopped"))
+            "reshard.core.target.target.Target.commit", lambda *_, **__: (_ for _ in ()).throw(StorageError("stopped"))
         )
         with pytest.raises(StorageError):
             convert(request)
