@@ -52,6 +52,8 @@ _THRESHOLDS = (100_000, 20, 100)
 
 _OBJECTS_PER_PARAMETER = 50
 """Made for a parameter of a plan and, while they are written and checked, of two ranks."""
+_MOST_YOUNG = 50_000_000
+"""So that a process which goes on with something else collects garbage now and then; the limit is C's int."""
 
 
 @dataclass
@@ -108,4 +110,4 @@ def expect_parameters(count: int) -> None:
 
     All that it makes survives, or ends with its rank: collections took a twelfth of the time of 20,000 parameters.
     """
-    _collections.make_rarer(_OBJECTS_PER_PARAMETER * count)
+    _collections.make_rarer(min(_OBJECTS_PER_PARAMETER * count, _MOST_YOUNG))

@@ -7,7 +7,7 @@ own is sampled, however small its parameter. A contradiction is explained by try
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import islice, starmap
+from itertools import chain, islice, starmap
 from threading import Event
 from typing import TypeVar
 
@@ -207,7 +207,11 @@ def _samples(catalog: CheckpointCatalog, chosen: Sequence[tuple[StageShards, boo
     """Read samples; of remote files concurrently, unless opening encrypted ones makes them wait for one another."""
     if source_key() is not None or parse_url(catalog.url).is_local:
         return starmap(partial(_sample, catalog), chosen)
-    return in_threads(lambda each: _sample(catalog, *each), chosen, _SAMPLES_AT_ONCE, Event())
+    # a batch at a time: each sample may take megabytes
+    batches = (chosen[first : first + _SAMPLES_AT_ONCE] for first in range(0, len(chosen), _SAMPLES_AT_ONCE))
+    return chain.from_iterable(
+        in_threads(lambda each: _sample(catalog, *each), batch, _SAMPLES_AT_ONCE, Event()) for batch in batches
+    )
 
 
 def _sample(catalog: CheckpointCatalog, shards: StageShards, on_all_ranks: bool) -> _Sample | None:

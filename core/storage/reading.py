@@ -8,8 +8,6 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-import numpy as np
-
 from reshard.core.errors import CatalogError, CheckpointError, StorageError, TargetError
 from reshard.core.runtime.local_files import is_irregular, open_regular
 from reshard.core.runtime.metadata import check_metadata, metadata_limit_bytes
@@ -58,19 +56,19 @@ def read_bytes(file: SourceFile, offset: int, length: int) -> bytes:
     return data
 
 
-def read_parts(file: SourceFile, offset: int, parts: Sequence[memoryview]) -> None:
-    """Fill `parts`, one after another, from the bytes at `offset`, by one read; an object's bytes are copied only once.
+def read_parts(file: SourceFile, offset: int, parts: Sequence[memoryview]) -> bool:
+    """Fill `parts`, one after another, from the bytes at `offset` of an object, which are copied only once.
+
+    Returns False, and reads nothing, if the file is no plain object: decrypting or checking contents takes all at once.
 
     Raises:
         CheckpointError: the file ends before the parts are full.
         StorageError: the file cannot be read.
     """
-    if isinstance(file, _RemoteSource):
-        file.read_parts(offset, parts)
-        return
-    run = np.empty(sum(map(len, parts)), np.uint8).data
-    file.read_into(offset, run)
-    Scatter(parts).write(run)
+    if not isinstance(file, _RemoteSource):
+        return False
+    file.read_parts(offset, parts)
+    return True
 
 
 def open_source(location: Location, version: str = "") -> SourceFile:

@@ -309,8 +309,8 @@ class Target:
     def commit(self, manifest: Manifest, *, was_empty: bool = False) -> None:
         """Publish the finished files; `manifest` is the commit marker. If it fails, all are still in the workspace.
 
-        `was_empty` as in this run's claim. Then nothing can be left of other plans: a run of another one may only begin
-        here once this run's lease is dead, which `check_not_taken` notices, and no earlier run can still be at work.
+        `was_empty` as in this run's claim. Then nothing is left of other plans: a run of another one may begin here
+        only once this run's lease is dead, which `check_not_taken` notices. Files of other programs stay.
         """
         workspace = self.workspace
         with exclusive(leases_of(self.final)):

@@ -42,6 +42,7 @@ class BlockUser(Protocol):
 User = TypeVar("User", bound=BlockUser)
 _LITERAL_BYTES = 64 * 2**10
 """Of headers that are not worth a thread: those between contents, not a whole file's."""
+_MOST_STEPS_PER_THREAD = 2
 Step = Sequence[Block | None]
 """The next block of each rank's file; None where a file has no more blocks."""
 FilledStep = Iterable[tuple[User, RankBlock, list[int]]]
@@ -131,6 +132,8 @@ class Prefetcher(Generic[User]):
                         continue
                     if _is_literal(step):
                         in_flight.append((self._filled_literals(step), None))
+                        if len(in_flight) > _MOST_STEPS_PER_THREAD * len(self._threads):  # a long header, cut to pieces
+                            yield from _oldest(in_flight, free)
                         continue
                     thread = free.popleft()
                     last = pool.submit(copy_context().run, thread.fill_after, last, step)

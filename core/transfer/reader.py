@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from reshard.core.checkpoint.remote_index.templates import header_mismatch
+from reshard.core.errors import ConversionError
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.frozen import frozen
@@ -193,8 +194,8 @@ class RemoteBlockReader:
 
     def _read(self, request: "_Request") -> None:
         source = self._sources.open(request.source_rank)
-        if (parts := _parts(request)) is not None:
-            read_parts(source, request.start, [part for _, part in parts])
+        parts = _parts(request)
+        if parts is not None and read_parts(source, request.start, [part for _, part in parts]):
             for item, part in parts:
                 if item is not None and item.destination is None:
                     item.deliver(part)
@@ -263,8 +264,13 @@ def _parts(request: _Request) -> list[tuple[_Wanted | None, memoryview]] | None:
             return None
         if item.offset > position:
             parts.append((None, _new_buffer(item.offset - position)))
-        destination = item.destination
-        parts.append((item, _new_buffer(item.length) if destination is None else destination))
+        part = _new_buffer(item.length) if item.destination is None else item.destination
+        if len(part) != item.length:  # all behind it would be shifted
+            raise ConversionError(
+                f"rank {request.source_rank}: {item.length} bytes at {item.offset} have a place of {len(part)}. "
+                "This is a bug in reshard"
+            )
+        parts.append((item, part))
         position = item.offset + item.length
     return parts
 

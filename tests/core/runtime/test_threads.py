@@ -95,3 +95,10 @@ def test_the_first_error_stops_the_rest() -> None:
         in_threads(work, range(100), 2, stop)
     assert stop.is_set()
     assert len(begun) < 100, "items that had not begun are canceled"
+
+
+def test_more_parameters_than_memory_has_room_for_are_no_error() -> None:
+    gc.set_threshold(700, 10, 5)
+    with rare_collections():
+        expect_parameters(2**31)
+        assert gc.get_threshold() == (50_000_000, 20, 100)

@@ -1,7 +1,7 @@
 """Prefetch threads: steps come filled and in order, whatever thread fills them."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Event
 
 import numpy as np
@@ -191,3 +191,20 @@ def test_borrowed_workers_come_back_when_the_work_ends_early(fails_at: int | Non
             with pytest.raises(StorageError, match="broken"):
                 list(filled)
         assert not idle.lent
+
+
+def test_a_long_header_is_not_put_into_memory_as_a_whole() -> None:
+    begun = 0
+
+    def steps() -> Iterator[list[Block | None]]:
+        nonlocal begun
+        for number in range(100):
+            begun += 1
+            yield headers(number)
+
+    prefetcher = Prefetcher([Reader(), Reader()], [File(), File()], buffers())
+    most = 0
+    for number, filled in enumerate(prefetcher.filled(steps())):
+        assert [block.buffer.tobytes() for _, block, _ in filled] == [bytes([number] * 2)]
+        most = max(most, begun - number)
+    assert (begun, most) == (100, 5)

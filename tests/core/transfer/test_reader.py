@@ -12,6 +12,7 @@ from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
+from reshard.core.errors import ConversionError
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import build_plan
 from reshard.core.request.changes import Changes, TransposeRule
@@ -110,3 +111,13 @@ def test_only_who_needs_the_same_rows_reads_through_wide_gaps(tmp_path: Path) ->
         for name, tensor in tensors.items():
             shard = shard_of(tensor, layouts[name], rank)
             assert held[rank][name] == ("Int32", shard.shape, shard.tobytes())
+
+
+def test_bytes_without_a_place_of_their_length_are_a_bug_and_shift_no_others() -> None:
+    class Item:
+        def __init__(self, offset: int, length: int, place: int) -> None:
+            self.offset, self.length, self.destination = offset, length, memoryview(bytearray(place))
+
+    request: Any = reshard.core.transfer.reader._Request(3, [Item(10, 4, 3), Item(14, 4, 4)], 10, 8)  # type: ignore[list-item]
+    with pytest.raises(ConversionError, match="rank 3: 4 bytes at 10 have a place of 3. This is a bug in reshard"):
+        reshard.core.transfer.reader._parts(request)
