@@ -76,7 +76,7 @@ class CheckpointSurvey:
         ignored: other files and folders, as paths below the checkpoint; folders end in a slash.
         names_files: `url` names the files themselves, not their folders.
         unfinished: it is the target of an incomplete conversion.
-        has_records: of rank folders: reshard's records are beside them.
+        has_records: False if a listing of rank folders shows that none of reshard's records are beside them.
         index: index of a unified checkpoint, whose files count as ranks; None for a single file.
         iteration: the iteration of a Checkpoint 2.0; ranks that hold nothing have no files.
         dcp: the checkpoint of DCP, whose files count as ranks.
@@ -88,7 +88,7 @@ class CheckpointSurvey:
     ignored: tuple[str, ...] = ()
     names_files: bool = False
     unfinished: bool = False
-    has_records: bool = False
+    has_records: bool = True
     index: WeightIndex | None = None
     iteration: Iteration | None = None
     dcp: DcpCheckpoint | None = None
