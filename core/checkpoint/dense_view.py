@@ -116,12 +116,14 @@ class DenseView:
 
     def _fill(self, content: StridedContent, box: TensorSlice, target: np.ndarray, item: int) -> None:
         start = content.offset + sum(low * stride for low, stride in zip(box.start, content.strides, strict=True))
-        data = read_bytes(self._file, start, _span_bytes(box.shape, content.strides, item))
+        data = read_bytes(self._file, start, span_bytes(box.shape, content.strides, item))
         target[...] = np.ndarray(box.shape, f"V{item}", data, strides=content.strides)
 
 
-def _span_bytes(shape: Shape, strides: Shape, item: int) -> int:
-    """Bytes from the first element of a box to its last."""
+def span_bytes(shape: Shape, strides: Shape, item: int) -> int:
+    """Return the bytes from the first element of a box to its last; 0 if it has none."""
+    if 0 in shape:
+        return 0
     return sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True)) + item
 
 
@@ -129,7 +131,7 @@ def _parts(box: TensorSlice, strides: Shape, item: int) -> Iterator[TensorSlice]
     """Split a box into boxes that are each worth one read."""
     axis = max(range(len(strides)), key=lambda each: strides[each] if box.shape[each] > 1 else -1)
     length, stride = box.shape[axis], strides[axis]
-    inner = _span_bytes((*box.shape[:axis], 1, *box.shape[axis + 1 :]), strides, item)
+    inner = span_bytes((*box.shape[:axis], 1, *box.shape[axis + 1 :]), strides, item)
     total = inner + (length - 1) * stride
     if length == 1 or (total <= _READ_BYTES and stride - inner <= _GAP_BYTES):
         yield box

@@ -13,6 +13,7 @@ from glob import escape
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog.shared_bytes import check_bytes_apart
 from reshard.core.checkpoint.catalog.survey import CheckpointSurvey
 from reshard.core.errors import CatalogError, CheckpointError, InputError, PlanError
 from reshard.core.mindspore_api.needed_ranks import needed_of_all
@@ -94,6 +95,7 @@ def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Co
     _check_not_scattered(catalog, source)
     asked = inputs.integrated_save
     shards = SourceShards(catalog, source)
+    check_bytes_apart(catalog, None if shards.are_whole(asked) else source)
     found: tuple[str, ...] = ()
     samples = None
     if source is not None:

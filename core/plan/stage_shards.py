@@ -12,6 +12,7 @@ from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCat
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import LayoutError
 from reshard.core.plan.ownership import SourceCopy
+from reshard.core.request.conversion import IntegratedSave
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
@@ -55,6 +56,12 @@ class SourceShards:
     def problems(self) -> list[str]:
         """Parameters that ranks of one stage hold with different shapes or dtypes."""
         return list(self._grouped[1])
+
+    def are_whole(self, asked: IntegratedSave) -> bool:
+        """True if every rank holds whole tensors: as is said, or by shapes, without a target's strategy."""
+        if asked is not IntegratedSave.AUTO:
+            return asked is IntegratedSave.YES
+        return bool(integrated_by_shapes(self.by_name, None, {}))
 
     @cached_property
     def _grouped(self) -> tuple[dict[str, list[StageShards]], list[str]]:

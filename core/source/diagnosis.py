@@ -10,6 +10,7 @@ from dataclasses import replace
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog.shared_bytes import shared_bytes
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.plan.matching import lost_text, match_parameters
@@ -154,6 +155,15 @@ def _check_parameters(
             advice="name one step with --step, or the files of one job",
         )
         for problem in source_shards.problems
+    ]
+    findings += [
+        Finding(
+            check="files",
+            found=f"one file is two slices: {problem}",
+            means="links, or copies made as hard links, lead to another rank's file",
+            advice="put each rank's own file there; pass --integrated-save yes if every rank holds whole tensors",
+        )
+        for problem in shared_bytes(within, None if source_shards.are_whole(asked) else strategy)
     ]
     findings += [*_check_contents(within, shards, asked), *redundancy_findings(within)]
     if not _has_problem(findings) and not within.lost:

@@ -9,6 +9,7 @@ from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
 from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog.shared_bytes import check_bytes_apart
 from reshard.core.checkpoint.catalog.survey import (
     CheckpointShape,
     CheckpointSurvey,
@@ -21,7 +22,7 @@ from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import CatalogError
-from reshard.core.plan.stage_shards import SourceShards, integrated_by_shapes
+from reshard.core.plan.stage_shards import SourceShards
 from reshard.core.plan.unified_source import unified_strategy
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
@@ -109,9 +110,7 @@ class Source:
     @property
     def is_integrated(self) -> bool:
         """True if every rank holds whole tensors, judged without a target's strategy."""
-        if self.integrated_save is not IntegratedSave.AUTO:
-            return self.integrated_save is IntegratedSave.YES
-        return bool(integrated_by_shapes(self.shards.by_name, None, {}))
+        return self.shards.are_whole(self.integrated_save)
 
 
 def find_strategy(request: SourceRequest) -> GivenStrategy:
@@ -183,6 +182,8 @@ def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: Targe
         catalog = of_own_stage(strategy, catalog, found)
     others = tuple(rank for rank in found.ranks if strategy is not None and rank not in strategy.ranks)
     source = Source(request, catalog, strategy, SourceShards(catalog, strategy), others)
+    if not (catalog.unified or is_self_described(found)):  # else the catalog's builder has checked it
+        check_bytes_apart(catalog, None if source.is_integrated else strategy)
     if not request.check_replicas or strategy is None or catalog.unified:
         return source
     from reshard.core.source.replicas import check_replicas

@@ -11,6 +11,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.catalog.shared_bytes import box_text
 from reshard.core.checkpoint.dense_view import open_record
 from reshard.core.checkpoint.digests import content_digests
 from reshard.core.checkpoint.formats.any_format import read_index
@@ -20,8 +21,7 @@ from reshard.core.runtime.wording import counted, rank_names
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
-from reshard.core.tensor.layout import ShardGrid, whole_layout
-from reshard.core.tensor.slices import Shape
+from reshard.core.tensor.layout import whole_layout
 
 _BLOCK_BYTES = 4 * 2**20
 _REMOTE_FILES_AT_ONCE = 4
@@ -81,17 +81,10 @@ def _replicated_slices(catalog: CheckpointCatalog, source: Strategy, integrated:
                     rank for rank in (ranks.start + each for each in stage_ranks) if name in entries_of.get(rank, ())
                 ]
                 if len(owners) > 1:
-                    slice_ = name, _box_text(grid, owners[0] - ranks.start, entries_of[owners[0]][name].shape)
+                    slice_ = name, box_text(grid, owners[0] - ranks.start, entries_of[owners[0]][name].shape)
                     for rank in owners:
                         slices_of.setdefault(rank, {})[name] = slice_
     return slices_of
-
-
-def _box_text(grid: ShardGrid, stage_rank: int, shape: Shape) -> str:
-    try:
-        return str(grid.box_of(stage_rank, grid.whole_shape(stage_rank, shape)))
-    except LayoutError:
-        return str(list(shape))  # the plan reports it, with the parameter's name
 
 
 def _digests(record: CatalogRecord, slices: dict[str, _Slice]) -> Iterator[tuple[_Slice, str]]:

@@ -67,6 +67,20 @@ def _without_change_time(version: str) -> str:
     return _CHANGE_TIME.sub("", version)
 
 
+def file_identity(location: Location) -> object:
+    """Return what all names of a file have in common, whether links or hard links; of an object its URL.
+
+    Raises:
+        StorageError: a local file cannot be looked at.
+    """
+    if not location.is_local:
+        return str(location)
+    with mapped_errors(location, "look for it"):
+        status = os.stat(location.path)
+    # not all network file systems number their files, but these have no hard links either
+    return (status.st_dev, status.st_ino) if status.st_nlink > 1 else os.path.realpath(location.path)
+
+
 @frozen
 class Stamp:
     """The state of a file at the time of a look.

@@ -13,6 +13,7 @@ from reshard.core.checkpoint.catalog.output_directory import strategies_beside
 from reshard.core.checkpoint.catalog.record_reader import RecordReader, WantsDigest, no_digest, read_records
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.selection import select_files
+from reshard.core.checkpoint.catalog.shared_bytes import check_bytes_apart
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
 from reshard.core.checkpoint.catalog.torn_files import torn_ranks
 from reshard.core.checkpoint.catalog.unified_index import check_index, names_outside
@@ -46,7 +47,8 @@ def build_catalog(
     """Find the checkpoint's file of each rank and index it.
 
     Of remote files of one size that agree in samples, the headers of one only are read; the records of the others are
-    marked as assumed.
+    marked as assumed. Unless its own index or metadata says which rank has which slice, that links do not make one file
+    of two slices has to be checked with the strategy: `check_bytes_apart`.
 
     Args:
         url: a directory with `rank_N` folders; a directory with checkpoint files or a checkpoint file, which are
@@ -78,18 +80,24 @@ def build_catalog(
         )
     if found.shape is CheckpointShape.UNIFIED:
         _check_nothing_to_choose(found, ranks, step or source_prefix, damage)
-        return _unified_catalog(found, digest, check_crc, workers)
+        catalog = _unified_catalog(found, digest, check_crc, workers)
+        check_bytes_apart(catalog, None)
+        return catalog
     if found.dcp is not None:
         _check_saved_once(found, source_prefix or (step if found.dcp.step is None else None), damage)
         from reshard.core.checkpoint.catalog.dcp_catalog import dcp_catalog
 
-        return dcp_catalog(found.dcp, workers, check_crc=check_crc, crc_later=crc_later)
+        catalog = dcp_catalog(found.dcp, workers, check_crc=check_crc, crc_later=crc_later)
+        check_bytes_apart(catalog, found.dcp.strategy)
+        return catalog
     if found.iteration is not None:
         _check_no_prefix(found, source_prefix)
         from reshard.core.checkpoint.catalog.iteration_catalog import iteration_catalog
 
         reader = RecordReader(digest, check_crc, assume_alike=False)
-        return iteration_catalog(found, found.iteration, reader, workers, damage)
+        catalog = iteration_catalog(found, found.iteration, reader, workers, damage)
+        check_bytes_apart(catalog, found.iteration.strategy)
+        return catalog
     needed = range(1) if ranks is None else ranks
 
     def look_again() -> CheckpointCatalog:

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from itertools import pairwise
 from threading import Semaphore
 
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, FilePart
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.catalog.shared_bytes import Piece, shared_text
 from reshard.core.checkpoint.dense_view import place_strided
 from reshard.core.checkpoint.formats import safetensors, torch_zip
 from reshard.core.checkpoint.formats.torch_zip import StoredTensor
@@ -137,20 +137,16 @@ def _stored(
     for chunk in chunks:
         if chunk.place.offset + max(chunk.place.length, 0) > file.size_bytes:
             raise CheckpointError(_beyond(file, f"parameter {chunk.place.key!r}", chunk.place))
-    places = sorted({chunk.place for chunk in chunks}, key=lambda place: (place.offset, place.length, place.key))
+    places = sorted((chunk.place for chunk in chunks), key=lambda place: (place.offset, place.length, place.key))
     known = checkpoint.indexes.get(path)
     if known is not None or path.endswith(_SAFETENSORS_SUFFIX):
         return dict(_in_safetensors(file, known or safetensors.read_index(file), 0, places))
     if _is_archive(file, places[0]):
+        shared = shared_text(_archives(chunks), lambda place: f"{place.name!r}, {chunks[place.owner].box},")
+        if shared:
+            raise CheckpointError(f"{file.location}: {shared}: torch gives each its own, so the metadata is damaged")
         extents = [Extent(place.offset, max(place.length, 0)) for place in places]
-        stored = dict(zip(places, torch_zip.read_stored_tensors(file, extents), strict=True))
-        for one, other in pairwise(places):
-            if one.offset + one.length > other.offset:
-                raise CheckpointError(
-                    f"{file.location}: the bytes of {one.key!r} and {other.key!r} overlap at {other.offset}: torch "
-                    "gives each its own, so the metadata is damaged"
-                )
-        return stored
+        return dict(zip(places, torch_zip.read_stored_tensors(file, extents), strict=True))
     found: dict[Place, StoredTensor] = {}
     by_offset: dict[int, list[Place]] = {}
     for place in places:
@@ -158,6 +154,13 @@ def _stored(
     for offset, here in by_offset.items():
         found |= _in_safetensors(file, safetensors.read_index(_Rest(file, offset)), offset, here)
     return found
+
+
+def _archives(chunks: Sequence[Chunk]) -> Iterator[Piece]:
+    """The archives of chunks that have elements."""
+    for number, (box, place) in enumerate(chunks):
+        if box.size:
+            yield Piece(place.offset, place.offset + place.length, number, place.key)
 
 
 def _is_archive(file: SourceFile, place: Place) -> bool:
