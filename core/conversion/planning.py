@@ -121,7 +121,7 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
         changes=target.changes,
         unified=_unified_layout(request),
         iteration=iteration_layout(request, catalog),
-        dcp=_dcp_layout(request),
+        dcp=_dcp_layout(request, catalog),
     )
     with timed(f"{request.source}: reads and writes planned"):
         plan = build_plan(inputs, source.shards)
@@ -215,10 +215,10 @@ def _unified_layout(request: ConversionRequest) -> UnifiedLayout | None:
     return UnifiedLayout(parse_size(request.max_shard_size), str(request.unified_naming))
 
 
-def _dcp_layout(request: ConversionRequest) -> DcpLayout | None:
+def _dcp_layout(request: ConversionRequest, catalog: CheckpointCatalog) -> DcpLayout | None:
     if request.layout is not TargetLayout.DCP:
         return None
-    source = find_dcp(request.source)
+    source = find_dcp(request.source, catalog.step or "")  # the catalog's, though a newer one may be complete by now
     paths = tuple(source.metadata.paths.items()) if source else ()
     return DcpLayout(0 if request.target_strategy else request.shards or DEFAULT_SHARDS, paths)
 

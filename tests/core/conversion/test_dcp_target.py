@@ -157,6 +157,19 @@ def test_the_state_dict_stays_nested(tmp_path: Path) -> None:
     assert planner_data(tmp_path / "again") == made
 
 
+def test_the_state_dict_is_nested_as_in_the_step_that_is_named(tmp_path: Path) -> None:
+    old, new = dcp_case("optimizer").copied(tmp_path / "a/step-1"), dcp_case("optimizer").copied(tmp_path / "a/step-2")
+    shutil.copytree(old.source, tmp_path / "steps/step-1")
+    new.change_metadata(lambda metadata: setattr(metadata, "planner_data", None))
+    shutil.copytree(new.source, tmp_path / "steps/step-2")
+    convert(dcp_request(tmp_path / "steps", tmp_path / "old", step="1"))
+    convert(dcp_request(tmp_path / "steps", tmp_path / "new"))
+    convert(dcp_request(old.source, tmp_path / "alone"))
+    assert planner_data(tmp_path / "old") == planner_data(tmp_path / "alone")
+    assert {len(path) for path in planner_data(tmp_path / "new").values()} == {1}
+    assert max(len(path) for path in planner_data(tmp_path / "old").values()) > 1
+
+
 def test_a_tensor_with_the_name_of_a_dict_takes_its_place(tmp_path: Path) -> None:
     case = dcp_case("optimizer")
     inside = {name: path for name, path in planner_data(case.source).items() if name in case.whole}
