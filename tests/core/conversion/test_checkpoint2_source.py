@@ -377,6 +377,19 @@ def test_shards_of_another_shape(tmp_path: Path) -> None:
     assert "parameter 'adam_v.output_layer.weight' has shape" in message or "global_shape" in message
 
 
+def test_a_tensor_that_no_layout_shards_has_the_shape_that_the_metadata_gives(tmp_path: Path) -> None:
+    case = PIPELINE.copied(tmp_path / "case")
+
+    def shorten(document: dict[str, dict[str, dict[str, object]]]) -> None:
+        tensor = document["state_dict_metadata"]["mlp.router.expert_bias"]
+        assert tensor["layout"] is None
+        tensor |= {"global_shape": [6], "chunk": [{"global_offset": [0], "local_shape": [6]}]}
+
+    case.change_metadata(shorten)
+    message = refusal(case, tmp_path / "out")
+    assert "parameter 'mlp.router.expert_bias' has shape [12], metadata.json gives [6]" in message
+
+
 def _halve(document: dict[str, dict[str, dict[str, object]]], name: str) -> None:
     tensor = document["state_dict_metadata"][name]
     shape = tensor["global_shape"]

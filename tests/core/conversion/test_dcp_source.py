@@ -295,6 +295,17 @@ def test_damage_is_refused_by_name(damage: Any, message: str, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("length", [0, 71, 73])
+def test_a_tensor_in_a_safetensors_part_has_the_length_that_the_metadata_gives(length: int, tmp_path: Path) -> None:
+    case = dcp_case("safetensors").copied(tmp_path / "case")
+    case.change_metadata(_place("model.embed.weight", length=length))
+    with pytest.raises(
+        InputError, match=f"tensor 'model.embed.weight' has 72 bytes, the metadata says {length}"
+    ) as refused:
+        convert(case.request(tmp_path / "out"))
+    assert "__0_0.distcp" in str(refused.value)
+
+
 def test_another_tensor_than_the_metadata_says_is_refused(tmp_path: Path) -> None:
     case = UNEVEN.copied(tmp_path / "case")
 

@@ -78,6 +78,26 @@ def test_a_later_stage_with_the_same_slices_has_the_layout() -> None:
     assert [list(stage.layouts) for stage in parsed(content).strategy.stages] == [[NAME], [NAME]]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_later_stage_has_the_layout_only_if_all_of_its_slices_fit(first: int) -> None:
+    content = document()
+    # ranks 2 and 3 both have the first half, or both the second
+    content["storage_data"][f"('w', ({first},))"] += [
+        {"file_name": f"model-000000{rank}-0000004.safetensors", "storage_rank": rank} for rank in (2, 3)
+    ]
+    assert [list(stage.layouts) for stage in parsed(content).strategy.stages] == [[NAME], []]
+
+
+def test_a_later_stage_has_no_layout_if_shards_of_another_shape_are_listed() -> None:
+    content = document()
+    content["state_dict_metadata"][NAME]["chunk"].append({"global_offset": [0], "local_shape": [4, 3]})
+    for k in (0, 1):
+        content["storage_data"][f"('w', ({k},))"].append(
+            {"file_name": f"model-000000{k + 2}-0000004.safetensors", "storage_rank": k + 2}
+        )
+    assert [list(stage.layouts) for stage in parsed(content).strategy.stages] == [[NAME], []]
+
+
 def test_ranks_beyond_the_layouts_are_further_stages() -> None:
     content = document()
     whole = {"global_shape": [2], "axis_fragmentations": [1], "layout": None, "properties": {"dtype": "Float32"}}
