@@ -15,7 +15,7 @@ from reshard.core.runtime.progress import reporting_to
 from reshard.core.runtime.wording import counted, seconds_text, size_text
 
 if TYPE_CHECKING:
-    from reshard.core.target.cleaning import CleanReport, Leftover
+    from reshard.core.target.leftovers import CleanReport, Leftover
 
 
 @click.command("clean", cls=Command)
@@ -31,8 +31,10 @@ def command(target: str, yes: bool, decrypt_key: str, decrypt_mode: str, storage
     other machines is unfinished as well: the list says how many are done. The same conversion would resume from what is
     listed: remove only what you do not want to finish. Stops if a run is working on TARGET.
 
+    TARGET is the one that 'reshard convert' was given: of a Checkpoint 2.0, all iterations in it are looked at.
+
     Never removes a finished conversion, or a complete one that only lacks its final name. On object stores it removes
-    only files that the unfinished conversion recorded. On disks it knows files by their names: it stops at any that
+    only files that the unfinished conversion wrote, by its records and its plan. On disks it knows files by their names: it stops at any that
     conversions do not write, but removes .ckpt and .safetensors files that somebody put into rank folders there.
 
     Exits with 0 if no unfinished work is left, with 1 if it is, and with 2 if nothing at all is at TARGET.

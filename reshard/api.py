@@ -50,7 +50,7 @@ from reshard.core.storage.named_options import named_storages
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.derivation import TargetJob
 from reshard.core.target import cleaning
-from reshard.core.target.cleaning import CleanReport
+from reshard.core.target.leftovers import CleanReport
 from reshard.core.verification import compare, published
 from reshard.core.verification.comparison_report import ComparisonReport
 from reshard.core.verification.fingerprint_file import ModelFingerprint

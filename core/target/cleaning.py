@@ -1,24 +1,23 @@
 """Removes unfinished work at a target: unfinished conversions, replaced checkpoints, uploads, leases.
 
 Removed are only local directories in which every name is one that conversions write, and on object stores the files
-that the unfinished conversion recorded. Anything else is refused or kept, and named. While files are removed, a lease
-keeps other runs away.
+that the unfinished conversion wrote (see `written_objects`). Anything else is refused or kept, and named. While files
+are removed, a lease keeps other runs away.
+
+A conversion into the directory of all iterations of a Checkpoint 2.0 works in an iteration's directory, so that each
+iteration below a target is a place to look at as well.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY, Manifest, read_manifest
-from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
-from reshard.core.plan.plan_file import rebuild_plan
+from reshard.core.checkpoint.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest, read_manifest
+from reshard.core.errors import InputError, TargetBusyError, TargetError
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
-from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed
+from reshard.core.storage.checkpoint2_names import parse_iteration
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.lease_monitor import seen_holders
@@ -32,7 +31,6 @@ from reshard.core.storage.publishing import (
     REPLACED_SUFFIX,
     STATE_DIRECTORY,
     list_names,
-    other_files,
     remove_tree,
     replaced_location,
     temporary_files,
@@ -42,61 +40,22 @@ from reshard.core.storage.remote_lease import SeenLease, remove_dead, watched_le
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.target_names import is_target_name
 from reshard.core.storage.transfers import at_once
-from reshard.core.storage.uploads import UnfinishedUpload, takes_parts, unfinished_uploads
+from reshard.core.storage.uploads import takes_parts, unfinished_uploads
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.target.claim import leased, leases_of
 from reshard.core.target.companions import recorded_companions
+from reshard.core.target.leftovers import (
+    CleanReport,
+    Leftover,
+    LeftoverKind,
+    describe_leftover,
+    describe_unfinished,
+    describe_upload,
+)
 from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, STATE_LISTING, Workspace, read_identity
-
-
-class LeftoverKind(StrEnum):
-    """Kind of unfinished work."""
-
-    UNFINISHED = "unfinished conversion"
-    REPLACED = "replaced checkpoint"
-    TEMPORARY = "unfinished file"
-    UPLOAD = "unfinished upload"
-    LEASE = "stale lease"
-
-
-class Leftover(Summary):
-    """Unfinished work at one place.
-
-    Attributes:
-        kind: what it is.
-        url: where it is.
-        files: number of files; of an upload, 1.
-        size_bytes: their size.
-        changed: time of the latest change, ISO 8601, UTC; None if unknown.
-        ranks_done: number of ranks of an unfinished conversion that are recorded as done; otherwise None.
-        ranks: number of its ranks; None if its plan cannot be read.
-    """
-
-    kind: LeftoverKind
-    url: str
-    files: int
-    size_bytes: int
-    changed: str | None
-    ranks_done: int | None = None
-    ranks: int | None = None
-
-
-class CleanReport(Summary):
-    """Unfinished work at a target.
-
-    Attributes:
-        target: URL of the target.
-        found: the unfinished work.
-        removed: True if it was removed.
-        kept: what is there besides, and is not removed, in sentences.
-    """
-
-    target: str
-    found: tuple[Leftover, ...]
-    removed: bool
-    kept: tuple[str, ...]
+from reshard.core.target.written_objects import readable_plan, written_objects
 
 
 @frozen
@@ -122,26 +81,53 @@ def clean(target: str, *, remove: bool = False) -> CleanReport:
     """
     final = parse_url(target)
     _check_is_target(final)
-    survey = _survey(final, "")
-    if not survey.found:
+    surveys = {place: _survey(place, "") for place in (final, *_iterations_in(final))}
+    found = [each for survey in surveys.values() for each in survey.found]
+    if not found:
         _check_is_there(final)
-    if remove and survey.found:
-        for each in survey.found:  # a run that takes a lease would watch the dead ones first
-            if each.leftover.kind is LeftoverKind.LEASE and not final.is_local:
-                each.remove()
-        holder = new_holder(())
-        # a plan of its own: it excludes every other run, and other removals
-        holder = LeaseHolder(**(vars(holder) | {"plan": f"removal by {holder.run}"}))
-        with leased(final, holder):
-            for each in _survey(final, holder.run).found:
-                check_claim()
-                each.remove()
+    for place, survey in surveys.items() if remove else ():
+        if survey.found:
+            _remove_found(place, survey)
     return CleanReport(
         target=str(final),
-        found=tuple(each.leftover for each in survey.found),
-        removed=remove and bool(survey.found),
-        kept=survey.kept,
+        found=tuple(each.leftover for each in found),
+        removed=remove and bool(found),
+        kept=tuple(text for survey in surveys.values() for text in survey.kept),
     )
+
+
+def _iterations_in(final: Location) -> list[Location]:
+    """Return the iterations of a Checkpoint 2.0 in a target that a conversion has worked on."""
+    places = [final.child(name) for name in _iteration_names(list_names(final))]
+    return [
+        place
+        for place in places
+        if STATE_DIRECTORY in list_names(place)
+        or (place.is_local and any(map(exists, (working_location(place), replaced_location(place)))))
+    ]
+
+
+def _iteration_names(names: Iterable[str]) -> list[str]:
+    """Return the names of iterations among names in a directory, also of those that are only begun or replaced."""
+    return sorted({name for name in map(_target_of, names) if parse_iteration(name) is not None})
+
+
+def _target_of(name: str) -> str:
+    """Return the name of the target that a working directory or a replaced checkpoint belongs to."""
+    return name.removesuffix(PARTIAL_SUFFIX).removesuffix(REPLACED_SUFFIX)
+
+
+def _remove_found(place: Location, survey: _Survey) -> None:
+    for each in survey.found:  # a run that takes a lease would watch the dead ones first
+        if each.leftover.kind is LeftoverKind.LEASE and not place.is_local:
+            each.remove()
+    holder = new_holder(())
+    # a plan of its own: it excludes every other run, and other removals
+    holder = LeaseHolder(**(vars(holder) | {"plan": f"removal by {holder.run}"}))
+    with leased(place, holder):
+        for each in _survey(place, holder.run).found:
+            check_claim()
+            each.remove()
 
 
 def _check_is_target(final: Location) -> None:
@@ -160,12 +146,7 @@ def _check_is_there(final: Location) -> None:
         raise InputError(f"{final}: nothing is there, and no unfinished work of a conversion into it. Check the path")
     if read_manifest(final) is not None:
         return
-    inside = {
-        name.removesuffix(suffix)
-        for name in list_names(final)
-        for suffix in (PARTIAL_SUFFIX, REPLACED_SUFFIX)
-        if name.endswith(suffix)
-    }
+    inside = {_target_of(name) for name in list_names(final) if name != _target_of(name)}
     if inside:
         targets = [str(final.child(name)) for name in sorted(inside)]
         raise TargetError(f"{final}: holds unfinished work of targets in it. Name the target: {listed(targets, 3)}")
@@ -192,10 +173,12 @@ def _survey_local(final: Location, run: str) -> _Survey:
             "repeated, gives it its name; if you do not want it, remove it yourself"
         )
     if entries := _without_leases(working):
-        found.append(_Found(_unfinished(working, entries), partial(_remove_working, working)))
+        workspace = Workspace(working, "")
+        unfinished = describe_unfinished(workspace, readable_plan(workspace), entries)
+        found.append(_Found(unfinished, partial(_remove_working, working)))
     elif exists(working):
         # removed, as empty directories are, with the lease under which leftovers are removed
-        found.append(_Found(_leftover(LeftoverKind.LEASE, working, find_entries(working)), lambda: None))
+        found.append(_Found(describe_leftover(LeftoverKind.LEASE, working, find_entries(working)), lambda: None))
     if exists(replaced):
         if manifest is None:
             raise TargetError(
@@ -209,16 +192,18 @@ def _survey_local(final: Location, run: str) -> _Survey:
             )
         check_replaced_files(replaced, STATE_LISTING, recorded_companions(replaced))
         entries = find_entries(replaced)
-        found.append(_Found(_leftover(LeftoverKind.REPLACED, replaced, entries), partial(remove_tree, replaced)))
+        found.append(
+            _Found(describe_leftover(LeftoverKind.REPLACED, replaced, entries), partial(remove_tree, replaced))
+        )
     if is_finished:
         found += [
-            _Found(_leftover(LeftoverKind.TEMPORARY, file, find_entries(file)), partial(remove_file, file))
+            _Found(describe_leftover(LeftoverKind.TEMPORARY, file, find_entries(file)), partial(remove_file, file))
             for file in temporary_files(final)
         ]
         if exists(moved_leases):
             leases = find_entries(moved_leases)
             found.append(
-                _Found(_leftover(LeftoverKind.LEASE, moved_leases, leases), partial(remove_tree, moved_leases))
+                _Found(describe_leftover(LeftoverKind.LEASE, moved_leases, leases), partial(remove_tree, moved_leases))
             )
     return _Survey(found, _kept_states(final, is_finished=is_finished))
 
@@ -244,7 +229,7 @@ def _survey_remote(final: Location, run: str) -> _Survey:
     _refuse_living(final, living, run)
     found = [
         _Found(
-            _leftover(LeftoverKind.LEASE, lease.location, find_entries(lease.location)),
+            describe_leftover(LeftoverKind.LEASE, lease.location, find_entries(lease.location)),
             partial(_remove_lease, final, lease),
         )
         for lease in dead
@@ -252,20 +237,29 @@ def _survey_remote(final: Location, run: str) -> _Survey:
     is_finished, identity = read_manifest(final) is not None, read_identity(state)
     kept = _kept_states(final, is_finished=is_finished)
     if not is_finished and identity is None:
-        return _Survey(found, kept)
+        return _Survey([*found, *_begun(state)], kept)
     if takes_parts(final):
         uploads = [each for each in unfinished_uploads(final) if _is_of_conversion(final, each.location)]
-        found += [_Found(_uploaded(upload), upload.abort) for upload in uploads]
+        found += [_Found(describe_upload(upload), upload.abort) for upload in uploads]
     if not is_finished and not exists(state.child(REMOVING_NAME)):
-        unfinished, others = _recorded_files(final, identity or "")
-        entries = find_entries(final)
-        ours = {path: entries[path] for path in unfinished if path in entries}
-        ours |= {file.path: entries[file.path] for file in _state_files(state) if file.path in entries}
-        remove = partial(_remove_remote, final, [Location(final.fs, path) for path in unfinished])
-        found.append(_Found(_unfinished(final, ours), remove))
-        if others:
-            kept += (_unrecorded_text(others),)
+        entries, workspace = find_entries(final), Workspace(final, identity or "")
+        plan = readable_plan(workspace)
+        written = written_objects(workspace, plan, entries)
+        own = [Location(final.fs, path) for path in written.own]
+        to_remove = {file.path: entries[file.path] for file in (*own, *_state_files(state)) if file.path in entries}
+        found.append(_Found(describe_unfinished(workspace, plan, to_remove), partial(_remove_remote, final, own)))
+        if written.others:
+            kept += (_unrecorded_text(written.others),)
     return _Survey(found, kept)
+
+
+def _begun(state: Location) -> list[_Found]:
+    """Find the plan of a conversion that was stopped before it had written anything else, even its identity."""
+    files = _state_files(state)
+    if [file.name for file in files] != [PLAN_NAME]:
+        return []
+    entries = {path: entry for path, entry in find_entries(state).items() if path == files[0].path}
+    return [_Found(describe_leftover(LeftoverKind.UNFINISHED, state.parent, entries), partial(_remove_files, files))]
 
 
 def _unrecorded_text(files: Sequence[Location]) -> str:
@@ -291,26 +285,9 @@ def _kept_states(final: Location, *, is_finished: bool) -> tuple[str, ...]:
     if final.is_local and read_identity(state) is not None:
         return (f"{final}: a conversion that was being mended; the same conversion, repeated, completes it",)
     names = list_names(final)
-    if names and STATE_DIRECTORY not in names:
+    if names and STATE_DIRECTORY not in names and not _iteration_names(names):
         return (f"{final}: has no manifest and no records of a conversion",)
     return ()
-
-
-def _recorded_files(final: Location, identity: str) -> tuple[list[str], list[Location]]:
-    """Return the paths of the files that an unfinished remote conversion recorded, and all other checkpoint files."""
-    workspace = Workspace(final, identity)
-    entries = find_entries(final)
-    recorded: list[str] = []
-    names: list[str] = []
-    for rank in sorted(workspace.recorded_ranks()):
-        record = workspace.read_record(rank)
-        location = final.child(record.file)
-        paths = [file.path for file in parts_of(location) or (location,)]
-        # an object of another size was written by something else since
-        if sum(entries[path]["size"] for path in paths if path in entries) == record.size_bytes:
-            recorded += paths
-            names.append(record.file)
-    return recorded, other_files(final, names)
 
 
 def _remove_lease(final: Location, lease: SeenLease) -> None:
@@ -368,44 +345,8 @@ def _state_files(state: Location) -> list[Location]:
     ]
 
 
-def _unfinished(location: Location, entries: dict[str, dict[str, Any]]) -> Leftover:
-    """Describe an unfinished conversion, and how much of it is done: other machines may be still to come."""
-    workspace = Workspace(location, "")
-    done, ranks = len(workspace.recorded_ranks()), None
-    with suppress(InputError, StorageError):  # no plan, one of another version, or one whose key is not given
-        ranks = len(rebuild_plan(workspace.plan_url).target_ranks)
-    unfinished = _leftover(LeftoverKind.UNFINISHED, location, entries)
-    return unfinished.model_copy(update={"ranks_done": done, "ranks": ranks})
-
-
-def _leftover(kind: LeftoverKind, location: Location, entries: dict[str, dict[str, Any]]) -> Leftover:
-    times = [time for entry in entries.values() if (time := _time_of(entry)) is not None]
-    return Leftover(
-        kind=kind,
-        url=str(location),
-        files=len(entries),
-        size_bytes=sum(entry["size"] or 0 for entry in entries.values()),
-        changed=max(times).isoformat(timespec="seconds") if times else None,
-    )
-
-
 def _is_of_conversion(final: Location, file: Location) -> bool:
     """True if conversions write files of this name; others, such as config.json, may be on their way to a target."""
     name = file.path.removeprefix(f"{final.path}/")
     folder = name.partition("/")[0]
     return folder == STATE_DIRECTORY or RANK_FOLDER.fullmatch(folder) is not None or is_target_name(name)
-
-
-def _uploaded(upload: UnfinishedUpload) -> Leftover:
-    size_bytes = 0
-    with suppress(StorageError):  # aborted meanwhile, or parts cannot be listed
-        size_bytes = upload.size_bytes()
-    begun = upload.begun.astimezone(UTC).isoformat(timespec="seconds") if upload.begun else None
-    return Leftover(kind=LeftoverKind.UPLOAD, url=str(upload.location), files=1, size_bytes=size_bytes, changed=begun)
-
-
-def _time_of(entry: dict[str, Any]) -> datetime | None:
-    time = entry.get("mtime", entry.get("LastModified"))
-    if isinstance(time, datetime):
-        return time.astimezone(UTC)
-    return datetime.fromtimestamp(time, UTC) if isinstance(time, int | float) else None

@@ -4,23 +4,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.iterations import list_iterations
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, read_manifest, unseal_manifest
 from reshard.core.errors import InputError, StorageError, TargetError, is_transient
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.verification import VerificationRequest
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import KeyNames, named_keys, target_key
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing
 from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.threads import in_threads
-from reshard.core.runtime.wording import utf8_text
-from reshard.core.storage.checkpoint2_names import iteration_name
+from reshard.core.runtime.wording import listed, utf8_text
+from reshard.core.storage.checkpoint2_names import TRACKER_NAME, iteration_name
 from reshard.core.storage.listing import exists
 from reshard.core.storage.named_options import named_storages
-from reshard.core.storage.publishing import list_names, other_files
+from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, list_names, other_files
+from reshard.core.storage.tracker import read_tracker
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.index import document_problem, places_problem
 from reshard.core.target.workspace import Workspace, record_digest
@@ -30,6 +33,7 @@ from reshard.core.verification.source_comparison import SourceComparison
 from reshard.core.verification.state import UNDIGESTED, state_problems
 
 _WORKERS = 4
+_MAX_LISTED = 6
 
 
 @contextmanager
@@ -47,7 +51,7 @@ def resources_to_verify(
     with named_keys(names, resolvers):
         if request.level is VerifyLevel.CONTENT:
             with named_storages(pairs, resolvers):
-                source = _finished_manifest(parse_url(request.target)).source
+                source = _find_finished(parse_url(request.target)).manifest.source
             pairs.append((source, request.source_storage))
         with named_storages(pairs, resolvers):
             yield
@@ -63,8 +67,8 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
     """
     started = time.monotonic()
     progress = progress or SilentProgress()
-    location = parse_url(url)
-    manifest = _finished_manifest(location)
+    finished = _find_finished(parse_url(url))
+    location, manifest = finished.location, finished.manifest
     unseal_manifest(manifest, target_key(), str(location))
     workspace = Workspace(location, manifest.identity)
     comparison = SourceComparison(workspace, manifest) if level is VerifyLevel.CONTENT else None
@@ -95,7 +99,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
         compared_bytes=compared_bytes,
         seconds=round(time.monotonic() - started, 3),
         problems=tuple(map(utf8_text, problems)),
-        notes=(f"{location}: {UNDIGESTED}",) if manifest.plan_digest is None else (),
+        notes=(*finished.notes, *([f"{location}: {UNDIGESTED}"] if manifest.plan_digest is None else [])),
         kind=FILE if manifest.layout.counts_files else RANK,
     )
 
@@ -150,18 +154,40 @@ def _directory_problems(workspace: Workspace, manifest: Manifest, *, are_ranks_r
     yield from state_problems(location, manifest)
 
 
-def _finished_manifest(location: Location) -> Manifest:
+@frozen
+class _Finished:
+    """A finished conversion; `notes` say why it was chosen among several iterations."""
+
+    location: Location
+    manifest: Manifest
+    notes: tuple[str, ...] = ()
+
+
+def _find_finished(location: Location) -> _Finished:
+    """Find the finished conversion that a target means: itself, or one of its iterations."""
     manifest = read_manifest(location)
-    if manifest is None:
-        if not exists(location):
-            raise InputError(f"{location}: does not exist: name the directory of a finished conversion")
-        iterations = list_iterations(list_names(location))
-        if iterations:
-            raise InputError(
-                f"{location}: holds iterations of a Checkpoint 2.0, each verified by itself: name one, such as "
-                f"{location.child(iteration_name(iterations[-1]))}"
-            )
+    if manifest is not None:
+        return _Finished(location, manifest)
+    if not exists(location):
+        raise InputError(f"{location}: does not exist: name the directory of a finished conversion")
+    numbers = list_iterations(list_names(location))
+    finished = [
+        number for number in numbers if exists(location.child(iteration_name(number), STATE_DIRECTORY, MANIFEST_NAME))
+    ]
+    if not finished:
         raise InputError(
             f"{location}: has no .reshard/manifest.json: it is not a finished conversion, or was not made by reshard"
         )
-    return manifest
+    tracked = read_tracker(location) if len(finished) > 1 else finished[0]
+    if tracked not in finished:
+        raise InputError(
+            f"{location}: has several iterations that are finished conversions, and no {TRACKER_NAME} that names one "
+            f"of them: name one, such as {location.child(iteration_name(finished[-1]))}"
+        )
+    chosen = _find_finished(location.child(iteration_name(tracked)))
+    if len(numbers) == 1:
+        return chosen
+    why = f"which {TRACKER_NAME} names" if len(finished) > 1 else "the only finished conversion there"
+    others = listed([str(number) for number in numbers if number != tracked], _MAX_LISTED)
+    note = f"{location}: verifying iteration {tracked}, {why}, and not {others}; to verify another, name its directory"
+    return replace(chosen, notes=(note,))

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from reshard import clean
+from reshard import clean, verify
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from reshard.core.target.cleaning import LeftoverKind
+from reshard.core.target.leftovers import LeftoverKind
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.families import Family
 from tests.support.runs import RESHARD, start
 from tests.support.s3_client import s3_client
 from tests.support.s3_traffic import Exchange
@@ -210,6 +211,34 @@ def test_killed_and_cleaned_up(
     assert [path.name for path in left] == ["of_another.ckpt"]
     report = clean(source.url("out"))
     assert (report.found, len(report.kept)) == ((), 1)
+
+
+@pytest.mark.parametrize("layout", ["unified", "dcp", "checkpoint2"])
+def test_killed_before_the_manifest_and_cleaned_up(
+    store: Store, gate: Callable[..., Gate], monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", 0.4)
+    model, target = Family("llama").hf, store.url("out")
+    options = {
+        "unified": ("--layout=unified", f"--like={model}", "--max-shard-size=16KB"),
+        "dcp": ("--layout=dcp", "--shards=2"),
+        "checkpoint2": ("--layout=checkpoint2", "--iteration=7", "--common=global_step=7"),
+    }
+    convert = [*RESHARD, "convert", str(model), target, *options[layout], "--engine=direct"]
+    held = gate(
+        lambda exchange: exchange.call.key.endswith("/manifest.json") and exchange.call.operation == "PutObject"
+    )
+    process = start(convert)
+    assert held.reached.wait(PATIENCE_SECONDS)
+    os.killpg(process.pid, signal.SIGKILL)
+    to_the_end(process)
+    held.open()
+    assert clean(target, remove=True).removed
+    assert [path for path in store.files("out").rglob("*") if path.is_file()] == []
+    store.server.look_again()
+    code, printed = to_the_end(start(convert))
+    assert code == DONE, printed
+    assert verify(target).problems == ()
 
 
 def test_interrupted_while_it_sends_a_file(

@@ -16,7 +16,8 @@ from reshard.core.storage.publishing import MANIFEST_NAME, REMOVING_NAME, STATE_
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leases_of
-from reshard.core.target.cleaning import CleanReport, LeftoverKind, clean
+from reshard.core.target.cleaning import clean
+from reshard.core.target.leftovers import CleanReport, LeftoverKind
 from reshard.core.target.target import Target
 from tests.support.targets import convert_ranks
 

@@ -1,0 +1,138 @@
+"""Cleaning up after a run that was stopped just before the manifest, in every layout and on both kinds of storage."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from reshard.core.conversion.convert import convert
+from reshard.core.errors import StorageError, TargetBusyError
+from reshard.core.request.conversion import build_request
+from reshard.core.storage.lease import held_lease
+from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.listing import find_entries
+from reshard.core.storage.publishing import working_location
+from reshard.core.storage.urls import Location
+from reshard.core.storage.writing import write_bytes
+from reshard.core.target.claim import leases_of
+from reshard.core.target.cleaning import clean
+from reshard.core.target.leftovers import LeftoverKind
+from tests.support.checkpoints import case
+from tests.support.families import Family
+from tests.support.iterations import iteration_case
+
+RANKS = case(7010)
+LLAMA = Family("llama")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ranks": {
+        "source": str(RANKS.directory / "src"),
+        "source_strategy": str(RANKS.directory / "src_strategy.ckpt"),
+        "target_strategy": str(RANKS.directory / "dst_strategy.ckpt"),
+    },
+    "unified": {"source": str(LLAMA.hf), "layout": "unified", "like": str(LLAMA.hf), "max_shard_size": "16KB"},
+    "dcp": {"source": str(LLAMA.hf), "layout": "dcp", "shards": 2},
+    "checkpoint2": {"source": str(iteration_case(1).source), "layout": "checkpoint2"},
+}
+
+
+@pytest.fixture
+def final(folder: Location) -> Location:
+    return folder.child("out")
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Conversions end with an error where they would write the manifest."""
+
+    def stop(*_: object) -> None:
+        raise StorageError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("reshard.core.target.target.publish_manifest", stop)
+        yield patch
+
+
+def begin(final: Location, layout: str, **options: Any) -> None:
+    with pytest.raises(StorageError, match="stopped"):
+        convert(build_request(target=str(final), **(OPTIONS[layout] | options)))
+
+
+def names_below(location: Location) -> set[str]:
+    """Paths of all files at a target and beside it."""
+    return {path.removeprefix(f"{location.parent.path}/") for path in find_entries(location.parent)}
+
+
+@pytest.mark.parametrize("layout", OPTIONS)
+def test_clean_removes_all_that_a_run_wrote(final: Location, layout: str, stopped: pytest.MonkeyPatch) -> None:
+    begin(final, layout)
+    assert names_below(final)
+    report = clean(str(final))
+    assert [each.kind for each in report.found] == [LeftoverKind.UNFINISHED]
+    assert report.kept == ()
+    assert report.found[0].files == len(names_below(final))
+    assert clean(str(final), remove=True).removed
+    assert names_below(final) == set()
+    stopped.undo()
+    assert convert(build_request(target=str(final), **OPTIONS[layout])).committed
+
+
+def test_documents_of_others_stay(final: Location, stopped: pytest.MonkeyPatch) -> None:
+    if final.is_local:
+        pytest.skip("object stores only: locally a directory with foreign contents is refused as a whole")
+    begin(final, "unified")
+    mine = {"config.json": b"{}", "model.safetensors.index.json": b"mine"}
+    for name, content in mine.items():
+        write_bytes(final.child(name), content)
+    report = clean(str(final), remove=True)
+    assert names_below(final) == {f"out/{name}" for name in mine}
+    assert "model.safetensors.index.json" in report.kept[0]
+
+
+def test_documents_of_an_unreadable_plan_stay(final: Location, stopped: pytest.MonkeyPatch) -> None:
+    if final.is_local:
+        pytest.skip("object stores only")
+    begin(final, "dcp")
+    write_bytes(final.child(".reshard/plan.json.gz"), b"damaged")
+    assert ".metadata" in clean(str(final), remove=True).kept[0]
+    assert names_below(final) == {"out/.metadata"}
+
+
+def test_a_plan_without_an_identity_is_removed(final: Location, stopped: pytest.MonkeyPatch) -> None:
+    """A run writes the plan first, and may be killed before the identity."""
+    begin(final, "dcp")
+    state = working_location(final).child(".reshard")
+    for path in find_entries(final.parent):
+        if not path.endswith("plan.json.gz"):
+            final.fs.rm(path)
+    assert state.fs.exists(state.child("plan.json.gz").path)
+    assert clean(str(final), remove=True).removed
+    assert names_below(final) == set()
+
+
+# ---- iterations of a Checkpoint 2.0 ----
+
+
+def test_unfinished_iterations_are_found_in_the_directory_of_all(final: Location, stopped: pytest.MonkeyPatch) -> None:
+    begin(final, "checkpoint2", iteration="7")
+    begin(final, "checkpoint2", iteration="8")
+    stopped.undo()
+    convert(build_request(target=str(final), **OPTIONS["checkpoint2"], iteration="6"))
+    finished = {name for name in names_below(final) if "iteration_00000006/" in name or name.endswith(".txt")}
+    report = clean(str(final), remove=True)
+    wheres = [working_location(final.child(f"iteration_0000000{number}")) for number in (7, 8)]
+    assert [each.url for each in report.found] == list(map(str, wheres))
+    assert report.kept == ()
+    assert names_below(final) == finished
+    assert clean(str(final)).found == ()
+
+
+def test_a_run_into_one_iteration_keeps_all(final: Location, stopped: pytest.MonkeyPatch) -> None:
+    begin(final, "checkpoint2", iteration="7")
+    begin(final, "checkpoint2", iteration="8")
+    before = names_below(final)
+    with (
+        held_lease(leases_of(final.child("iteration_00000008")), new_holder([0])),
+        pytest.raises(TargetBusyError, match=r"iteration_00000008: .* is working on it. Nothing was removed"),
+    ):
+        clean(str(final), remove=True)
+    assert {name for name in names_below(final) if not name.endswith("leases/.gate")} == before
