@@ -13,6 +13,7 @@ import xxhash
 from reshard.core.errors import InputError, StorageError, is_transient
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import load_json
+from reshard.core.storage.links import check_links
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import Location, parse_url
@@ -51,7 +52,7 @@ def read_config(directory: Location) -> dict[str, Any]:
     """Read `config.json` of a Hugging Face directory.
 
     Raises:
-        InputError: there is none, or it is not a JSON object.
+        InputError: there is none, it is not a JSON object, or it is a link that leads out of the directory.
         StorageError: a transient failure.
     """
     return _parse_config(_read(directory.child(CONFIG_NAME)), directory.child(CONFIG_NAME))
@@ -61,7 +62,7 @@ def companions_of(url: str, names: tuple[str, ...], dtype: str) -> Companions:
     """Return the companions of a directory with these `names`, for weights of `dtype`.
 
     Raises:
-        InputError: one cannot be read, or `config.json` is no JSON object.
+        InputError: one cannot be read or is a link that leads out of the directory, or `config.json` is no JSON object.
         StorageError: a transient failure.
     """
     wanted = [name for name in COMPANION_NAMES if name in names]
@@ -109,6 +110,7 @@ def _file(name: str, data: bytes) -> CompanionFile:
 
 
 def _read(location: Location) -> bytes:
+    check_links(location.parent, [location])
     try:
         return read_small_file(location, MAX_COMPANION_BYTES)
     except StorageError as error:

@@ -26,6 +26,7 @@ from reshard.core.errors import CatalogError, StorageError
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.checkpoint2_names import COMMON_NAME, METADATA_NAME
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
+from reshard.core.storage.links import check_links
 from reshard.core.storage.listing import list_folder, looked_into
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
@@ -149,10 +150,13 @@ def survey(url: str, step: str = "") -> CheckpointSurvey:
 def survey_iteration(iteration: Iteration) -> CheckpointSurvey:
     """List the files of an iteration."""
     known = {*ITERATION_NAMES, *(name for names in iteration.files.values() for name in names)}
+    files = joint_files(iteration)
+    documents = [iteration.location.child(name) for name in (METADATA_NAME, COMMON_NAME)]
+    check_links(iteration.location, [*documents, *files.values()])
     return CheckpointSurvey(
         iteration.url,
         CheckpointShape.ITERATION,
-        {rank: (_whole_file(location),) for rank, location in joint_files(iteration).items()},
+        {rank: (_whole_file(location),) for rank, location in files.items()},
         ignored=tuple(name for name in iteration.names if name not in known),
         names_files=True,
         unfinished=_lacks_manifest(iteration.location, iteration.names),
@@ -163,6 +167,8 @@ def survey_iteration(iteration: Iteration) -> CheckpointSurvey:
 def survey_dcp(checkpoint: DcpCheckpoint) -> CheckpointSurvey:
     """List the files of a DCP checkpoint."""
     known = {DCP_METADATA_NAME, STATE_DIRECTORY, *MEGATRON_NAMES, *checkpoint.paths}
+    named = [DCP_METADATA_NAME, *checkpoint.paths]
+    check_links(checkpoint.location, [checkpoint.location.child(path) for path in named])
     return CheckpointSurvey(
         checkpoint.url,
         CheckpointShape.DCP,
@@ -286,6 +292,7 @@ def _survey_unified(root: Location, index_location: Location | None, items: Sequ
             )
     there = [item for item in items if item.location.name in wanted and item.kind == "file"]
     there.sort(key=lambda item: file_order(item.location.name))
+    check_links(root, [item.location for item in there] + ([index_location] if index_location else []))
     known = {
         STATE_DIRECTORY,
         *(item.location.name for item in there),

@@ -188,11 +188,44 @@ def test_a_reference_that_changes_meanwhile(tmp_path: Path, reference: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
+def in_cache(tmp_path: Path, model: Path) -> Path:
+    """A snapshot in a cache of the Hugging Face Hub, which links to blobs."""
+    snapshot, blobs = tmp_path / "hub/models--a--b/snapshots/0123", tmp_path / "hub/models--a--b/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(model.iterdir())):
+        shutil.copy(path, blobs / f"hash{number}")
+        (snapshot / path.name).symlink_to(f"../../blobs/hash{number}")
+    return snapshot
+
+
 def test_links_as_in_a_cache_of_the_hub(tmp_path: Path, reference: Path) -> None:
-    cache = tmp_path / "snapshot"
-    cache.mkdir()
-    for path in reference.iterdir():
-        (cache / path.name).symlink_to(path)
-    convert(request_of(tmp_path, cache))
+    cache = in_cache(tmp_path, reference)
+    convert(request_of(tmp_path, cache, source=str(cache)))
     assert not (tmp_path / "out/config.json").is_symlink()
     assert directory_contents(tmp_path / "out") == directory_contents(LLAMA.hf)
+
+
+def test_links_inside_the_directory(tmp_path: Path, reference: Path) -> None:
+    (reference / "tokenizer.json").rename(reference / "shared")
+    (reference / "tokenizer.json").symlink_to("shared")
+    convert(request_of(tmp_path, reference))
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == (LLAMA.hf / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model.safetensors.index.json"])
+def test_a_link_that_leads_out_of_the_directory_is_refused(tmp_path: Path, reference: Path, name: str) -> None:
+    (reference / name).rename(tmp_path / "elsewhere")
+    (reference / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=f"{reference}/{name}: is a link to {tmp_path}/elsewhere, outside {reference}"):
+        convert(request_of(tmp_path, reference))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_companion_that_becomes_a_link_is_refused(tmp_path: Path, reference: Path) -> None:
+    """Between planning and writing; the digest alone would tell what the file holds."""
+    plan = make_plan(request := request_of(tmp_path, reference))
+    (reference / "tokenizer.json").rename(tmp_path / "elsewhere")
+    (reference / "tokenizer.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="is a link to"):
+        convert(request, plan_of=lambda _: plan)
