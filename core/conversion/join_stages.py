@@ -8,7 +8,7 @@ written once, from the copy of one part.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -21,7 +21,8 @@ from reshard.core.checkpoint.manifest import Manifest, ParameterRecord, RankSumm
 from reshard.core.errors import InputError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import rebuild_plan
-from reshard.core.request.changes import NO_CHANGES
+from reshard.core.plan.recipes import excluded_names
+from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.fields import SHARED_PARAMETERS
 from reshard.core.runtime.frozen import frozen
@@ -81,6 +82,19 @@ class _Part:
     @property
     def parameters(self) -> set[str]:
         return {parameter.name for parameter in self.plan.match.resharded}
+
+    @property
+    def selection(self) -> Changes:
+        """The declared selection alone."""
+        changes = self.plan.inputs.changes
+        return Changes(select=changes.select, include=changes.include, exclude=changes.exclude)
+
+    def left_out(self, names: Collection[str]) -> frozenset[str]:
+        """Return those of the target's names that the selection leaves out, of other stages too as far as is known."""
+        changes = self.plan.inputs.changes
+        if changes.steps or changes.split or changes.join or changes.rename:  # selections are of the source's names
+            return self.plan.match.left_out
+        return self.plan.match.left_out | excluded_names(sorted(names), self.selection, set()).keys()
 
     def allows_missing(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.plan.inputs.allow_missing)
@@ -167,8 +181,16 @@ def _check_together(parts: Sequence[_Part]) -> None:
                 "names: they are not stages of one checkpoint. Name each stage once"
             )
     wanted = first.plan.inputs.target_strategy.parameters if first.plan.inputs.target_strategy else frozenset()
-    present = set().union(*(part.parameters for part in parts))
-    missing = sorted(name for name in wanted - present if not any(part.allows_missing(name) for part in parts))
+    lacking = wanted.difference(*(part.parameters for part in parts))
+    left_out = frozenset(name for part in parts for name in part.left_out(wanted) if name in lacking)
+    other = next((part for part in parts if part.selection != first.selection), None)
+    if left_out and other is not None:
+        raise InputError(
+            f"{first.location} and {other.location} do not go together: they have different selections, and parameters "
+            f"of the target's strategy were left out of one of them only: {listed(sorted(left_out), 6)}. Convert all "
+            "stages with the same --select, --include and --exclude"
+        )
+    missing = sorted(name for name in lacking - left_out if not any(part.allows_missing(name) for part in parts))
     if missing:
         raise InputError(
             f"no part has {len(missing)} parameters of the target's strategy ({listed(missing, 6)}): there are the "

@@ -27,6 +27,7 @@ from reshard.core.errors import CatalogError, LayoutError, PlanError, raise_prob
 from reshard.core.plan.appended import REDUNDANCY_MARK, appended_parameters
 from reshard.core.plan.model import ParameterMatch, PassedThroughParameter, PlanInputs, ReshardedParameter, SourceTensor
 from reshard.core.plan.names import MatchedNames, fits_any
+from reshard.core.plan.other_stages import names_of_all_stages
 from reshard.core.plan.ownership import LostBox, SourceCopy, lost_boxes
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.recipes import Recipe, Recipes, build_recipes
@@ -169,7 +170,8 @@ def _recipes(inputs: PlanInputs, order: Sequence[str]) -> Recipes:
     in_strategy = inputs.source_strategy.parameters if inputs.source_strategy else frozenset[str]()
     all_names = [name for name in order if name != REDUNDANCY_MARK] + sorted(in_strategy.difference(order))
     problems: list[str] = []
-    recipes = build_recipes(all_names, inputs.changes, problems)
+    of_all_stages = names_of_all_stages(inputs.source_strategy, inputs.target_strategy)
+    recipes = build_recipes(all_names, inputs.changes, problems, of_all_stages=of_all_stages)
     if REDUNDANCY_MARK in recipes.made:
         problems.append(f"no parameter can be called {REDUNDANCY_MARK!r}: that marks files without redundancy")
     raise_problems(PlanError, f"{inputs.catalog.url}: cannot be changed so", problems)

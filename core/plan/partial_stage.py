@@ -8,6 +8,7 @@ elsewhere, perhaps on other machines. The result is a part: files named `…_par
 from collections.abc import Collection, Sequence
 
 from reshard.core.plan.names import fits_any
+from reshard.core.plan.other_stages import is_one_stage
 from reshard.core.strategy.model import Strategy
 
 _STATE_PREFIXES = ("accu_grads", "adam_m", "adam_v")
@@ -27,7 +28,7 @@ def part_of_target(
     `allow_missing` are patterns of parameters that the target may lack, `left_out` are names of such. `names` are the
     target names of the source strategy's parameters, by default their own.
     """
-    if source is None or source.merged or target is None or len(target.stages) > 1:
+    if source is None or target is None or not is_one_stage(source, target):
         return None
     own_names = source.parameters if names is None else names
     if target.parameters.issubset(own_names):

@@ -5,7 +5,7 @@ casts move no elements: a recipe has the last name, and the cast's rule.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -13,6 +13,7 @@ from typing import TypeVar
 from reshard.core.errors import LayoutError
 from reshard.core.plan.making import Making, MakingNames
 from reshard.core.plan.operations import Composed, Joined, Operation, SplitOff, Transposed
+from reshard.core.plan.other_stages import fits_other_stages
 from reshard.core.plan.presets import is_training_state
 from reshard.core.plan.regular_expressions import check_expressions, is_quick
 from reshard.core.plan.steps import DroppedCopy, StepNames
@@ -82,17 +83,25 @@ class Recipes:
     dropped_copies: tuple[DroppedCopy, ...] = ()
 
 
-def build_recipes(names: Sequence[str], changes: Changes, problems: list[str]) -> Recipes:
-    """Build the recipes of target parameters; what is wrong with the rules is added to `problems`."""
+def build_recipes(
+    names: Sequence[str], changes: Changes, problems: list[str], *, of_all_stages: Collection[str] = ()
+) -> Recipes:
+    """Build the recipes of target parameters; what is wrong with the rules is added to `problems`.
+
+    If only one stage is converted, `of_all_stages` are the target's names: rules may fit what other stages have.
+    """
     fitting: set[object] = set()
     excluded = excluded_names(names, changes, fitting)
     steps = _Steps(changes, fitting, problems)
     made = steps.apply([name for name in names if name not in excluded])
     # left-out parameters need not fit the rules: their new names are those that the target may lack
     others = _Steps(changes, fitting, []).apply(list(excluded))
+    elsewhere = frozenset(of_all_stages).difference(made, others)
     for kind in ("include", "exclude", "split", "join", "transpose", "rename", "cast"):
         problems.extend(
-            _unused_rule(kind, rule, names, made) for rule in getattr(changes, kind) if (kind, rule) not in fitting
+            _unused_rule(kind, rule, names, made)
+            for rule in getattr(changes, kind)
+            if (kind, rule) not in fitting and not fits_other_stages(rule, elsewhere)
         )
     unused = [
         (number, step.rule)

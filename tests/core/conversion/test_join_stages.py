@@ -21,7 +21,7 @@ from reshard.core.runtime.progress import SilentProgress
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.target.workspace import record_digest
 from reshard.core.tensor.layout import ParameterLayout
@@ -126,6 +126,87 @@ def test_to_another_storage(make: Make) -> None:
             join_parts([make(0, prefix="x_"), make(1, prefix="x_")], target)
     finally:
         fs.rm("/join-parts", recursive=True)
+
+
+OF_STAGE_1 = ["layers.0.*", "layers.2.*", "layers.3.*", "adam_m.*"]
+"""Its parameters; stage 0 has layers 1 and 5."""
+RENAMED = {"layers.1.weight_1": "tied", "adam_m.layers.4.weight_4": "adam_m.new"}
+
+
+def contents(directory: Path) -> dict[str, dict[str, Any]]:
+    """Rank folder -> all parameters of its files."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(directory.glob("rank_*/*.ckpt")):
+        found.setdefault(path.parent.name, {}).update(read_ckpt(path))
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"select": "weights-only"},
+        {"exclude": ["adam_*"]},
+        {"exclude": ["layers.5.*"]},
+        {"include": ["layers.*"]},
+        {"include": ["layers.1.*", "layers.2.*"]},
+        {"cast": ["*=bfloat16"]},
+        {"cast": ["adam_*=float16"], "select": "all"},
+        {"cast": ["layers.1.*=float16"], "exclude": ["layers.0.*"]},
+    ],
+    ids=str,
+)
+def test_parts_with_a_selection_and_casts_are_joined_as_the_whole_is_converted(
+    make: Make, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """A rule may fit nothing in a stage if it fits what another one has."""
+    whole = make(0, source_strategy=str(CASE / "src_stages"), **options)
+    join_parts([make(0, **options), make(1, **options)], str(tmp_path / "joined"))
+    assert contents(tmp_path / "joined") == contents(Path(whole))
+    assert not verify_target(str(tmp_path / "joined"), VerifyLevel.CHECKSUM).problems
+    assert read_manifest(parse_url(str(tmp_path / "joined"))).changes.model_dump(exclude_defaults=True).keys() == (
+        options.keys() - ({"select"} if options.get("select") == "all" else set())
+    )
+
+
+def test_renamed_parameters_of_several_stages(make: Make, tmp_path: Path) -> None:
+    whole = read_strategy(str(CASE / "dst_strategy.ckpt"))
+    layouts = {RENAMED.get(name, name): layout for name, layout in whole.stages[0].layouts.items()}
+    write_strategy(Strategy((StageStrategy(0, layouts),), "a test", merged=False), str(tmp_path / "renamed.ckpt"))
+    options = {
+        "target_strategy": str(tmp_path / "renamed.ckpt"),
+        "rename": [r"re:layers\.1\.(.*)=tied", r"re:(adam_m\.).*=\1new"],
+    }
+    converted = make(0, source_strategy=str(CASE / "src_stages"), **options)
+    join_parts([make(0, **options), make(1, **options)], str(tmp_path / "joined"))
+    assert contents(tmp_path / "joined") == contents(Path(converted))
+    weights = {**options, "select": "weights-only", "rename": options["rename"]}
+    parts = [make(0, **weights), make(1, **weights)]
+    join_parts(parts, str(tmp_path / "weights"))
+    assert "adam_m.new" not in contents(tmp_path / "weights")["rank_0"]
+
+
+def test_a_stage_of_which_no_sharded_parameter_is_selected(make: Make, tmp_path: Path) -> None:
+    options = {"exclude": OF_STAGE_1}
+    whole = make(0, source_strategy=str(CASE / "src_stages"), **options)
+    join_parts([make(0, **options), make(1, **options)], str(tmp_path / "joined"))
+    assert contents(tmp_path / "joined") == contents(Path(whole))
+    join_parts([make(0, **options)], str(tmp_path / "alone"))
+    assert contents(tmp_path / "alone") == contents(Path(whole))
+
+
+@pytest.mark.parametrize("options", [{"exclude": ["adan_*"]}, {"cast": ["adan_*=float16"]}, {"rename": ["adan=adan2"]}])
+def test_a_rule_that_fits_no_stage_is_a_mistake(make: Make, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="fits no parameter"):
+        make(0, **options)
+
+
+@pytest.mark.parametrize("options", [{"select": "weights-only"}, {"exclude": ["adam_*"]}])
+def test_parts_with_different_selections_are_not_joined(make: Make, tmp_path: Path, options: dict[str, object]) -> None:
+    """The moments of one stage only would be in the result."""
+    with pytest.raises(
+        InputError, match=r"different selections, .* of one of them only: adam_m\.layers\.4\.weight_4\. "
+    ):
+        join_parts([make(0), make(1, **options)], str(tmp_path / "joined"))
 
 
 class TestRefusals:
