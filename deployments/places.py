@@ -21,7 +21,7 @@ _ABSOLUTE = rf"(?=$|[/~]|[A-Za-z][\w+.-]*://)(?!({_LOCAL})://[^/])"
 _OF_REQUESTS, _OF_NAMES = str(WITHOUT_CREDENTIALS["pattern"]), str(STORAGE_NAME["pattern"])
 _PATTERNS = {
     _OF_REQUESTS: f"^{_ABSOLUTE}{_OF_REQUESTS.removeprefix('^')}",
-    _OF_NAMES: r"^((env|block):\S.*|file:[/~].*)?$",
+    _OF_NAMES: _OF_NAMES.replace(r"file:\S", "file:[/~]"),
 }
 """A request's pattern of places, or of names that may be a file's -> the form's pattern."""
 

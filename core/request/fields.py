@@ -17,7 +17,7 @@ from reshard.core.request.common_texts import parse_common_texts
 from reshard.core.request.info_texts import parse_info
 from reshard.core.request.validation import option_of
 from reshard.core.runtime.keys import EncryptionMode
-from reshard.core.runtime.named_values import KEY_ADVICE, NAME_ADVICE, is_name
+from reshard.core.runtime.named_values import KEY_ADVICE, NAME_ADVICE, NAME_PATTERN, is_name
 from reshard.core.runtime.secrets import ADVICE, carries_credentials
 
 _DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
@@ -43,7 +43,7 @@ def _pattern(pattern: str) -> JsonDict:
 
 # values that their schema refuses are not even stored
 WITHOUT_CREDENTIALS = _pattern(rf"^{_NO_PASSWORD}(?!.*://.*[?&;#]({_SECRET_FIELDS}|([\w.-]*[-_.])?[Ss]ig)=)")
-STORAGE_NAME = _pattern(r"^((env|file|block):\S.*)?$")
+STORAGE_NAME = _pattern(f"^{NAME_PATTERN}?$")
 _STEP_PATTERN = _pattern(r"^([0-9]+(_[0-9]+(_breakpoint)?)?)?$")
 _SIZE_PATTERN = _pattern(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$")
 _RANKS_PATTERN = _pattern(r"^[0-9, -]*$")

@@ -64,13 +64,21 @@ def _of_file(path: str) -> str:
 _RESOLVERS: Mapping[str, Resolver] = {"env": _of_environment, "file": _of_file}
 
 
-_NAME = re.compile(r"(env|file|block):\S.*")
+NAME_PATTERN = r"(env:[A-Za-z_][A-Za-z0-9_]*|file:\S.*|block:[a-z0-9-]+)"
+"""Names of values. What cannot be the name of a variable or a block may be the value itself, and is repeated nowhere."""
+
+_NAME = re.compile(NAME_PATTERN)
+
+_SPELLING = "NAME has letters, digits and _ (a block's: lowercase letters, digits and -)"
 
 NAME_ADVICE = (
-    "must be env:NAME, file:PATH or block:NAME, which says where storage options are kept; never the options themselves"
+    "must be env:NAME, file:PATH or block:NAME, which says where storage options are kept; never the options "
+    f"themselves. {_SPELLING}"
 )
 
-KEY_ADVICE = "must be env:NAME, file:PATH or block:NAME, which says where the key is kept; never the key itself"
+KEY_ADVICE = (
+    f"must be env:NAME, file:PATH or block:NAME, which says where the key is kept; never the key itself. {_SPELLING}"
+)
 
 
 def is_name(text: str) -> bool:

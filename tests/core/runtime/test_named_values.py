@@ -12,7 +12,12 @@ from reshard.core.runtime.named_values import NAME_ADVICE, Resolver, value_of
 
 @pytest.mark.parametrize("field", ["source_storage", "target_storage"])
 @pytest.mark.parametrize(
-    "value", ['{"key": "k", "secret": "hunter2"}', "hunter2", "vault:hunter2", "env:", "env: hunter2"]
+    "value",
+    [
+        *('{"key": "k", "secret": "hunter2"}', "hunter2", "vault:hunter2", "env:", "env: hunter2"),
+        *("env:hunter2-and-more", "env:2hunter2", 'env:{"key": "hunter2"}', "env:hunter2\n"),
+        *("block:hunter2/and+more==", "block:Hunter2", 'block:{"key": "hunter2"}'),
+    ],
 )
 def test_storage_options_themselves_are_refused_without_repeating_them(field: str, value: str) -> None:
     option = "--" + field.replace("_", "-")
@@ -49,6 +54,8 @@ def test_names_without_a_value(tmp_path: Path) -> None:
 
     for name, message in {
         "hunter2": "must be a name",
+        "env:hunter2-and-more": "must be a name",
+        "block:hunter2/and+more": "must be a name",
         "env:NO_SUCH_VARIABLE": "env:NO_SUCH_VARIABLE: there is no such variable in the environment",
         f"file:{tmp_path}/nothing": "cannot be read: No such file or directory",
         f"file:{tmp_path}/binary": "is not text, in UTF-8",
