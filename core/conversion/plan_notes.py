@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.change_summary import changes_of, changes_text, excluded_parameters, excluded_text
 from reshard.core.plan.model import PassedThroughParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import counted, listed, rank_names, utf8_text
+from reshard.core.source.absences import UNEXPLAINED, is_marked
 from reshard.core.source.damage import Substitute, substitutes
 from reshard.core.source.gaps import content_key, missing_outside_strategy, scattered, unsaved, unsaved_text
 
@@ -97,15 +99,23 @@ def _scattered_notes(plan: ConversionPlan) -> Iterator[str]:
     found = scattered(plan.inputs.catalog, plan.match)
     if not found:
         return
-    marked = any(record.index.redundancy_removed for record in plan.inputs.catalog.records.values())
     missing = frozenset().union(*(parameter.copies[0].missing_ranks for parameter in found)) - frozenset(
         plan.inputs.catalog.lost
     )
     yield (
-        f"redundancy was removed from the source, {'its files say' if marked else 'what its files hold shows'}: "
-        f"{counted(len(missing), 'rank')} lack some of {counted(len(found), 'parameter')} "
-        f"({listed([parameter.name for parameter in found])}); each slice is taken from the lowest rank that has it"
+        f"{_why_scattered(plan.inputs.catalog)}{counted(len(missing), 'rank')} lack some of "
+        f"{counted(len(found), 'parameter')} ({listed([parameter.name for parameter in found])}); each slice is taken "
+        "from the lowest rank that has it"
     )
+
+
+def _why_scattered(catalog: CheckpointCatalog) -> str:
+    """Why parameters are missing on some of their ranks, as far as that is proven."""
+    if is_marked(catalog):
+        return "redundancy was removed from the source, its files say: "
+    if any(note.startswith(UNEXPLAINED) for note in catalog.notes):
+        return ""
+    return "redundancy was removed from the source, what its files hold shows: "
 
 
 def _incomplete_notes(plan: ConversionPlan) -> Iterator[str]:

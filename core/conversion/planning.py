@@ -34,6 +34,7 @@ from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.threads import expect_parameters
 from reshard.core.runtime.wording import listed, printable
+from reshard.core.source.absences import check_absences
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import Source, TargetOutline, open_source
 from reshard.core.source.other_stages import check_part
@@ -125,6 +126,8 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
     )
     with timed(f"{request.source}: reads and writes planned"):
         plan = build_plan(inputs, source.shards)
+    if strategy is not None and not catalog.unified and not strategy.lists_boxes:
+        plan = plan.with_notes(*check_absences(catalog, strategy, source.shards.by_name, trusted=trusted))
     if target.preset is not None:
         from reshard.core.plan.preset_checks import check_shapes
 

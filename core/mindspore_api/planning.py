@@ -26,6 +26,7 @@ from reshard.core.plan.presets import is_training_state
 from reshard.core.plan.stage_shards import SourceShards, names_in_order, names_without_shards
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, rank_names
+from reshard.core.source.absences import check_absences
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import wants_digest
 from reshard.core.source.strategy_warnings import integrated_save_warnings, strategy_warnings
@@ -100,6 +101,7 @@ def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Co
     samples = None
     if source is not None:
         found, samples = strategy_warnings(catalog, source, integrated_save=asked, trusted=True, shards=shards)
+        found += check_absences(catalog, source, shards.by_name, trusted=True)
     absent = _absent(catalog, source, target).difference(unwanted)
     _check_none_on_missing_ranks(catalog, source, shards, absent)
     _check_parts(catalog, source, absent)

@@ -20,6 +20,7 @@ from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed, ranks_text
+from reshard.core.source.absences import absence_findings
 from reshard.core.source.file_checks import (
     REDUNDANCY_REMOVED,
     file_findings,
@@ -237,8 +238,6 @@ def _check_match(
         )
         for problem in mixed_steps(catalog, match)
     ]
-    if scattered(catalog, match) and not redundancy_findings(catalog):
-        findings.append(REDUNDANCY_REMOVED)
     if match.lost:
         findings.append(
             Finding(
@@ -248,6 +247,8 @@ def _check_match(
                 advice=f"{OWN_STRATEGY}; 'reshard recover' lists what is left",
             )
         )
+    elif scattered(catalog, match) and not redundancy_findings(catalog):
+        findings += absence_findings(catalog, strategy, shards.by_name) or [REDUNDANCY_REMOVED]
     return findings
 
 

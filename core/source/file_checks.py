@@ -6,6 +6,7 @@ from reshard.core.checkpoint.catalog.damage_policy import NO_FILE
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.torn_files import torn_ranks
 from reshard.core.runtime.wording import counted, rank_names, ranks_text
+from reshard.core.source.absences import is_marked
 from reshard.core.source.findings import OWN_STRATEGY, Finding, Severity
 from reshard.core.source.own_strategy import OwnStrategy, file_mismatch
 from reshard.core.strategy.model import Strategy
@@ -126,4 +127,4 @@ def record_findings(catalog: CheckpointCatalog, own: OwnStrategy) -> list[Findin
 
 def redundancy_findings(catalog: CheckpointCatalog) -> list[Finding]:
     """A note if files say that redundancy was removed."""
-    return [REDUNDANCY_REMOVED] if any(each.index.redundancy_removed for each in catalog.records.values()) else []
+    return [REDUNDANCY_REMOVED] if is_marked(catalog) else []

@@ -86,7 +86,7 @@ def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequen
     names = list(dict.fromkeys(name for stage in source.stages for name in stage.layouts))
     known = frozenset(names)
     sources = {name: [stage.stage for stage in source.stages_with(name)] for name in names}
-    layer_of = {name: _layer(owner_of(name, known)) for name in names}
+    layer_of = {name: layer_of_name(owner_of(name, known)) for name in names}
     ordered = _ordered_layers(names, layer_of, sources)
     placed = _placed(names, known, rules, stage_count)
     notes: list[str] = []
@@ -122,18 +122,19 @@ def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequen
     return Staging(source_stages, texts, tuple(notes))
 
 
-_Layer = tuple[str, int]
+Layer = tuple[str, int]
 """Text before the number, and the number."""
 
 
-def _layer(name: str) -> _Layer | None:
+def layer_of_name(name: str) -> Layer | None:
+    """Return the layer of a parameter: the prefix of its stack and its number; None if it is of no layer."""
     found = _NUMBER.search(name)
     return (name[: found.start(1)], int(found[1])) if found else None
 
 
 def _ordered_layers(
-    names: Sequence[str], layer_of: Mapping[str, _Layer | None], sources: Mapping[str, Sequence[int]]
-) -> list[_Layer]:
+    names: Sequence[str], layer_of: Mapping[str, Layer | None], sources: Mapping[str, Sequence[int]]
+) -> list[Layer]:
     """All layers in order; stacks of layers (an encoder's, a decoder's) by the stage where they begin."""
     first_stage: dict[str, int] = {}
     for name in names:
@@ -146,18 +147,16 @@ def _ordered_layers(
 
 def _take_turns(
     names: Sequence[str],
-    layer_of: Mapping[str, _Layer | None],
+    layer_of: Mapping[str, Layer | None],
     sources: Mapping[str, Sequence[int]],
-    ordered: Sequence[_Layer],
+    ordered: Sequence[Layer],
 ) -> bool:
     """True if a later layer is in an earlier stage of the source."""
     stages = {layer: sources[name][0] for name in names if (layer := layer_of[name]) is not None}
     return any(stages[one] > stages[other] for one, other in pairwise(ordered))
 
 
-def _stage_of_layers(
-    ordered: Sequence[_Layer], stage_count: int, layers: str, notes: list[str]
-) -> Mapping[_Layer, int]:
+def _stage_of_layers(ordered: Sequence[Layer], stage_count: int, layers: str, notes: list[str]) -> Mapping[Layer, int]:
     if layers:
         return _as_given(ordered, stage_count, layers)
     if stage_count == 1:
@@ -178,7 +177,7 @@ def _stage_of_layers(
     return dict(zip(ordered, numbers, strict=True))
 
 
-def _as_given(ordered: Sequence[_Layer], stage_count: int, layers: str) -> Mapping[_Layer, int]:
+def _as_given(ordered: Sequence[Layer], stage_count: int, layers: str) -> Mapping[Layer, int]:
     several = len({stack for stack, _ in ordered}) > 1
     numbered = {position if several else layer[1]: layer for position, layer in enumerate(ordered)}
     stages = [_numbers(part, layers) for part in layers.split(",")]
@@ -187,7 +186,7 @@ def _as_given(ordered: Sequence[_Layer], stage_count: int, layers: str) -> Mappi
             f"--layers {layers}: gives layers to {counted(len(stages), 'stage')}, but --pipeline says {stage_count}; "
             "ranges of one stage are joined by a plus sign: 0-3+8-11"
         )
-    stage_of: dict[_Layer, int] = {}
+    stage_of: dict[Layer, int] = {}
     for stage, numbers in enumerate(stages):
         for number in numbers:
             layer = numbered.get(number)
@@ -290,7 +289,7 @@ def _source_stage(sources: Sequence[int], stage: int, stages: Sequence[int]) -> 
     return sources[-1] if stage == stages[-1] and stage > 0 else sources[0]
 
 
-def _layers_text(layers: set[_Layer], ordered: Sequence[_Layer]) -> str:
+def _layers_text(layers: set[Layer], ordered: Sequence[Layer]) -> str:
     stacks = list(dict.fromkeys(stack for stack, _ in ordered))
     texts = []
     for stack in stacks:

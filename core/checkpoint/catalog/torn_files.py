@@ -23,7 +23,7 @@ def torn_ranks(records: Mapping[int, CatalogRecord], strategy: Strategy) -> dict
         suspects |= _beginnings_of_others([records[rank] for rank in strategy.stage_ranks(stage) if rank in records])
     if not suspects:
         return {}
-    uniform = _has_uniform_replicas(records, strategy)
+    uniform = has_uniform_replicas(records, strategy)
     return {
         rank: (
             f"seems to have been cut off after {counted(len(records[rank].index.entries), 'parameter')}, with which "
@@ -50,7 +50,7 @@ def _beginnings_of_others(records: list[CatalogRecord]) -> dict[int, CatalogReco
     return found
 
 
-def _has_uniform_replicas(records: Mapping[int, CatalogRecord], strategy: Strategy) -> bool:
+def has_uniform_replicas(records: Mapping[int, CatalogRecord], strategy: Strategy) -> bool:
     """True if all slices have n replicas, or as many as ranks share them, for one n."""
     most, fewest = 1, math.inf
     for stage in strategy.stages:

@@ -20,7 +20,6 @@ from tests.support.damaged import entries_of, file_of, request_of, whole_model, 
         pytest.param(
             {0: {"b", "c"}, 1: {"b", "c"}, 2: {"a", "c"}, 3: {"a", "c"}, 4: {"a", "b"}, 5: {"a", "b"}}, id="one"
         ),
-        pytest.param({2: {"a"}, 5: {"b"}}, id="by no rule, but no file begins as another does"),
     ],
 )
 def test_entries_on_some_ranks_only(tmp_path: Path, drop: dict[int, set[str]]) -> None:

@@ -240,7 +240,10 @@ def test_redundancy_removed_from_remote_files_of_one_size() -> None:
         kept = [name for n, name in enumerate(names) if n in sampled or n % 2 == rank]
         memory.pipe(f"/alike/src/rank_{rank}/net.ckpt", checkpoint_bytes(*(tensors[name] for name in kept)))
     request = build_request(
-        source="memory://alike/src", source_strategy="memory://alike/strategy.ckpt", target="memory://alike/out"
+        source="memory://alike/src",
+        source_strategy="memory://alike/strategy.ckpt",
+        target="memory://alike/out",
+        trust_strategy=True,
     )
     assert set(read_plan(request)) == set(names)
     convert(request)
