@@ -3,6 +3,6 @@
 Needs the standard library only; see `reshard.core.mindspore_api.elastic`.
 """
 
-from reshard.core.mindspore_api.elastic import exception_checkpoint, regular_iteration
+from reshard.core.mindspore_api.elastic import ExceptionHandler, exception_checkpoint, regular_iteration
 
-__all__ = ["exception_checkpoint", "regular_iteration"]
+__all__ = ["ExceptionHandler", "exception_checkpoint", "regular_iteration"]

@@ -1,14 +1,13 @@
 """Checks of arguments, with the exceptions that MindSpore's functions raise."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from reshard.core.mindspore_api.environment import rank_in_environment, rank_variable
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.runtime.keys import EncryptionMode, Key
 
 DEFAULT_MODE = "AES-GCM"
-_MAX_DIGITS = 10
 FORMATS = ("ckpt", "safetensors")
 TAKES_NO_KEY = (
     "is encrypted, and this function takes no key: load it by load_checkpoint with its 'dec_key', and save it "
@@ -130,16 +129,6 @@ def given_rank(rank_id: int | None) -> int | None:
     launched = rank_in_environment()
     if rank_id is not None and launched is not None and rank_id != launched:
         raise ValueError(
-            f"'rank_id' is {rank_id}, the environment's RANK_ID is {launched}: make them equal, or leave one out"
+            f"'rank_id' is {rank_id}, the environment's {rank_variable()} is {launched}: make them equal, or leave one out"
         )
     return launched if rank_id is None else rank_id
-
-
-def rank_in_environment() -> int | None:
-    """Return the rank of this process from `RANK_ID`, which MindSpore's launchers set; None if it is not set."""
-    text = os.environ.get("RANK_ID")
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
-        raise ValueError(f"the environment's RANK_ID is {text!r}, not a rank")
-    return int(text)

@@ -1,7 +1,7 @@
 """MindSpore's `CheckpointConfig`: when training saves checkpoints, how many are kept, and how files are written."""
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
 from reshard.core.checkpoint.numpy_values import is_array_like
@@ -14,6 +14,7 @@ from reshard.core.mindspore_api.arguments import (
     is_network,
     key_of,
 )
+from reshard.core.mindspore_api.cells import join_mindspore
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.request.fields import check_key_name
 from reshard.core.request.info_texts import InfoValue, check_info, format_info
@@ -82,6 +83,7 @@ class CheckpointConfig:
         }
         for name, value in chosen.items():
             object.__setattr__(self, name, value)  # frozen for its users
+        join_mindspore(self, "CheckpointConfig")  # MindSpore's `ModelCheckpoint` takes no others
 
     @property
     def append_dict(self) -> dict[str, Any] | None:
@@ -159,6 +161,9 @@ class CheckpointConfig:
             )
 
     def _check_files(self) -> None:
+        if not isinstance(self.enc_key, bytes | str | None):
+            # the value may be a key in a wrong type: it is not repeated
+            raise ValueError(f"'enc_key' has to be None, bytes or a string, not {type(self.enc_key)}")
         check_value("enc_mode", self.enc_mode, str)
         check_value("crc_check", self.crc_check, bool)
         check_value("remove_redundancy", self.remove_redundancy, bool)
@@ -184,6 +189,23 @@ class CheckpointConfig:
             )
         if self.exception_save or self.incremental:
             raise ValueError("format='safetensors' excludes exception_save and incremental, as in MindSpore")
+
+
+def as_config(given: object) -> CheckpointConfig:
+    """Return reshard's own CheckpointConfig as it is, MindSpore's as one of reshard's.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: MindSpore's has settings that exclude each other here.
+    """
+    if isinstance(given, CheckpointConfig):
+        return given
+    if not hasattr(given, "get_checkpoint_policy"):
+        raise TypeError(f"'config' has to be a CheckpointConfig, not {type(given)}")
+    theirs = {each.name: each.name for each in fields(CheckpointConfig)}
+    theirs |= {"append_info": "append_dict", "incremental": "map_param_inc"}
+    # older versions lack some
+    return CheckpointConfig(**{ours: getattr(given, name) for ours, name in theirs.items() if hasattr(given, name)})
 
 
 def _check_append_info(info: object) -> None:

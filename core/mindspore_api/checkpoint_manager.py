@@ -53,18 +53,25 @@ class CheckpointManager:
         self._files = [file for file in self._files if file != file_name]
 
     def remove_oldest_ckpoint_file(self) -> None:
-        """Remove the file that was changed first."""
-        self.remove_ckpoint_file(self.oldest())
+        """Remove the file that was changed first.
+
+        Raises:
+            IndexError: there is none.
+        """
+        oldest = self.oldest()
+        if oldest is None:
+            raise IndexError("there is no checkpoint file to remove: update_ckpoint_filelist has found none")
+        self.remove_ckpoint_file(oldest)
 
     def keep_one_ckpoint_per_minutes(self, minutes: int, cur_time: float) -> None:
         """Of the files changed within so many minutes before `cur_time`, remove all but the oldest."""
         for file in self.recent_but_first(minutes, cur_time):
             self.remove_ckpoint_file(file)
 
-    def oldest(self) -> str:
-        """Return the file that was changed first."""
+    def oldest(self) -> str | None:
+        """Return the file that was changed first; None if there is none."""
         times = self._times()
-        return min(times, key=times.__getitem__)
+        return min(times, key=times.__getitem__, default=None)
 
     def recent_but_first(self, minutes: int, now: float) -> list[str]:
         """Return the files that `keep_one_ckpoint_per_minutes` removes."""

@@ -2,10 +2,14 @@
 
 Nothing runs on devices here, and each function takes paths and strategies as arguments. Any setting is accepted;
 MindSpore refuses unknown ones. `get_context` and `get_auto_parallel_context` return the value that was set, else
-MindSpore's default, else None.
+MindSpore's default, else None. The seed has an effect: it is numpy's, as in MindSpore.
 """
 
 from typing import Any
+
+import numpy as np
+
+from reshard.core.mindspore_api.arguments import check_type
 
 GRAPH_MODE = 0
 PYNATIVE_MODE = 1
@@ -24,6 +28,18 @@ _PARALLEL_DEFAULTS = {
 
 _context: dict[str, Any] = {}
 _parallel_context: dict[str, Any] = {}
+_seeds: list[int] = []
+
+
+class ParallelMode:
+    """The values of `parallel_mode`."""
+
+    STAND_ALONE = "stand_alone"
+    DATA_PARALLEL = "data_parallel"
+    HYBRID_PARALLEL = "hybrid_parallel"
+    SEMI_AUTO_PARALLEL = "semi_auto_parallel"
+    AUTO_PARALLEL = "auto_parallel"
+    MODE_LIST = [STAND_ALONE, DATA_PARALLEL, HYBRID_PARALLEL, SEMI_AUTO_PARALLEL, AUTO_PARALLEL]
 
 
 def set_context(**kwargs: Any) -> None:
@@ -54,3 +70,22 @@ def get_auto_parallel_context(attr_key: str) -> Any:
 def reset_auto_parallel_context() -> None:
     """Forgets the settings of parallel training."""
     _parallel_context.clear()
+
+
+def set_seed(seed: int) -> None:
+    """Seed numpy's random numbers.
+
+    Raises:
+        TypeError: the seed is no int.
+        ValueError: it is negative, or has more than 32 bits.
+    """
+    check_type("seed", seed, int)
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"'seed' has to be from 0 to 2**32 - 1, not {seed}")
+    np.random.seed(seed)
+    _seeds[:] = [seed]
+
+
+def get_seed() -> int | None:
+    """The seed from `set_seed`; None without one."""
+    return _seeds[0] if _seeds else None

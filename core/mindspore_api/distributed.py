@@ -22,10 +22,11 @@ from reshard.core.mindspore_api.arguments import (
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.layouts import strategy_of
 from reshard.core.mindspore_api.networks import Network, checked_network, fill_network
-from reshard.core.mindspore_api.paths import checked_directory
+from reshard.core.mindspore_api.paths import checked_directory, make_directory
 from reshard.core.mindspore_api.rank_merging import checked_layouts, fill_from_ranks
 from reshard.core.mindspore_api.unified import UnifiedCheckpoint, slice_blocks
 from reshard.core.runtime.wording import listed
+from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
 
@@ -167,7 +168,11 @@ def _write_ranks(
 
     def write(rank: int) -> None:
         slices = {each.name: each for each in unified.slices(strategy, rank)}
-        target = root.child(f"rank_{rank}", f"net.{format}")
+        folder = root.child(f"rank_{rank}")
+        if folder.is_local:
+            with mapped_errors(folder, "make the directory"):
+                make_directory(folder.path)
+        target = folder.child(f"net.{format}")
         write_checkpoint(target, kind, [each.output() for each in slices.values()], partial(slice_blocks, slices))
 
     # more threads do not speed up copying

@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.errors import VerificationError
+from reshard.core.mindspore_api.paths import make_directory
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget, build_budget, open_files_limit
@@ -38,7 +40,7 @@ def write_files(files: Sequence[PlannedFile], directory: str, workers: int) -> N
     """
     target = parse_url(directory)
     with mapped_errors(target, "make a directory in it"):
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        make_directory(directory)
         work = tempfile.mkdtemp(prefix=".reshard-", dir=directory)
     try:
         budget = build_budget(MEMORY_BYTES, open_files_limit(), workers)
@@ -48,10 +50,16 @@ def write_files(files: Sequence[PlannedFile], directory: str, workers: int) -> N
             records = list(pool.map(lambda file, place: _write(file, place, budget, prefetch), files, places))
         for file, place, record in zip(files, places, records, strict=True):
             with mapped_errors(parse_url(file.path), "give it the finished file"):
-                os.makedirs(os.path.dirname(file.path), mode=0o700, exist_ok=True)
-                os.replace(place.child(record.file).path, file.path)
+                give_name(place.child(record.file).path, file.path)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def give_name(finished: str, path: str) -> None:
+    """Rename a finished file, replacing what is there; like MindSpore's, it can be read by its owner only."""
+    make_directory(os.path.dirname(path))
+    os.chmod(finished, stat.S_IRUSR)
+    os.replace(finished, path)
 
 
 def _write(file: PlannedFile, place: Location, budget: Budget, prefetch: int) -> ShardRecord:

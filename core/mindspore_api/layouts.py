@@ -8,7 +8,8 @@ import numpy as np
 
 from reshard.core.checkpoint.numpy_values import array_of, is_array_like
 from reshard.core.errors import LayoutError, StrategyError
-from reshard.core.mindspore_api.arguments import check_type, rank_in_environment
+from reshard.core.mindspore_api.arguments import check_type
+from reshard.core.mindspore_api.environment import rank_in_environment
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.mindspore_api.paths import optional_strategy, required_strategy
 from reshard.core.storage.listing import kind_of

@@ -15,13 +15,12 @@ The network is a mapping of names to arrays, or anything with `parameters_and_na
 import logging
 import os
 import stat
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from os.path import splitext
 from types import SimpleNamespace, TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 
@@ -30,11 +29,13 @@ from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.checkpoint.numpy_values import Value
 from reshard.core.mindspore_api.arguments import given_rank, is_network
 from reshard.core.mindspore_api.background import Background
-from reshard.core.mindspore_api.checkpoint_config import FROM_TRAINING, CheckpointConfig
+from reshard.core.mindspore_api.cells import join_mindspore
+from reshard.core.mindspore_api.checkpoint_config import FROM_TRAINING, CheckpointConfig, as_config
 from reshard.core.mindspore_api.checkpoint_manager import CheckpointManager
 from reshard.core.mindspore_api.deduplication import omitted_parameters
 from reshard.core.mindspore_api.failures import reading, writing
 from reshard.core.mindspore_api.layouts import strategy_of
+from reshard.core.mindspore_api.paths import make_directory
 from reshard.core.mindspore_api.saving import save_values, values_to_save
 from reshard.core.mindspore_api.saving_process import Snapshot
 from reshard.core.storage.failures import mapped_errors
@@ -85,7 +86,7 @@ class ModelCheckpoint:
         prefix: what names of files begin with, before `-{epoch}_{step in the epoch}`; or a function that returns the
             whole name without its extension. If there are files of the prefix, a number is added to it.
         directory: where files go; by default the current directory. Or a function that returns it.
-        config: the settings.
+        config: the settings; MindSpore's CheckpointConfig is taken, too.
         strategy: the job's strategy: a file, or what `build_searched_strategy` returns. For `remove_redundancy` only,
             as it says which ranks share a slice. It is read after the first step: compiling the network may write it.
         rank_id: this rank, for `remove_redundancy`; by default the environment's `RANK_ID`.
@@ -95,26 +96,19 @@ class ModelCheckpoint:
         TypeError: `directory` is no text; `config` is no CheckpointConfig; `remove_redundancy` lacks strategy or rank.
     """
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Return an instance that MindSpore's `Model` accepts, if MindSpore is imported."""
-        callback = getattr(sys.modules.get("mindspore.train"), "Callback", None)
-        plain = callback is None or issubclass(cls, callback)
-        return super().__new__(cls if plain else _as_callback(cast(type, cls), callback))
-
     def __init__(
         self,
         prefix: Named = "CKP",
         directory: Named | None = None,
-        config: CheckpointConfig | None = None,
+        config: CheckpointConfig | Any = None,
         *,
         strategy: str | Mapping[str, Any] | None = None,
         rank_id: int | None = None,
     ) -> None:
+        join_mindspore(self, "Callback")  # `Model.train` takes no others
         if not callable(prefix) and not _is_prefix(prefix):
             raise ValueError(f"'prefix' has to be a function, or a string without '/', not {prefix!r}")
-        if config is not None and not isinstance(config, CheckpointConfig):
-            raise TypeError(f"'config' has to be reshard's CheckpointConfig, not {type(config)}")
-        self._config = config or CheckpointConfig()
+        self._config = CheckpointConfig() if config is None else as_config(config)
         self._key = self._config.key()
         self._strategy, self._rank = strategy, given_rank(rank_id)
         if self._config.remove_redundancy:
@@ -139,6 +133,14 @@ class ModelCheckpoint:
     def latest_ckpt_file_name(self) -> str:
         """Path of the last file that was saved, but for breakpoints; empty before the first."""
         return self._latest
+
+    @property
+    def _get_save_checkpoint_steps(self) -> int | None:
+        return self._config.save_checkpoint_steps
+
+    @property
+    def _get_last_trigger_step(self) -> int:
+        return self._saved_step
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +174,7 @@ class ModelCheckpoint:
             TypeError, ValueError: the network or the settings do not fit.
         """
         self._args = run_context.original_args()
+        self._follow_recovery()
         _ = self._omitted  # a wrong strategy is refused after the first step, not at the first save
         self._background.warn_of_failures()
         self._save_due(at_end=False)
@@ -212,6 +215,13 @@ class ModelCheckpoint:
     def on_train_end(self, run_context: Any) -> None:
         """See `end`."""
         self.end(run_context)
+
+    def _follow_recovery(self) -> None:
+        """Count from the step of the checkpoint that a training has been rolled back to, if it says one."""
+        recovered = getattr(self._args, "last_save_ckpt_step", None)
+        if recovered is not None:
+            self._saved_step = recovered
+            self._args.last_save_ckpt_step = None
 
     def _save_due(self, *, at_end: bool) -> None:
         self._name_files(at_end)
@@ -267,7 +277,8 @@ class ModelCheckpoint:
             now, last_file_at = time.time(), self._last_file_at
             self._last_file_at = now
             if most:
-                return [self._manager.oldest()] if self._manager.ckpoint_num >= most else []
+                oldest = self._manager.oldest() if self._manager.ckpoint_num >= most else None
+                return [oldest] if oldest else []
             if minutes and now - last_file_at < minutes * 60:
                 return self._manager.recent_but_first(minutes, now)
             return []
@@ -355,12 +366,6 @@ class ModelCheckpoint:
             return parse_url(self._directory).child(name)
 
 
-@cache
-def _as_callback(cls: type, callback: type) -> type:
-    """The class as a subclass of MindSpore's Callback too: `Model.train` takes no others."""
-    return type(cls.__name__, (cls, callback), {"__module__": cls.__module__, "__doc__": cls.__doc__})
-
-
 def free_prefix(names: list[str], prefix: str, *, of_breakpoints: bool = False) -> str:
     """Return the prefix, with the next free number if there are files of it, such as `CKP_1` beside `CKP-1_1.ckpt`.
 
@@ -407,7 +412,7 @@ def _made(directory: object) -> str:
         location = parse_url(directory)
         if location.is_local:
             with mapped_errors(location, "make the directory"):
-                os.makedirs(location.path, exist_ok=True)
+                make_directory(location.path)
     return str(location)
 
 

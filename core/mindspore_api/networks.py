@@ -1,17 +1,19 @@
-"""`load_param_into_net`, which fills a dict of arrays in place where MindSpore has a network."""
+"""`load_param_into_net`, which fills a dict of arrays in place where MindSpore has a network; or MindSpore's Cell."""
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from typing import Any
 
 import numpy as np
 
-from reshard.core.checkpoint.numpy_values import Value, dtype_of
+from reshard.core.checkpoint.numpy_values import Value, array_of, dtype_of, is_array_like
 from reshard.core.mindspore_api.arguments import check_type, check_value
+from reshard.core.mindspore_api.cells import fill_cell, is_cell, parameter_names
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
 
-Network = MutableMapping[str, np.ndarray]
-"""Arrays by the names of the parameters that belong into them."""
+Network = MutableMapping[str, np.ndarray] | Any
+"""Arrays by the names of the parameters that belong into them; or a Cell of MindSpore, which may not be installed."""
 
 _ACCUMULATED = "accu_grads"
 """Prefix of gradient accumulators, which only a training job fills."""
@@ -20,11 +22,13 @@ _INTEGERS = frozenset({"Int8", "Int16", "Int32", "Int64", "Int4"})
 
 
 def checked_network(network: object) -> Network:
-    """Return a dict of arrays that can be filled; raise TypeError for anything else."""
+    """Return a dict of arrays that can be filled, or a Cell; raise TypeError for anything else."""
+    if is_cell(network):
+        return network
     if not isinstance(network, MutableMapping):
         raise TypeError(
-            f"a network has to be a dict of numpy arrays here, not {type(network)}: there are no Cells without "
-            "MindSpore. Leave it out, and take what is returned"
+            f"a network has to be a dict of numpy arrays here, not {type(network)}, or a Cell where MindSpore is "
+            "imported. Leave it out, and take what is returned"
         )
     for name, array in network.items():
         if not isinstance(name, str) or not isinstance(array, np.ndarray):
@@ -34,6 +38,11 @@ def checked_network(network: object) -> Network:
     return network
 
 
+def names_in(network: Network) -> list[str]:
+    """Return the names of a network's parameters."""
+    return parameter_names(network) if is_cell(network) else list(network)
+
+
 @frozen
 class Filling:
     """The result of filling a network.
@@ -41,7 +50,7 @@ class Filling:
     Attributes:
         not_filled: names of its arrays that got no value; gradient accumulators are not counted.
         unused: names of the values that no array of the same name got.
-        by_suffix: array -> the value that it got, whose name ends in the array's.
+        by_suffix: array -> the value that it got, whose name ends in the array's; of a Cell, MindSpore logs them.
     """
 
     not_filled: list[str]
@@ -64,10 +73,10 @@ def load_param_into_net(
     """Fill the arrays of `net` with the parameters of the same names, or else of names that end in theirs.
 
     Args:
-        net: arrays by name.
-        parameter_dict: what `load_checkpoint` returns.
+        net: arrays by name; or a Cell, which MindSpore fills, if the script has imported MindSpore.
+        parameter_dict: what `load_checkpoint` returns, here or in MindSpore.
         strict_load: match full names only, and refuse values of another dtype than their array.
-        remove_redundancy: has to be False.
+        remove_redundancy: other ranks hold the rest; for a Cell only.
 
     Returns:
         The names in `net` that were not filled, and those in `parameter_dict` that no array of that name got.
@@ -78,24 +87,28 @@ def load_param_into_net(
         ValueError: `remove_redundancy` is no bool.
     """
     checked_network(net)
-    _check_parameters(parameter_dict)
+    values = _checked_parameters(parameter_dict)
     check_type("strict_load", strict_load, bool)
     check_value("remove_redundancy", remove_redundancy, bool)
+    if is_cell(net):
+        return fill_cell(net, values, strict_load, remove_redundancy)
     if remove_redundancy:
         raise TypeError("'remove_redundancy': there are no other ranks here, which would hold what was removed")
-    filling = fill_network(net, parameter_dict, strict_load)
+    filling = fill_network(net, values, strict_load)
     filling.warn_of_suffixes(stacklevel=2)
     return filling.not_filled, filling.unused
 
 
 def fill_network(network: Network, values: Mapping[str, Value], strict: bool) -> Filling:
-    """Fill the arrays of a network from `values`: all arrays or, if a value does not fit, none.
+    """Fill the arrays of a network from `values`: all arrays or, if a value does not fit, none. MindSpore fills Cells.
 
     Unless `strict`, arrays without a value of their name get one whose name ends in theirs, and floating-point numbers
     and signed integers are cast to the array's size. Surplus trailing axes of length 1 of a value are dropped.
     """
     checked_network(network)
     check_type("strict_load", strict, bool)
+    if is_cell(network):
+        return Filling(*fill_cell(network, values, strict), {})
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     missing = [name for name in network if name not in values and not name.startswith(_ACCUMULATED)]
     by_suffix = {} if strict else _by_suffix(missing, arrays)
@@ -110,14 +123,18 @@ def fill_network(network: Network, values: Mapping[str, Value], strict: bool) ->
     )
 
 
-def _check_parameters(parameters: object) -> None:
+def _checked_parameters(parameters: object) -> dict[str, Value]:
+    """Return the parameters, Tensors among them as arrays."""
     if not isinstance(parameters, Mapping):
         raise TypeError(f"'parameter_dict' has to be a dict, not {type(parameters)}")
+    values: dict[str, Value] = {}
     for name, value in parameters.items():
-        if not isinstance(name, str) or not isinstance(value, np.ndarray | str | list):
+        if not isinstance(name, str) or not (isinstance(value, str | list) or is_array_like(value)):
             raise TypeError(
                 f"'parameter_dict' has {type(value)} under {name!r}, not a numpy array or a text under a string"
             )
+        values[name] = value if isinstance(value, str | list | np.ndarray) else array_of(value)
+    return values
 
 
 def _by_suffix(missing: Collection[str], values: Collection[str]) -> dict[str, str]:

@@ -26,6 +26,11 @@ def checked_directory(name: str, path: str) -> str:
     return found
 
 
+def make_directory(path: str) -> None:
+    """Make a local directory for its owner alone, as MindSpore does; those above it, if need be, as usual."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+
+
 def optional_strategy(name: str, path: str | None) -> Strategy | None:
     """Read the strategy in a file, None without a path; raises as `required_strategy` does."""
     check_type(name, path, str, optional=True)

@@ -14,7 +14,7 @@ from reshard.core.errors import CatalogError, LayoutError
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.mindspore_api.layouts import merge_slices
 from reshard.core.mindspore_api.loading import open_readable, read_values
-from reshard.core.mindspore_api.networks import Network, fill_network
+from reshard.core.mindspore_api.networks import Network, fill_network, names_in
 from reshard.core.mindspore_api.paths import optional_strategy
 from reshard.core.runtime.keys import Key
 from reshard.core.runtime.wording import listed
@@ -48,7 +48,7 @@ def fill_from_ranks(
             stack.callback(file.close)
             opened.append((file, read_index(file)))
         values: dict[str, Value] = {}
-        for name in network:
+        for name in names_in(network):
             whole = _merged(opened, strategy, name)
             if whole is not None:
                 values[name] = whole if layouts is None else _shard(whole, name, layouts, rank)

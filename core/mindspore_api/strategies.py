@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from reshard.core.errors import StrategyError
 from reshard.core.mindspore_api.arguments import check_type
 from reshard.core.mindspore_api.failures import reading, writing
-from reshard.core.mindspore_api.paths import checked_directory
+from reshard.core.mindspore_api.paths import checked_directory, make_directory
 from reshard.core.runtime.metadata import check_metadata, protobuf_bytes
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategies, read_strategy, write_strategy
@@ -31,7 +31,7 @@ def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> 
     check_type("src_strategy_dirs", src_strategy_dirs, str)
     check_type("dst_strategy_file", dst_strategy_file, str)
     target = os.path.abspath(dst_strategy_file)
-    os.makedirs(checked_directory("dst_strategy_file", os.path.dirname(target)), mode=0o700, exist_ok=True)
+    make_directory(checked_directory("dst_strategy_file", os.path.dirname(target)))
     if not os.path.isdir(src_strategy_dirs):
         raise NotADirectoryError(f"'src_strategy_dirs' is not a directory: {src_strategy_dirs}")
     source = os.path.abspath(src_strategy_dirs)

@@ -17,9 +17,9 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, InputError, PlanError, TargetBusyError
 from reshard.core.mindspore_api.arguments import FORMATS, check_type
 from reshard.core.mindspore_api.failures import MissingDirectoryError, reading, writing
-from reshard.core.mindspore_api.file_writing import PlannedFile, write_files
+from reshard.core.mindspore_api.file_writing import PlannedFile, give_name, write_files
 from reshard.core.mindspore_api.needed_ranks import check_rank, from_zero, needed_ranks
-from reshard.core.mindspore_api.paths import checked_directory, optional_strategy
+from reshard.core.mindspore_api.paths import checked_directory, make_directory, optional_strategy
 from reshard.core.mindspore_api.planning import Planned, absent_weights, build_checked_plan, catalog_ranks
 from reshard.core.mindspore_api.rank_files import check_not_encrypted, survey_ranks
 from reshard.core.plan.model import PlanInputs
@@ -29,6 +29,7 @@ from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.validation import build_options
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.opening import of_own_stage, wants_digest
+from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import parse_url
@@ -37,6 +38,7 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.verification.tied_parameters import with_tied_compared
 
 _WORK_DIRECTORY = ".reshard-transform"
+"""Parts have one each, `.reshard-transform_part0`: processes may convert a stage each into one directory."""
 _ARGUMENTS = {"prefix": "ckpt_prefix", "workers": "process_num"}
 """Fields of a request -> the arguments that set them."""
 
@@ -77,7 +79,8 @@ def transform_checkpoints(
         raise ValueError(
             f"{directory}: is a checkpoint that reshard converted, or is converting; name another directory"
         )
-    work = os.path.join(directory, _WORK_DIRECTORY)
+    part = part_of_target(source, target)
+    work = os.path.join(directory, _WORK_DIRECTORY if part is None else f"{_WORK_DIRECTORY}_part{part}")
     if os.path.islink(work):
         raise ValueError(f"{work}: is a link, whose target would be replaced; remove it")
     with reading():
@@ -96,6 +99,8 @@ def transform_checkpoints(
     def plan_of(request: ConversionRequest) -> ConversionPlan:
         planned = _plan_of_all(request, found, source, target)
         warned[:] = planned.warnings
+        with mapped_errors(parse_url(directory), "make the directory"):
+            make_directory(directory)
         return planned.plan
 
     with writing():
@@ -201,9 +206,7 @@ def _as_part(source: Strategy, target: Strategy | None) -> Strategy:
 def _give_names(report: ConversionReport, work: str, directory: str) -> None:
     """Move the finished files to their final paths, replacing files of the same names."""
     for rank in report.ranks:
-        path = os.path.join(directory, rank.file)
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        os.replace(os.path.join(work, rank.file), path)
+        give_name(os.path.join(work, rank.file), os.path.join(directory, rank.file))
     shutil.rmtree(work)
 
 

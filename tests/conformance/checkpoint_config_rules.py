@@ -69,6 +69,10 @@ RULES = [
     Rule({"format": "xyz"}, message="format", differs="MindSpore refuses it when it saves"),
     Rule({"enc_mode": "AES-XYZ"}, message="enc_mode", differs="MindSpore refuses it when it encrypts"),
     Rule({"enc_key": "0123"}, "ValueError", "where the key is kept; never the key itself"),
+    *(
+        Rule({"enc_key": wrong}, "ValueError", f"'enc_key' has to be None, bytes or a string, not {type(wrong)}")
+        for wrong in (5, 1.5, True, [1], {"a": 1})
+    ),
     Rule({"remove_redundancy": True}),
     Rule({"remove_redundancy": True, "crc_check": True}),
     Rule({"remove_redundancy": True, "enc_key": KEY}),

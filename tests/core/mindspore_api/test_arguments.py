@@ -12,9 +12,10 @@ from reshard.core.mindspore_api.arguments import (
     check_value,
     checked_prefixes,
     chooser,
+    given_rank,
     key_of,
-    rank_in_environment,
 )
+from reshard.core.mindspore_api.environment import rank_in_environment
 
 
 @pytest.mark.parametrize(
@@ -101,8 +102,13 @@ def test_a_choice_by_prefixes_or_by_a_function(
 
 
 def test_the_rank_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK_ID", raising=False)
+    for name in ("RANK_ID", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
     assert rank_in_environment() is None
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    assert rank_in_environment() == 3
+    with pytest.raises(ValueError, match="'rank_id' is 1, the environment's OMPI_COMM_WORLD_RANK is 3"):
+        given_rank(1)
     monkeypatch.setenv("RANK_ID", "12")
     assert rank_in_environment() == 12
     for wrong in ("", "-1", "one", "9" * 11):

@@ -60,3 +60,8 @@ def test_a_file_that_vanishes_is_no_candidate(directory: Path) -> None:
     (directory / "CKP-1_1.ckpt").unlink()
     manager.remove_oldest_ckpoint_file()
     assert names(directory) == ["CKP-1_3.ckpt"]
+
+
+def test_removing_the_oldest_of_none(tmp_path: Path) -> None:
+    with pytest.raises(IndexError, match="there is no checkpoint file to remove"):
+        updated(tmp_path).remove_oldest_ckpoint_file()

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from reshard import mindspore
-from reshard.core.mindspore_api import background, model_checkpoint, saving, saving_process
+from reshard.core.mindspore_api import background, checkpoint_manager, model_checkpoint, saving, saving_process
 from reshard.core.mindspore_api.model_checkpoint import free_prefix
+from reshard.core.storage.urls import Location
 from reshard.mindspore import CheckpointConfig, ModelCheckpoint, RunContext
 from tests.support.places import PROJECT
 
@@ -117,7 +118,49 @@ def test_names_by_functions(tmp_path: Path) -> None:
     assert names(tmp_path / "epoch_2") == ["at_5.ckpt"]
 
 
+def test_a_training_that_is_rolled_back_counts_from_the_step_it_was_rolled_back_to(tmp_path: Path) -> None:
+    network = {"w": np.zeros(3, np.float32)}
+    checkpoint = ModelCheckpoint("net", str(tmp_path), CheckpointConfig(3))
+    for step in range(1, 8):
+        checkpoint.step_end(state(network, step))
+    assert names(tmp_path) == ["net-1_3.ckpt", "net-2_2.ckpt"]
+    rolled_back = state(network, 4)
+    rolled_back.original_args().last_save_ckpt_step = 3
+    checkpoint.step_end(rolled_back)
+    assert rolled_back.original_args().last_save_ckpt_step is None
+    assert checkpoint._get_last_trigger_step == 3
+    checkpoint.step_end(state(network, 5))
+    network["w"] += 1
+    checkpoint.step_end(state(network, 6))
+    assert [weight(tmp_path / name) for name in names(tmp_path)] == [0, 1]
+
+
+def test_steps_that_mindspores_model_asks_for(tmp_path: Path) -> None:
+    checkpoint = ModelCheckpoint("net", str(tmp_path), CheckpointConfig(4))
+    assert (checkpoint._get_save_checkpoint_steps, checkpoint._get_last_trigger_step) == (4, 0)
+    trained(checkpoint, 9)
+    assert checkpoint._get_last_trigger_step == 9
+    seconds = ModelCheckpoint("net", str(tmp_path), CheckpointConfig(None, 60))
+    assert seconds._get_save_checkpoint_steps is None
+
+
 class TestOldFiles:
+    def test_files_that_vanish_meanwhile_are_no_failure(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        checkpoint = ModelCheckpoint("net", str(tmp_path), CheckpointConfig(keep_checkpoint_max=1))
+        network = {"w": np.ones(3, np.float32)}
+        checkpoint.step_end(state(network, 1))
+        list_names = checkpoint_manager.list_names
+
+        def listed_and_gone(location: Location) -> list[str]:
+            found = list_names(location)
+            for name in found:
+                os.remove(tmp_path / name)
+            return found
+
+        monkeypatch.setattr(checkpoint_manager, "list_names", listed_and_gone)
+        checkpoint.step_end(state(network, 2))
+        assert names(tmp_path) == ["net-1_2.ckpt"]
+
     def test_the_last_one_stays_until_the_next_is_whole(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         checkpoint = ModelCheckpoint("net", str(tmp_path), CheckpointConfig(keep_checkpoint_max=1))
         network = {"w": np.ones(3, np.float32)}
@@ -426,7 +469,7 @@ class TestRefused:
             ({"prefix": "a/b"}, ValueError, "without '/', not 'a/b'"),
             ({"directory": 5}, TypeError, "'directory' has to be a function or a string, not <class 'int'>"),
             ({"directory": " "}, ValueError, "'directory' is blank"),
-            ({"config": {}}, TypeError, "'config' has to be reshard's CheckpointConfig, not <class 'dict'>"),
+            ({"config": {}}, TypeError, "'config' has to be a CheckpointConfig, not <class 'dict'>"),
         ],
     )
     def test_arguments(self, arguments: dict[str, Any], error: type[Exception], message: str) -> None:

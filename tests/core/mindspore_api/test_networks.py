@@ -53,7 +53,7 @@ def test_what_does_not_fit_changes_nothing(value: np.ndarray, array: np.ndarray,
 
 
 def test_what_is_no_network() -> None:
-    with pytest.raises(TypeError, match="a dict of numpy arrays here, not <class 'list'>: there are no Cells"):
+    with pytest.raises(TypeError, match="a dict of numpy arrays here, not <class 'list'>, or a Cell where"):
         checked_network([])
     with pytest.raises(TypeError, match="a network's 5 has to be a numpy array under a string"):
         checked_network({5: FLOATS})

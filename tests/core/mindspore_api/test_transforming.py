@@ -1,6 +1,8 @@
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import ALL_CASES, Case, read_ckpt, read_tree
-from tests.support.places import FIXTURES
+from tests.support.places import FIXTURES, PROJECT
 from tests.support.strategy_writer import FileLayout, write_strategy_file
 from tests.support.transformed import COLUMNS, ROWS, VALUES, strategies, tensor, transform, write_rank
 
@@ -182,6 +184,53 @@ def test_another_process_converts_into_the_destination(rows: Path) -> None:
         pytest.raises(ValueError, match="out: another process is converting into it; wait for it"),
     ):
         transform(rows)
+
+
+def own_and_both(stages: Path, stage: int) -> dict[str, str]:
+    return {
+        "src_strategy_file": str(stages / f"own_{stage}" / f"{stage}.ckpt"),
+        "dst_strategy_file": str(stages / "both.ckpt"),
+    }
+
+
+def test_another_process_converts_the_same_stage(stages: Path) -> None:
+    leases = parse_url(f"{stages}/out/.reshard-transform_part0.reshard-partial/.reshard/leases")
+    with held_lease(leases, new_holder((0, 1), plan="another")):
+        with pytest.raises(ValueError, match="out: another process is converting into it; wait for it"):
+            transform(stages, **own_and_both(stages, 0))
+        transform(stages, **own_and_both(stages, 1))
+
+
+def test_another_process_converts_another_stage_at_the_same_time(
+    stages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one runs while the files of the first get their names."""
+    replace = os.replace
+    program = (
+        "from pathlib import Path\n"
+        "from tests.support.transformed import transform\n"
+        f"transform(Path({str(stages)!r}), **{own_and_both(stages, 1)!r})\n"
+    )
+    others: list[int] = []
+
+    def with_another_process(source: str, target: str) -> None:
+        if not others:
+            others.append(0)
+            done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, check=False, timeout=60)
+            others.append(done.returncode)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", with_another_process)
+    transform(stages, **own_and_both(stages, 0))
+    assert others == [0, 0]
+    assert sorted(os.listdir(stages / "out")) == ["rank_0", "rank_1"]
+    for rank in range(2):
+        files = {f"net_{rank}_part{stage}.ckpt" for stage in range(2)}
+        assert set(os.listdir(stages / "out" / f"rank_{rank}")) == files
+        loaded = mindspore.load_segmented_checkpoints(str(stages / "out" / f"rank_{rank}"))
+        assert {name: value.tolist() for name, value in loaded.items()} == dict.fromkeys(  # type: ignore[union-attr]
+            "ab", VALUES[:, rank : rank + 1].tolist()
+        )
 
 
 def test_the_source_cannot_be_the_destination(rows: Path) -> None:
