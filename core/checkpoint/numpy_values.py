@@ -68,8 +68,11 @@ def array_of(value: Any) -> np.ndarray:
         convert = _conversion(value)
         if convert is None:
             raise TypeError(f"{type(value)} is neither an array nor anything that can be made one")
-        value = convert()
-    array = np.asarray(value)
+        array = np.asarray(convert())
+        if str(getattr(value, "dtype", "")) == dtypes.INT4.name:  # MindSpore's Tensor says it, its array does not
+            array = array.view(INT4)
+    else:
+        array = np.asarray(value)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     if array.dtype.name == "bfloat16":  # MindSpore registers a dtype of its own

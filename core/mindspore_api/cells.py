@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from reshard.core.checkpoint.numpy_values import INT4, Value
+from reshard.core.checkpoint.numpy_values import Value, dtype_of
+from reshard.core.tensor import dtypes
 
 def is_cell(network: object) -> bool:
     """True for a Cell of MindSpore."""
@@ -35,8 +36,9 @@ def fill_cell(
     def parameter(name: str, value: Value) -> Any:
         if isinstance(value, str | list):
             return value
-        tensor = mindspore.Tensor(value, mindspore.qint4x2) if value.dtype == INT4 else mindspore.Tensor(value)
-        return mindspore.Parameter(tensor, name=name)
+        # numpy compares dtypes without the mark of packed integers
+        dtype = mindspore.qint4x2 if dtype_of(value) is dtypes.INT4 else None
+        return mindspore.Parameter(mindspore.Tensor(value, dtype), name=name)
 
     parameters = {name: parameter(name, value) for name, value in values.items()}
     not_filled, unused = mindspore.load_param_into_net(cell, parameters, strict, remove_redundancy)

@@ -51,3 +51,12 @@ def test_arrays_are_laid_out_as_files_hold_them() -> None:
     assert array.dtype == np.dtype("<i4")
     assert bytes(bytes_of(array)) == np.ascontiguousarray(big).astype("<i4").tobytes()
     assert array_of(np.zeros(4, INT4)[::2]).dtype.metadata == INT4.metadata
+
+
+def test_packed_integers_of_a_tensor_stay_what_they_are() -> None:
+    """MindSpore's arrays of them are plain int8: only the Tensor's dtype says it."""
+    tensor = SimpleNamespace(dtype="Int4", asnumpy=lambda: np.array([17, 35], np.int8))
+    array = array_of(tensor)
+    assert dtype_of(array).name == "Int4"
+    assert array.tolist() == [17, 35]
+    assert dtype_of(array_of(SimpleNamespace(dtype="Int8", asnumpy=tensor.asnumpy))).name == "Int8"
