@@ -8,6 +8,7 @@ from io import BytesIO
 
 import numpy as np
 
+from reshard.core.checkpoint.catalog.foreign import check_not_foreign
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
@@ -235,9 +236,11 @@ def _ckpt_files(directory: str) -> list[str]:
     location = parse_url(directory)
     if kind_of(location) != "directory":
         raise CheckpointError(f"{directory}: is not there, or no directory")
-    names = sorted(posixpath.basename(entry["name"]) for entry in list_folder(location) if entry["type"] != "directory")
+    entries = list_folder(location)
+    names = sorted(posixpath.basename(entry["name"]) for entry in entries if entry["type"] != "directory")
     found = [str(location.child(name)) for name in names if name.endswith(".ckpt") and not name.startswith(".")]
     if not found:
+        check_not_foreign(location, [posixpath.basename(entry["name"]) for entry in entries])
         raise CheckpointError(f"{directory}: holds no .ckpt files")
     return found
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.file_names import Step, group_prefixes, parse_name
+from reshard.core.checkpoint.catalog.foreign import check_not_foreign
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
 from reshard.core.checkpoint.formats.stage_files import group_stage_files
@@ -33,7 +34,8 @@ def survey_ranks(directory: str) -> CheckpointSurvey:
 
 def _survey_folders(root: Location, directory: str) -> CheckpointSurvey:
     folders: dict[int, str] = {}
-    for name in sorted(os.listdir(root.path)):
+    names = sorted(os.listdir(root.path))
+    for name in names:
         match = _RANK_FOLDER.fullmatch(name)
         if match is None or not os.path.isdir(os.path.join(root.path, name)):
             continue
@@ -43,6 +45,8 @@ def _survey_folders(root: Location, directory: str) -> CheckpointSurvey:
                 f"{directory}: {folders[rank]} and {name} are both rank {rank}'s folder: remove the one that is not"
             )
         folders[rank] = name
+    if not folders:
+        check_not_foreign(root, names)
     state = os.path.join(root.path, STATE_DIRECTORY)
     return CheckpointSurvey(
         str(root),

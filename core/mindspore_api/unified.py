@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from reshard.core.checkpoint.catalog.foreign import check_not_foreign
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.formats.weight_maps import read_weight_map
 from reshard.core.checkpoint.model import Content, FileIndex, OutputEntry, TensorEntry
@@ -117,6 +118,7 @@ class UnifiedCheckpoint:
         listed = sorted(posixpath.basename(entry["name"]) for entry in list_folder(directory))
         paths = [name for name in listed if name.endswith(".safetensors")]
         if not paths:
+            check_not_foreign(directory, listed)
             raise CatalogError(f"{directory}: holds no .safetensors files")
         self._open_files = {path: self._opened(directory.child(path)) for path in paths}
         if len(paths) > 1 and MAP_NAME not in listed:

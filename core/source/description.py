@@ -8,6 +8,7 @@ from typing import Any
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
 from reshard.core.checkpoint.catalog.file_names import parse_name
+from reshard.core.checkpoint.catalog.foreign import check_not_foreign, find_foreign
 from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, iterations_beside
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, storage_errors_as_input, survey
 from reshard.core.checkpoint.common_document import read_common
@@ -81,6 +82,7 @@ def _check_may_be_strategy(location: Location) -> None:
     """Refuse a file whose name and beginning are those of no strategy."""
     if location.name.endswith((".ckpt", ".json")):
         return
+    check_not_foreign(location, [location.name])
     with _opened(location) as file:
         start = read_bytes(file, 0, min(file.size_bytes, START_BYTES))
     # reading it as a strategy finds all other faults
@@ -102,6 +104,8 @@ def _holds_strategies(directory: Location) -> bool:
         return False
     files = sorted(name for name, kind in names.items() if kind in ("file", "link") and not name.startswith("."))
     of_checkpoints = [name for name in files if parse_name(name)]
+    if not of_checkpoints and find_foreign(names) is not None:
+        return False
     return _is_strategy(directory.child(of_checkpoints[0])) if of_checkpoints else bool(files)
 
 

@@ -121,6 +121,7 @@ class _Assessor:
         by_groups = self._groups and not request.source_strategy
         self._given = find_iteration(request.source, request.step) if by_groups else find_strategy(request)
         if self._given is None and not self._groups:
+            survey(request.source, request.step)  # it may be that there is no source, or another library's
             raise InputError(
                 "nothing says which ranks hold the same: name --source-strategy, or --group-info if there is none"
             )

@@ -3,6 +3,7 @@
 .metadata                                                   the sharding and the places of all tensors; written last
 __0_0.distcp, __{rank}_{n}.distcp                           tensors and objects; the names mean nothing
 _rank0_.safetensors, NAME_rank0.bytes                       the same of hyper_parallel, which is for MindSpore
+__0.metadata, .rank0_metadata                               in place of .metadata, if each rank saved for itself
 shard-00001-model-00001-of-00002.safetensors                of its writer for Hugging Face, which writes no .metadata
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 DCP_METADATA_NAME = ".metadata"
 _SHARD = re.compile(r"shard-\d{5,}-.+-\d{5,}-of-\d{5,}\.safetensors", re.ASCII | re.DOTALL)
 _OWN_METADATA = re.compile(r"__\d+\.metadata|\.rank\d+_metadata", re.ASCII)
+_OF_HYPER_PARALLEL = re.compile(r"_rank\d+_\.safetensors", re.ASCII)
 _DATA_SUFFIX = ".distcp"
 _DATA = re.compile(r"__\d{1,18}_\d{1,18}\.distcp", re.ASCII)
 _NUMBERS = re.compile(r"\d+", re.ASCII)
@@ -31,7 +33,16 @@ def is_data_name(name: str) -> bool:
 
 def is_dcp(names: Sequence[str]) -> bool:
     """True if names are those of a DCP directory, complete or not."""
-    return DCP_METADATA_NAME in names or any(name.endswith(_DATA_SUFFIX) for name in names) or bool(shard_names(names))
+    return (
+        DCP_METADATA_NAME in names
+        or any(name.endswith(_DATA_SUFFIX) or _OWN_METADATA.fullmatch(name) for name in names)
+        or bool(shard_names(names))
+    )
+
+
+def is_rank_file_of_hyper_parallel(name: str) -> bool:
+    """True for the name that hyper_parallel gives a rank's file of tensors."""
+    return _OF_HYPER_PARALLEL.fullmatch(name) is not None
 
 
 def shard_names(names: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError, is_transient
 from reshard.core.runtime.metadata import check_metadata, parsing
 from reshard.core.storage.checkpoint2_names import MAX_METADATA_BYTES, METADATA_NAME, TRACKER_NAME, iteration_name
-from reshard.core.storage.listing import file_info, list_folder
+from reshard.core.storage.listing import exists, file_info, list_folder
 from reshard.core.storage.reading import open_source, read_bytes, read_small_file
 from reshard.core.storage.tracker import read_tracker
 from reshard.core.storage.transfers import at_once
@@ -45,6 +45,11 @@ def read_strategy(url: str) -> Strategy:
                 return _read_metadata(location.child(METADATA_NAME))
             if TRACKER_NAME in names:
                 tracked = iteration_name(read_tracker(location) or 0)
+                if not exists(location.child(tracked)):
+                    raise StrategyError(
+                        f"{location}: has {TRACKER_NAME}, but not the directory {tracked}: it is not a Checkpoint 2.0 of "
+                        "MindFormers, or that iteration was removed. Name the directory or the file of a strategy"
+                    )
                 return _read_metadata(location.child(tracked, METADATA_NAME))
             return read_strategies(files, str(location))
         return _parse(_read_file(location), location)

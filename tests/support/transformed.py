@@ -36,8 +36,11 @@ def transform(directory: Path, target: str = "out", **options: object) -> None:
     arguments: dict = {
         "src_strategy_file": str(directory / "rows.ckpt"),
         "dst_strategy_file": str(directory / "columns.ckpt"),
+        "src_checkpoints_dir": str(directory / "src"),
+        "dst_checkpoints_dir": str(directory / target),
+        "ckpt_prefix": "net_",
     }
-    mindspore.transform_checkpoints(str(directory / "src"), str(directory / target), "net_", **arguments | options)
+    mindspore.transform_checkpoints(**arguments | options)
 
 
 def strategies(case: Case) -> tuple[str | None, str | None]:

@@ -14,6 +14,7 @@ import xxhash
 from reshard.core.checkpoint.catalog.dcp_steps import choose_dcp_step, list_dcp_steps
 from reshard.core.checkpoint.catalog.megatron import is_megatron, weights_of_megatron
 from reshard.core.checkpoint.formats import safetensors
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.errors import CatalogError, CheckpointError, LayoutError, StorageError, TargetError
@@ -24,6 +25,7 @@ from reshard.core.storage.dcp_names import (
     DCP_METADATA_NAME,
     file_order,
     is_dcp,
+    is_rank_file_of_hyper_parallel,
     own_metadata_names,
     shard_names,
 )
@@ -199,9 +201,11 @@ def _check_complete(location: Location, names: Sequence[str]) -> None:
     """Refuse a directory whose metadata is missing, unless its files are those that have none."""
     own = own_metadata_names(names)
     if own:
+        whose = "is hyper_parallel's; it " if any(map(is_rank_file_of_hyper_parallel, names)) else ""
         raise CatalogError(
-            f"{location}: has no {DCP_METADATA_NAME}, but {listed(own, _MAX_LISTED)}: each rank saved a checkpoint of "
-            "its own (use_collectives=False), and which of them make one is not recorded"
+            f"{location}: {whose}has no {DCP_METADATA_NAME}, but {listed(own, _MAX_LISTED)}: each rank saved a "
+            "checkpoint of its own (use_collectives=False), and which of them make one is not recorded. Save it again "
+            "with use_collectives=True"
         )
     if not shard_names(names):
         raise CatalogError(
@@ -270,7 +274,7 @@ def _tensor_of(location: Location, name: str, chunks: Sequence[tuple[TensorEntry
 
 def _read_sharding_info(location: Location) -> tuple[FileIndex, dict[str, Shape]]:
     with closing(open_source(location)) as file:
-        index = safetensors.read_index(file)
+        index = read_index(file)
         metadata = safetensors.read_metadata(file)
     text = metadata.get(_SHARDING_INFO)
     if text is None:

@@ -11,6 +11,7 @@ from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCat
 from reshard.core.checkpoint.catalog.shared_bytes import Piece, shared_text
 from reshard.core.checkpoint.dense_view import place_strided
 from reshard.core.checkpoint.formats import safetensors, torch_zip
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.formats.torch_zip import StoredTensor
 from reshard.core.checkpoint.formats.zip_layout import LOCAL_START
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
@@ -140,7 +141,7 @@ def _stored(
     places = sorted((chunk.place for chunk in chunks), key=lambda place: (place.offset, place.length, place.key))
     known = checkpoint.indexes.get(path)
     if known is not None or path.endswith(_SAFETENSORS_SUFFIX):
-        return dict(_in_safetensors(file, known or safetensors.read_index(file), 0, places))
+        return dict(_in_safetensors(file, known or read_index(file), 0, places))
     if _is_archive(file, places[0]):
         shared = shared_text(_archives(chunks), lambda place: f"{place.name!r}, {chunks[place.owner].box},")
         if shared:

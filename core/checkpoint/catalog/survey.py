@@ -15,6 +15,7 @@ from typing import Any
 
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, dcp_in, find_dcp
 from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name
+from reshard.core.checkpoint.catalog.foreign import check_not_foreign, foreign_text
 from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, iteration_in, joint_files
 from reshard.core.checkpoint.catalog.megatron import MEGATRON_NAMES
 from reshard.core.checkpoint.catalog.output_directory import find_output_checkpoint
@@ -27,7 +28,7 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.checkpoint2_names import COMMON_NAME, METADATA_NAME
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.links import check_links
-from reshard.core.storage.listing import list_folder, looked_into
+from reshard.core.storage.listing import list_folder, looked_into, names_in
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.transfers import at_once
@@ -44,6 +45,8 @@ from reshard.core.storage.urls import Location, parse_url
 ITERATION_NAMES = frozenset({METADATA_NAME, COMMON_NAME, STATE_DIRECTORY})
 """Names in an iteration's directory beside its files of tensors."""
 _RANK_FOLDER = f"rank_{RANK_FIELD}"
+_MAX_LOOKED_INTO = 8
+"""Folders of a directory without a checkpoint that are listed to say what it is: the last ones, the newest steps."""
 _EXTENSIONS = " or ".join(f".{file_format}" for file_format in SELF_CONTAINED)
 
 
@@ -204,6 +207,7 @@ def _named_file(item: _Item) -> FoundFile:
         raise CatalogError(f"{item.location}: is not a regular file")
     name = parse_name(item.location.name)
     if name is None:
+        check_not_foreign(item.location, [item.location.name])
         raise CatalogError(f"{item.location}: not a checkpoint file: its name has to end in {_EXTENSIONS}")
     return FoundFile(name, item.location)
 
@@ -245,7 +249,7 @@ def _survey_files(root: Location, items: Sequence[_Item]) -> CheckpointSurvey:
             output = find_output_checkpoint(root, [item.location.name for item in items])
             if output is not None:
                 return _survey_files(output, _list_folder(output))
-            raise CatalogError(f"{root}: holds neither rank_N folders nor checkpoint files ({_EXTENSIONS})")
+            raise CatalogError(_without_checkpoint(root, items))
         if one := next((file.location.name for file in found if is_one_of_several(file.location.name)), None):
             raise CatalogError(
                 f"{root}: has {one}, by its name one of several files, but no index of all ({INDEX_NAME}): "
@@ -261,6 +265,18 @@ def _survey_files(root: Location, items: Sequence[_Item]) -> CheckpointSurvey:
         unfinished=_is_unfinished(items),
         has_records=any(item.location.name == STATE_DIRECTORY for item in items),
     )
+
+
+def _without_checkpoint(root: Location, items: Sequence[_Item]) -> str:
+    """Return the refusal of a directory without anything to read; it says so if another library wrote it."""
+    if foreign := foreign_text(root, [item.location.name for item in items]):
+        return foreign
+    nothing = f"{root}: holds neither rank_N folders nor checkpoint files ({_EXTENSIONS})"
+    folders = [item.location for item in items if item.kind == "directory"]
+    for folder in folders[-_MAX_LOOKED_INTO:]:
+        if foreign := foreign_text(folder, names_in(folder)):
+            return f"{nothing}; {foreign}"
+    return nothing
 
 
 def _only_index(root: Location, items: Sequence[_Item]) -> Location | None:

@@ -30,6 +30,7 @@ from reshard.core.checkpoint.remote_reads import PrefetchedEnds
 from reshard.core.errors import CheckpointError
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.option_names import source_option
+from reshard.core.storage.dcp_names import is_rank_file_of_hyper_parallel
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.urls import Location
@@ -39,6 +40,10 @@ _BLOCK_BYTES = 4 << 20
 _MAX_KNOWN_INDEXES = 8
 _HEADER_GAP_BYTES = 16 << 10
 """Reading so much between two headers takes less time than another read call."""
+_LIGHTNING = b"pytorch-lightning_version"
+"""A key of Lightning's checkpoints, near the beginning of the pickle."""
+_HEAD_BYTES = 4096
+_SAVE_WITH_TORCH = "load it with torch.load, and save its tensors with safetensors.torch.save_file"
 _MAX_HEADER_BYTES = 32 << 20
 """Of a file whose headers are kept for comparison."""
 
@@ -49,8 +54,6 @@ _KINDS = {
     **dict.fromkeys(MAGICS.values(), "an encrypted checkpoint file, which ends in .ckpt"),
     b"\x08": "a strategy file, not a checkpoint",
     b"{": "a JSON file, perhaps a strategy, not a checkpoint",
-    b"PK\x03\x04": "a zip archive, as PyTorch saves; only MindSpore's files can be read",
-    b"\x80": "a Python pickle, as old PyTorch saves; only MindSpore's files can be read",
     b"version h": "a Git LFS pointer; fetch the file itself (git lfs pull)",
 }
 
@@ -292,9 +295,29 @@ def _check_kind(file: SourceFile, format: CheckpointFormat) -> None:
             f"{file.location}: is encrypted with {mode}: name its key with {source_option('decrypt-key')}, "
             f"and {source_option('decrypt-mode')} {mode}"
         )
-    found = _kind(start, file.size_bytes)
+    found = _kind(start, file.size_bytes) or _foreign_kind(file, start)
     if found not in (None, f"a .{format} file"):
         raise CheckpointError(f"{file.location}: is named .{format}, but looks like {found}")
+
+
+def _foreign_kind(file: SourceFile, start: bytes) -> str | None:
+    """Name the kind of a file that another library saved, and say what to do; None for other files."""
+    is_zip = start.startswith(b"PK\x03\x04")
+    if not is_zip and not start.startswith(b"\x80"):
+        return None
+    if is_rank_file_of_hyper_parallel(file.location.name):
+        return (
+            "a PyTorch archive, which hyper_parallel saves under this name if it runs on PyTorch: load the checkpoint "
+            "with hyper_parallel, and save it with torch.distributed.checkpoint"
+        )
+    head = read_bytes(file, 0, min(_HEAD_BYTES, file.size_bytes))
+    if _LIGHTNING in head:
+        return f"a checkpoint of PyTorch Lightning: {_SAVE_WITH_TORCH}"
+    if not is_zip:
+        return f"a Python pickle, as old versions of PyTorch save: {_SAVE_WITH_TORCH}"
+    if b".npy" in head:
+        return "a NumPy archive: load it with numpy.load, and save its arrays with safetensors.numpy.save_file"
+    return f"a zip archive, as PyTorch saves: {_SAVE_WITH_TORCH}"
 
 
 def _kind(start: bytes, size_bytes: int) -> str | None:

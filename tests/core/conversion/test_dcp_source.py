@@ -12,11 +12,12 @@ from safetensors.numpy import save_file
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import Outcome
-from reshard.core.errors import InputError
+from reshard.core.errors import CatalogError, CheckpointError, InputError
 from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
+from reshard.core.source.opening import open_source
 from reshard.core.source.recovery import assess_recovery
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
@@ -27,7 +28,7 @@ from reshard.core.verification.published import verify_target
 from tests.core.conversion.test_foreign_dtypes import read_raw
 from tests.core.strategy.test_dcp_metadata import hyper_metadata
 from tests.support.checkpoints import Contents, read_safetensors, read_tree
-from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, dcp_case, saved_tensor
+from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, archive, dcp_case, saved_tensor
 from tests.support.loading import load_rank
 
 UNEVEN = dcp_case("fsdp_uneven")
@@ -246,6 +247,26 @@ def test_hyper_parallel_s_directory(tmp_path: Path) -> None:
     save_file({"w": whole[2:], "other": whole}, source / "_rank1_.safetensors")
     convert(UNEVEN.request(tmp_path / "out", source, layout="unified"))
     assert read_safetensors(tmp_path / "out" / ONE_FILE) == {"w": ("Float32", (5,), whole.tobytes())}
+
+
+def test_hyper_parallel_s_torch_archives_are_called_so(tmp_path: Path) -> None:
+    data = hyper_metadata("hyper_parallel.core.distributed_checkpoint", {"w": [(0, 2)]})
+    (tmp_path / ".metadata").write_bytes(data)
+    (tmp_path / "_rank0_.safetensors").write_bytes(archive({"data.pkl": b"\x80\x02}q\0."}))
+    with pytest.raises(
+        CheckpointError, match=r"_rank0_\.safetensors: .* a PyTorch archive, which hyper_parallel saves"
+    ):
+        open_source(SourceRequest(source=str(tmp_path)))
+
+
+def test_ranks_that_hyper_parallel_saved_each_for_itself_are_called_so(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"_rank{rank}_.safetensors").touch()
+        (tmp_path / f".rank{rank}_metadata").touch()
+    with pytest.raises(
+        CatalogError, match=r"is hyper_parallel's; it has no \.metadata, but \.rank0_metadata, \.rank1_"
+    ):
+        open_source(SourceRequest(source=str(tmp_path)))
 
 
 def truncate(path: Path, count: int) -> None:

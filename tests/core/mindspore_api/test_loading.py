@@ -207,6 +207,12 @@ def test_files_that_cannot_be_loaded(tmp_path: Path) -> None:
     load("crc.ckpt")
 
 
+def test_a_directory_of_another_library_is_called_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ValueError, match="is a Hugging Face model saved by PyTorch"):
+        mindspore.load_segmented_checkpoints(str(tmp_path))
+
+
 @pytest.mark.parametrize("mode", KEYS)
 def test_encrypted_files_want_their_key(mode: str) -> None:
     path = str(FORMATS / f"encrypted_{mode}.ckpt")

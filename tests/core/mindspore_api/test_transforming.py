@@ -304,6 +304,12 @@ def test_what_a_stages_own_strategy_lacks_of_the_target_is_warned_of(stages: Pat
     assert read_ckpt(stages / "a.ckpt") == {"a": tensor(VALUES[:, :1])}
 
 
+def test_a_source_of_another_library_is_called_by_its_name(rows: Path) -> None:
+    (rows / "jax/ocdbt.process_0").mkdir(parents=True)
+    with pytest.raises(ValueError, match="jax: is an Orbax checkpoint"):
+        transform(rows, src_checkpoints_dir=str(rows / "jax"))
+
+
 def test_refused_arguments_of_one_rank(rows: Path) -> None:
     files = {0: str(rows / "src/rank_0/net.ckpt"), 1: str(rows / "src/rank_1/net.ckpt")}
     path, strategy = str(rows / "a.ckpt"), str(rows / "rows.ckpt")

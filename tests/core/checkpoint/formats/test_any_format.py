@@ -15,6 +15,7 @@ from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import INT4, TEXT, dtype_from_name
 from tests.support.ckpt_writer import MemoryFile, checkpoint_bytes, extents_bytes, filled
+from tests.support.dcp import archive
 from tests.support.places import FIXTURES
 
 CKPT = checkpoint_bytes(("w", "Float32", [2], bytes(8)))
@@ -189,3 +190,27 @@ def test_a_damaged_first_file_keeps_no_thread_waiting() -> None:
     with pytest.raises(CheckpointError):
         any_format.read_index(MemoryFile(data[:-1], "a.ckpt"), known)
     assert list(any_format.read_index(MemoryFile(data, "a.ckpt"), known).entries) == ["w", "v"]
+
+
+def torch_archive(top: str, data: bytes = b"\x80\x02}q\x00.") -> bytes:
+    return archive({"data.pkl": data, "data/0": bytes(64)}, prefix=f"{top}/")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind"),
+    [
+        ("model.safetensors", torch_archive("model"), "a zip archive, as PyTorch saves: load it with torch.load"),
+        ("model.ckpt", torch_archive("archive"), "a zip archive, as PyTorch saves: load it with torch.load"),
+        ("last.ckpt", torch_archive("archive", b"\x80\x02X\x19\0\0\0pytorch-lightning_version"), "PyTorch Lightning"),
+        ("old.ckpt", b"\x80\x02X\x19\0\0\0pytorch-lightning_versionq\x01", "a checkpoint of PyTorch Lightning"),
+        ("old.ckpt", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a Python pickle, as old versions of PyTorch save"),
+        ("w.ckpt", archive({"w.npy": bytes(128)}, prefix=""), "a NumPy archive: load it with numpy.load"),
+        ("_rank3_.safetensors", torch_archive("_rank3_"), "a PyTorch archive, which hyper_parallel saves"),
+    ],
+    ids=["zip .safetensors", "zip .ckpt", "Lightning", "old Lightning", "pickle", "npz", "hyper_parallel"],
+)
+def test_a_file_that_another_library_saved_is_called_what_it_is(name: str, data: bytes, kind: str) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        any_format.read_index(MemoryFile(data, name))
+    assert f"{name}: is named .{name.rpartition('.')[2]}, but looks like" in str(raised.value)
+    assert kind in str(raised.value)

@@ -1,0 +1,146 @@
+"""Names checkpoints of other libraries, which reshard does not read, by a listing alone.
+
+The table is asked where a place holds nothing that reshard reads: other directories may have such files beside their own.
+"""
+
+import re
+from collections.abc import Iterable
+
+from reshard.core.errors import CatalogError
+from reshard.core.runtime.frozen import frozen
+from reshard.core.storage.urls import Location
+
+
+@frozen
+class ForeignLayout:
+    """A layout of another library.
+
+    Attributes:
+        title: what a directory or file of it is.
+        signs: it is recognized by any of them; a sign is patterns, each of which has to match a name that is there.
+        advice: how to make something of it that reshard reads.
+    """
+
+    title: str
+    signs: tuple[tuple[re.Pattern[str], ...], ...]
+    advice: str
+
+
+def _sign(*patterns: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(pattern, re.ASCII | re.DOTALL) for pattern in patterns)
+
+
+_TRACKER = r"latest_checkpointed_iteration\.txt"
+_AS_SAFETENSORS = "as model.safetensors with safetensors.numpy.save_file"
+
+FOREIGN_LAYOUTS = (
+    ForeignLayout(
+        "a DeepSpeed checkpoint",
+        (
+            _sign("latest", r"global_step\d+"),
+            _sign(r"zero_to_fp32\.py"),
+            _sign(r"mp_rank_\d+_model_states\.pt"),
+            _sign(r"([a-z0-9]+_)?zero_pp_rank_\d+_mp_rank_\d+_(model|optim)_states\.pt"),
+            _sign(r"layer_\d+-model_\d+-model_states\.pt"),
+        ),
+        "put its weights together with `python zero_to_fp32.py CHECKPOINT DIRECTORY --safe_serialization`, the script "
+        "that DeepSpeed leaves in it, and convert DIRECTORY",
+    ),
+    ForeignLayout(
+        "a Megatron-LM checkpoint of another format than torch_dist",
+        (
+            _sign(r"mp_rank_\d{2,}(_\d{3,}){0,2}"),
+            _sign(r"iter_\d{7,}"),
+            _sign(_TRACKER, "release"),
+            _sign(r"model_optim_rng\.pt"),
+        ),
+        "run the training script once with --ckpt-convert-format torch_dist --ckpt-convert-save DIRECTORY, and convert "
+        "DIRECTORY",
+    ),
+    ForeignLayout(
+        "an FSDP checkpoint of verl, one file for each rank",
+        (_sign(r"(model|optim|extra_state)_world_size_\d+_rank_\d+\.pt"),),
+        "merge it with `python -m verl.model_merger merge --backend fsdp --local_dir CHECKPOINT --target_dir "
+        "DIRECTORY`, and convert DIRECTORY",
+    ),
+    ForeignLayout(
+        "a verl training's directory of checkpoints",
+        (_sign(_TRACKER, r"global_step_\d+"),),
+        "merge one with `python -m verl.model_merger merge --backend fsdp --local_dir global_step_N/actor --target_dir "
+        "DIRECTORY`, --backend megatron if Megatron trained it, and convert DIRECTORY",
+    ),
+    ForeignLayout(
+        "a Hugging Face model saved by PyTorch (.bin)",
+        (_sign(r"(pytorch|adapter|diffusion_pytorch)_model.*\.bin(\.index\.json)?"),),
+        "load it with transformers, save it with save_pretrained(DIRECTORY, safe_serialization=True), and convert "
+        "DIRECTORY",
+    ),
+    ForeignLayout(
+        "a GGUF model of llama.cpp",
+        (_sign(r".+\.gguf"),),
+        "convert the model that it was made from: most are quantized, which cannot be undone",
+    ),
+    ForeignLayout(
+        "an Orbax checkpoint of JAX",
+        (_sign("_CHECKPOINT_METADATA"), _sign(r"manifest\.ocdbt"), _sign(r"ocdbt\.process_\d+")),
+        f"restore it with orbax.checkpoint, and save its arrays {_AS_SAFETENSORS}",
+    ),
+    ForeignLayout(
+        "a TensorFlow checkpoint",
+        (_sign(r".+\.data-\d{5}-of-\d{5}"), _sign(r"saved_model\.pb"), _sign("checkpoint", r".+\.index")),
+        f"read it with tf.train.load_checkpoint, and save its tensors {_AS_SAFETENSORS}",
+    ),
+    ForeignLayout(
+        "a Keras model",
+        (_sign(r".+\.(h5|hdf5|keras)"),),
+        f"load it with Keras, and save its weights {_AS_SAFETENSORS}",
+    ),
+    ForeignLayout(
+        "a Flax model",
+        (_sign(r"flax_model.*\.msgpack(\.index\.json)?"),),
+        f"load it with Flax, and save its parameters {_AS_SAFETENSORS}",
+    ),
+    ForeignLayout(
+        "a PaddlePaddle model",
+        (_sign(r".+\.pdparams"),),
+        "load it with PaddlePaddle, and save its tensors with safetensors.paddle.save_file",
+    ),
+    ForeignLayout(
+        "a NeMo archive",
+        (_sign(r".+\.nemo"),),
+        "unpack it with tar, and convert what is in it if that is torch_dist",
+    ),
+    ForeignLayout(
+        "a NumPy archive",
+        (_sign(r".+\.np[zy]"),),
+        f"load it with numpy.load, and save its arrays {_AS_SAFETENSORS}",
+    ),
+    ForeignLayout(
+        "a PyTorch checkpoint",
+        (_sign(r".+\.(pt|pth)"),),
+        "load it with torch.load, and save its tensors as model.safetensors with safetensors.torch.save_file",
+    ),
+)
+"""Particular ones first: a file of DeepSpeed's is also one of PyTorch's."""
+
+
+def find_foreign(names: Iterable[str]) -> ForeignLayout | None:
+    """Return the foreign layout of a directory with these names, or of the file of this name; None if it has none."""
+    there = tuple(names)
+    for layout in FOREIGN_LAYOUTS:
+        for sign in layout.signs:
+            if all(any(pattern.fullmatch(name) for name in there) for pattern in sign):
+                return layout
+    return None
+
+
+def foreign_text(location: Location, names: Iterable[str]) -> str:
+    """Return the refusal of a directory with these names, or of the file of this name; empty if it is not foreign."""
+    layout = find_foreign(names)
+    return f"{location}: is {layout.title}, which reshard does not read: {layout.advice}" if layout else ""
+
+
+def check_not_foreign(location: Location, names: Iterable[str]) -> None:
+    """Raise a CatalogError if a directory with these names, or the file of this name, is of another library."""
+    if refusal := foreign_text(location, names):
+        raise CatalogError(refusal)
