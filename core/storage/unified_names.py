@@ -7,6 +7,8 @@ mindspore      part0.safetensors, …, param_name_map.json; hyper_param.safetens
 import re
 from enum import StrEnum
 
+from reshard.core.runtime.frozen import frozen
+
 SINGLE_NAME = "model.safetensors"
 """Hugging Face's name of a checkpoint in a single file, which needs no index."""
 INDEX_NAME = "model.safetensors.index.json"
@@ -20,7 +22,7 @@ COMPANION_NAMES = (
 )
 """Files of a Hugging Face directory beside its weights: the model's configuration, and its tokenizer."""
 _NUMBERED = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors|part\d+\.safetensors", re.ASCII)
-_OF_SEVERAL = re.compile(r".*-\d{5,}-of-(\d{5,})\.safetensors", re.ASCII | re.DOTALL)
+_OF_SEVERAL = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors", re.ASCII | re.DOTALL)
 _NAMES = frozenset({SINGLE_NAME, INDEX_NAME, MAP_NAME, OTHERS_NAME})
 
 
@@ -57,7 +59,18 @@ def is_unified_name(name: str) -> bool:
     return name in _NAMES or _NUMBERED.fullmatch(name) is not None
 
 
-def is_one_of_several(name: str) -> bool:
-    """True for the name of one of several files in Hugging Face's scheme: `model.fp16-00001-of-00002.safetensors`."""
+@frozen
+class ShardName:
+    """The parsed name of one of several files in Hugging Face's scheme: `model.fp16-00001-of-00002.safetensors`."""
+
+    stem: str
+    number: int
+    count: int
+
+
+def parse_shard(name: str) -> ShardName | None:
+    """Parse the name of one of several files; None for any other name."""
     match = _OF_SEVERAL.fullmatch(name)
-    return match is not None and int(match[1]) > 1
+    if match is None or int(match["count"]) < 2:
+        return None
+    return ShardName(match["stem"], int(match["number"]), int(match["count"]))

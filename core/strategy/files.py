@@ -47,8 +47,8 @@ def read_strategy(url: str) -> Strategy:
                 tracked = iteration_name(read_tracker(location) or 0)
                 if not exists(location.child(tracked)):
                     raise StrategyError(
-                        f"{location}: has {TRACKER_NAME}, but not the directory {tracked}: it is not a Checkpoint 2.0 of "
-                        "MindFormers, or that iteration was removed. Name the directory or the file of a strategy"
+                        f"{location}: has {TRACKER_NAME}, but not the directory {tracked}: it is not a Checkpoint 2.0, "
+                        "or that iteration was removed. Name the directory or the file of a strategy"
                     )
                 return _read_metadata(location.child(tracked, METADATA_NAME))
             return read_strategies(files, str(location))

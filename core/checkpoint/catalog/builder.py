@@ -155,6 +155,8 @@ def _unified_catalog(found: CheckpointSurvey, digest: WantsDigest, check_crc: bo
     files = {rank: file.location for rank, (file,) in found.files.items()}
     catalog = catalog_files(found.url, files, digest=digest, check_crc=check_crc, workers=workers)
     notes = check_index(found.url, found.index, catalog.records)
+    if found.index is None and len(files) > 1:
+        notes += (f"there is no index: its {len(files)} files are complete by the numbers in their names",)
     beside = [name for name in found.ignored if name.endswith(f".{CheckpointFormat.SAFETENSORS}")]
     if beside:
         notes += (f"beside the files of the checkpoint, and not in its index, so ignored: {listed(beside, 6)}",)
@@ -230,8 +232,9 @@ def _check_ranks(
             "Name the directory of the rank folders, or a pattern with {rank}"
         )
     if extra and not has_strategy and not allow_extra_ranks:
+        where = " in one folder" if found.shape is CheckpointShape.RANK_FILES else ""
         raise CatalogError(
-            f"{there} ({rank_names(found.ranks, 3)}): several ranks need a source strategy, none is given: "
+            f"{there}{where} ({rank_names(found.ranks, 3)}): several ranks need a source strategy, none is given: "
             f"name it with {source_option('source-strategy')}{_strategies_there(found)}"
         )
     if missing:

@@ -20,6 +20,9 @@ _ITERATION = re.compile(NUMBER)
 NO_EPOCH = -1
 _STEM = re.compile(rf"(?P<prefix>.+)-(?P<at>{_STEP.pattern})", re.DOTALL)
 
+_RANK = re.compile(rf"(?<![a-z])rank[_-]?(?P<rank>{NUMBER})(?![0-9])", re.ASCII | re.IGNORECASE)
+_LAST_NUMBER = re.compile(rf"(?P<before>.*(?<![0-9])){NUMBER}(?P<after>[^0-9]*)", re.DOTALL)
+
 # "1" occurs often in "run1111-1": templates multiply with occurrences, and the rank is near the end
 _MAX_OCCURRENCES = 6
 
@@ -79,6 +82,21 @@ def parse_step(text: str) -> Step | None:
     if match is None:
         return None
     return Step(int(match["epoch"]), int(match["step"]), match["breakpoint"] is not None)
+
+
+def rank_in(prefix: str) -> int | None:
+    """Return the rank that a prefix says it is of, as `net_rank_3` does; None if it says none. The last one counts."""
+    ranks = [int(match["rank"]) for match in _RANK.finditer(prefix)]
+    return ranks[-1] if ranks else None
+
+
+def numbered_template(prefixes: Collection[str]) -> str | None:
+    """Return the template of several prefixes that differ in their last number only; None if they do not."""
+    templates = set()
+    for prefix in prefixes:
+        match = _LAST_NUMBER.fullmatch(prefix)
+        templates.add(f"{match['before']}{RANK_FIELD}{match['after']}" if match else prefix)
+    return templates.pop() if len(templates) == 1 < len(prefixes) else None
 
 
 def group_prefixes(prefixes: Mapping[int, Collection[str]]) -> dict[str, tuple[int, ...]]:

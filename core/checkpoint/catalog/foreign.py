@@ -1,6 +1,6 @@
 """Names checkpoints of other libraries, which reshard does not read, by a listing alone.
 
-The table is asked where a place holds nothing that reshard reads: other directories may have such files beside their own.
+The table is asked where nothing is there that reshard reads: a directory may have such files beside its own.
 """
 
 import re

@@ -6,7 +6,14 @@ that selects one.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, CheckpointName, Step, group_prefixes, parse_step
+from reshard.core.checkpoint.catalog.file_names import (
+    NO_EPOCH,
+    CheckpointName,
+    Step,
+    group_prefixes,
+    numbered_template,
+    parse_step,
+)
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
 from reshard.core.runtime.frozen import frozen
@@ -143,12 +150,25 @@ def _choose_prefix(origin: str, candidates: Names, asked: str | None) -> tuple[s
     if not complete:
         raise CatalogError(f"{origin}: no prefix of file names that all {len(prefixes)} ranks have: {_spread(groups)}")
     if len(complete) > 1:
+        pattern = _pattern_of_ranks(origin, candidates, complete)
+        or_ranks = (
+            f". If their numbers are ranks, name {pattern} and its strategy; if each is whole," if pattern else "."
+        )
         raise CatalogError(
-            f"{origin}: checkpoints of several prefixes: {listed(complete)}. --source-prefix chooses one"
+            f"{origin}: checkpoints of several prefixes: {listed(complete)}{or_ranks} --source-prefix chooses one"
         )
     partial = {spelling: ranks for spelling, ranks in groups.items() if spelling != complete[0]}
     notes = (f"ignored prefixes that not all ranks have: {_spread(partial)}",) if partial else ()
     return complete[0], notes
+
+
+def _pattern_of_ranks(origin: str, candidates: Names, prefixes: Sequence[str]) -> str:
+    """Return the pattern of files of one folder whose prefixes differ in a number only; empty if there is none."""
+    template = numbered_template(prefixes)
+    if template is None or len(candidates) > 1:
+        return ""
+    name = next(iter(candidates.values()))[0]
+    return f"{origin}/{template}{name.name.removeprefix(name.prefix)}"
 
 
 def _asked_prefix(

@@ -1,9 +1,10 @@
 """Lists which ranks a checkpoint has, and each one's files; opens no checkpoint file.
 
-A checkpoint is named in one of eight ways: a directory with a folder per rank (`rank_3`), a directory with checkpoint
-files (one rank), one checkpoint file (one rank), a pattern with `{rank}`, if unified, its directory or index, if it is
-a Checkpoint 2.0, the directory of an iteration or of all, if PyTorch's Distributed Checkpoint (DCP) wrote it, its
-directory, or the directory of all outputs of MindFormers. Only indexes and metadata are read.
+A checkpoint is named in one of nine ways: a directory with a folder per rank (`rank_3`), a directory with a file per
+rank (`net_rank_3.ckpt`), a directory with checkpoint files (one rank), one checkpoint file (one rank), a pattern with
+`{rank}`, if unified, its directory or index, if it is a Checkpoint 2.0, the directory of an iteration or of all, if
+PyTorch's Distributed Checkpoint (DCP) wrote it, its directory, or the directory of all outputs of MindFormers. Only
+indexes and metadata are read.
 """
 
 import posixpath
@@ -14,12 +15,12 @@ from functools import cached_property
 from typing import Any
 
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, dcp_in, find_dcp
-from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name
+from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name, rank_in
 from reshard.core.checkpoint.catalog.foreign import check_not_foreign, foreign_text
 from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, iteration_in, joint_files
 from reshard.core.checkpoint.catalog.megatron import MEGATRON_NAMES
 from reshard.core.checkpoint.catalog.output_directory import find_output_checkpoint
-from reshard.core.checkpoint.catalog.unified_index import WeightIndex, file_order
+from reshard.core.checkpoint.catalog.unified_index import WeightIndex, are_numbered_shards, file_order
 from reshard.core.checkpoint.formats.stage_files import group_stage_files
 from reshard.core.checkpoint.formats.weight_maps import check_file_names, read_weight_map
 from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
@@ -33,12 +34,10 @@ from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.unified_names import (
-    INDEX_NAME,
     MAP_NAME,
     OTHERS_NAME,
     SINGLE_NAME,
     is_index_name,
-    is_one_of_several,
 )
 from reshard.core.storage.urls import Location, parse_url
 
@@ -56,6 +55,7 @@ class CheckpointShape(StrEnum):
     FILE = "file"
     FOLDER = "folder"  # files without rank folders
     RANK_FOLDERS = "rank folders"
+    RANK_FILES = "rank files"  # of several ranks in one folder, whose names say the ranks
     PATTERN = "pattern"
     UNIFIED = "unified"
     ITERATION = "Checkpoint 2.0"
@@ -250,12 +250,12 @@ def _survey_files(root: Location, items: Sequence[_Item]) -> CheckpointSurvey:
             if output is not None:
                 return _survey_files(output, _list_folder(output))
             raise CatalogError(_without_checkpoint(root, items))
-        if one := next((file.location.name for file in found if is_one_of_several(file.location.name)), None):
-            raise CatalogError(
-                f"{root}: has {one}, by its name one of several files, but no index of all ({INDEX_NAME}): "
-                "get that as well, or name the one file that is meant"
-            )
+        if are_numbered_shards(root, [file.location.name for file in found]):
+            return _survey_unified(root, None, items)
         files, ignored, shape = {0: found}, [], CheckpointShape.FOLDER
+        of_ranks, others = _by_rank(found)
+        if len(of_ranks) > 1:
+            files, ignored, shape = of_ranks, [file.name.name for file in others], CheckpointShape.RANK_FILES
     ignored += [_relative(root, item) for item in beside if item.location.name != STATE_DIRECTORY]
     return CheckpointSurvey(
         str(root),
@@ -265,6 +265,19 @@ def _survey_files(root: Location, items: Sequence[_Item]) -> CheckpointSurvey:
         unfinished=_is_unfinished(items),
         has_records=any(item.location.name == STATE_DIRECTORY for item in items),
     )
+
+
+def _by_rank(found: Iterable[FoundFile]) -> tuple[dict[int, tuple[FoundFile, ...]], list[FoundFile]]:
+    """Sort the files of one folder by the ranks in their names; also return those without."""
+    of_ranks: dict[int, tuple[FoundFile, ...]] = {}
+    others: list[FoundFile] = []
+    for file in found:
+        rank = rank_in(file.name.prefix)
+        if rank is None:
+            others.append(file)
+        else:
+            of_ranks[rank] = (*of_ranks.get(rank, ()), file)
+    return dict(sorted(of_ranks.items())), others
 
 
 def _without_checkpoint(root: Location, items: Sequence[_Item]) -> str:
@@ -294,9 +307,12 @@ def _is_unified_alone(items: Sequence[_Item]) -> bool:
 
 
 def _survey_unified(root: Location, index_location: Location | None, items: Sequence[_Item]) -> CheckpointSurvey:
-    """List the files in an index and, beside MindSpore's, the file of parameters that no strategy covers."""
+    """List the files in an index and, beside MindSpore's, the file of parameters that no strategy covers.
+
+    Without an index all checkpoint files count.
+    """
     if index_location is None:
-        index, wanted = None, {SINGLE_NAME}
+        index, wanted = None, {file.location.name for file in _split(items)[0]}
     else:
         index = WeightIndex(index_location, read_weight_map(index_location))
         check_file_names(index.files, index_location)

@@ -1,14 +1,19 @@
-"""Compares the index of a unified checkpoint with its files, which hold whole tensors and count as ranks, by name."""
+"""Compares the index of a unified checkpoint with its files, which hold whole tensors and count as ranks, by name.
+
+Without an index, files that number themselves, `model-00001-of-00003.safetensors`, are one checkpoint if all are there.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.errors import CatalogError, raise_problems
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.unified_names import OTHERS_NAME
+from reshard.core.storage.unified_names import INDEX_NAME, OTHERS_NAME, ShardName, parse_shard
 from reshard.core.storage.urls import Location
+
+_MAX_LISTED = 6
 
 
 @frozen
@@ -23,6 +28,38 @@ def file_order(name: str) -> tuple[bool, list[tuple[int, str]]]:
     """Sort key of files: numbers compare by value, and parameters that no strategy covers come last."""
     parts = re.findall(r"([0-9]+)|([^0-9]+)", name)
     return name == OTHERS_NAME, [(int(number or 0), text) for number, text in parts]
+
+
+def are_numbered_shards(root: Location, names: Collection[str]) -> bool:
+    """True if the checkpoint files of a directory without an index are one set that numbers itself, and is complete.
+
+    Raises:
+        CatalogError: some are of such a set, but files of it are missing, or there are others beside them.
+    """
+    shards = {name: shard for name in names if (shard := parse_shard(name)) is not None}
+    if not shards:
+        return False
+    one, first = next(iter(shards.items()))
+    strange = [name for name in names if not _is_of_set(shards.get(name), first)]
+    if strange:
+        raise CatalogError(
+            f"{root}: has {one}, by its name one of {first.count} files, and beside it {listed(strange, _MAX_LISTED)}, "
+            f"but no index that says which are the checkpoint ({INDEX_NAME}): get that as well, or remove the others"
+        )
+    there = {shard.number for shard in shards.values()}
+    missing = [number for number in range(1, first.count + 1) if number not in there]
+    if missing or len(there) > first.count:
+        digits = len(one.removesuffix(".safetensors").rpartition("-")[2])
+        lacking = [f"{first.stem}-{number:0{digits}}-of-{first.count:0{digits}}.safetensors" for number in missing]
+        raise CatalogError(
+            f"{root}: has {len(there)} of {first.count} files that number themselves, and no index ({INDEX_NAME}); "
+            f"missing: {listed(lacking, _MAX_LISTED)}. Get them as well, or name the one file that is meant"
+        )
+    return True
+
+
+def _is_of_set(shard: ShardName | None, first: ShardName) -> bool:
+    return shard is not None and (shard.stem, shard.count) == (first.stem, first.count)
 
 
 def names_outside(records: Mapping[int, CatalogRecord]) -> tuple[str, ...]:

@@ -197,22 +197,36 @@ def test_what_has_a_dtype_of_others_can_be_left_out(tmp_path: Path, format: str)
     assert verify_target(str(tmp_path / "out"), VerifyLevel.CONTENT).problems == ()
 
 
-@pytest.mark.parametrize("left", [1, 2])
 @pytest.mark.parametrize("stem", ["model", "model.fp16"])
-def test_some_of_several_files_without_their_index_are_no_checkpoint(tmp_path: Path, left: int, stem: str) -> None:
+def test_some_of_several_files_without_their_index_are_no_checkpoint(tmp_path: Path, stem: str) -> None:
     first, second = (f"{stem}-0000{number}-of-00002.safetensors" for number in (1, 2))
-    files: Files = {first: {"a": A}} if left == 1 else {first: {"a": A}, second: {"b": B}}
-    source = write_unified(tmp_path / "src", files, name="")
+    source = write_unified(tmp_path / "src", {first: {"a": A}}, name="")
     with pytest.raises(CatalogError) as caught:
         survey(str(source))
     assert str(caught.value) == (
-        f"{source}: has {first}, by its name one of several files, but no index of all ({INDEX}): get that "
-        "as well, or name the one file that is meant"
+        f"{source}: has 1 of 2 files that number themselves, and no index ({INDEX}); missing: {second}. Get them as "
+        "well, or name the one file that is meant"
     )
     assert survey(str(source / first)).shape is CheckpointShape.FILE
     (source / first).rename(source / "model-00001-of-00001.safetensors")
-    if left == 1:
-        assert survey(str(source)).shape is CheckpointShape.FOLDER
+    assert survey(str(source)).shape is CheckpointShape.FOLDER
+
+
+@pytest.mark.parametrize("stem", ["model", "model.fp16"])
+def test_all_of_several_files_without_their_index_are_converted(tmp_path: Path, stem: str) -> None:
+    first, second = (f"{stem}-0000{number}-of-00002.safetensors" for number in (1, 2))
+    source = write_unified(tmp_path / "src", {first: {"a": A}, second: {"b": B}}, name="")
+    report = to_one(source, tmp_path / "out", layout="unified")
+    assert "there is no index: its 2 files are complete by the numbers in their names" in report.notes
+    found = read_safetensors(tmp_path / "out/model.safetensors")
+    assert {name: content for name, (_, _, content) in found.items()} == {"a": A.tobytes(), "b": B.tobytes()}
+
+
+def test_files_without_an_index_that_share_a_parameter_are_refused(tmp_path: Path) -> None:
+    first, second = TWO
+    source = write_unified(tmp_path / "src", {first: {"a": A}, second: {"a": A, "b": B}}, name="")
+    with pytest.raises(CatalogError, match=f"parameter 'a' is in {first} and in {second}"):
+        to_one(source, tmp_path / "out", layout="unified")
 
 
 def test_a_parameter_that_is_elsewhere_is_told(tmp_path: Path) -> None:

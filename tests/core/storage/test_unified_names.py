@@ -3,12 +3,13 @@
 import pytest
 
 from reshard.core.storage.unified_names import (
+    ShardName,
     UnifiedNaming,
     file_names,
     index_name,
     is_index_name,
-    is_one_of_several,
     is_unified_name,
+    parse_shard,
 )
 
 
@@ -28,9 +29,9 @@ def test_a_single_file_of_hugging_face_needs_no_index() -> None:
 
 
 def test_files_of_several() -> None:
-    assert is_one_of_several("model.fp16-00001-of-00002.safetensors")
-    assert not is_one_of_several("model-00001-of-00001.safetensors")
-    assert not is_one_of_several("model.safetensors")
+    assert parse_shard("model.fp16-00001-of-00002.safetensors") == ShardName("model.fp16", 1, 2)
+    assert parse_shard("model-00001-of-00001.safetensors") is None
+    assert parse_shard("model.safetensors") is None
 
 
 def test_other_names() -> None:

@@ -115,6 +115,15 @@ def test_breakpoint_file_that_the_user_named() -> None:
     assert chosen(select("CKP-9_5_breakpoint.ckpt", named=True)) == ["CKP-9_5_breakpoint.ckpt"]
 
 
+def test_prefixes_that_differ_in_a_number_may_be_ranks() -> None:
+    assert refused("ckpt_0.ckpt ckpt_1.ckpt ckpt_2.ckpt") == (
+        "/ck: checkpoints of several prefixes: ckpt_0, ckpt_1, ckpt_2. If their numbers are ranks, name "
+        "/ck/ckpt_{rank}.ckpt and its strategy; if each is whole, --source-prefix chooses one"
+    )
+    assert "name /ck/a2b{rank}c-1_2.safetensors and" in refused("a2b0c-1_2.safetensors a2b13c-1_2.safetensors")
+    assert "ranks" not in refused("a_0.ckpt b_1.ckpt") + refused("a.ckpt a_1.ckpt") + refused("a_00.ckpt a_01.ckpt")
+
+
 def test_several_prefixes() -> None:
     folder = "CKP-9_5.ckpt CKP_1-10_5.ckpt"
     message = refused(folder, folder)

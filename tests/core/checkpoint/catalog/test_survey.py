@@ -227,3 +227,45 @@ def test_marker_objects_of_folders_are_not_files(monkeypatch: pytest.MonkeyPatch
     finally:
         monkeypatch.undo()
         fsspec.filesystem("memory").rm("/survey", recursive=True)
+
+
+@pytest.mark.parametrize("name", ["model-rank-{}-part-0.safetensors", "_rank{}_.safetensors", "net_rank_{}.ckpt"])
+def test_files_of_several_ranks_in_one_folder_are_ranks(name: str, root: str) -> None:
+    fill(root, *(name.format(rank) for rank in (0, 1, 10)), "notes.txt", "other.ckpt")
+    found = survey(root)
+    assert (found.shape, found.ranks) == (CheckpointShape.RANK_FILES, (0, 1, 10))
+    assert found_names(root) == {rank: [name.format(rank)] for rank in (0, 1, 10)}
+    assert found.ignored == ("notes.txt", "other.ckpt")
+
+
+def test_files_of_one_rank_are_no_several_ranks(root: str) -> None:
+    fill(root, "llama_rank_3-1_40.ckpt", "llama_rank_3-1_80.ckpt", "Frank_1.ckpt", "mp_rank_00.ckpt")
+    assert survey(root).shape is CheckpointShape.FOLDER
+
+
+def test_numbered_shards_that_are_all_there_need_no_index(root: str) -> None:
+    fill(root, *(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)), "config.json")
+    found = survey(root)
+    assert (found.shape, found.index) == (CheckpointShape.UNIFIED, None)
+    assert [name for [name] in found_names(root).values()] == [
+        f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["model-00001-of-00003", "model-00003-of-00003"], r"missing: model-00002-of-00003\.safetensors\. Get them"),
+        (["model-00001-of-00003"], "has 1 of 3 files that number themselves, and no index"),
+        (["model-00000-of-00002", "model-00001-of-00002", "model-00002-of-00002"], "has 3 of 2 files"),
+        (["m-00001-of-00002", "m-00002-of-00002", "model"], r"beside it model\.safetensors, but no index"),
+        (["m-00001-of-00002", "m-00002-of-00002", "m.fp16-00001-of-00002"], r"beside it m\.fp16-00001-of-00002"),
+        (["m-00001-of-00002", "m-00001-of-00003"], r"beside it m-00001-of-00003"),
+    ],
+)
+def test_numbered_shards_that_are_not_one_whole_set_are_refused_by_name(
+    names: list[str], message: str, root: str
+) -> None:
+    fill(root, *(f"{name}.safetensors" for name in names))
+    with pytest.raises(CatalogError, match=message):
+        survey(root)
