@@ -136,6 +136,8 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
         from reshard.core.source.reference import read_reference, with_reference
 
         plan = with_reference(plan, read_reference(request.like))
+    if target.strategy is not None:
+        plan = plan.with_notes(*target.strategy.notes)
     if strategy is not None:
         plan = plan.with_notes(
             *integrated_save_warnings(

@@ -112,7 +112,7 @@ def diagnose(
             facts=(*facts, ("needs", _needed_text(catalog))),
             findings=tuple(removed),
         )
-    facts += (("strategy", f"{strategy.origin}: {_sizes_text(strategy)}"),)
+    facts += (("strategy", f"{strategy.origin}: {_sizes_text(strategy)}"), *(("note", each) for each in strategy.notes))
     findings = [*rank_findings(catalog, strategy), *file_findings(catalog, strategy)]
     if own is not None:
         facts += (("note", own.note),)

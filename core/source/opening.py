@@ -164,6 +164,8 @@ def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: Targe
             catalog = check_own_files(catalog, given)
         elif isinstance(given, Strategy) and found.has_records:
             catalog = check_named(catalog, given, trusted=request.trust_strategy)
+    if isinstance(given, Strategy):
+        catalog = dataclasses.replace(catalog, notes=(*given.notes, *catalog.notes))
     if isinstance(given, Iteration) and given.metadata is not None:
         from reshard.core.source.unheld import with_unheld_noted
 

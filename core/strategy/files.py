@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError, is_transient
 from reshard.core.runtime.metadata import check_metadata, parsing
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.checkpoint2_names import MAX_METADATA_BYTES, METADATA_NAME, TRACKER_NAME, iteration_name
 from reshard.core.storage.listing import exists, file_info, list_folder
 from reshard.core.storage.reading import open_source, read_bytes, read_small_file
@@ -15,19 +16,22 @@ from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.file_kinds import START_BYTES, guess_suffix
 from reshard.core.strategy.json_file import build_json, parse_json
-from reshard.core.strategy.merging import merge_strategies
+from reshard.core.strategy.merging import check_against_merged, merge_strategies
 from reshard.core.strategy.model import Strategy
 
 # Large real strategies, of tens of thousands of operators and parameters, have some tens of MB; a larger file is
 # something else, most likely a checkpoint.
 _MAX_FILE_BYTES = 128 << 20
+_MERGED_MARK = "merge_succeed.txt"
+"""MindFormers' empty file that tells other ranks that the strategies beside it have been merged."""
 
 
 def read_strategy(url: str) -> Strategy:
     """Read the strategy in a file, or merge those in a directory.
 
     A file whose name ends in .json is JSON, any other protobuf. In a directory every file counts, whatever its name,
-    except hidden ones and subdirectories. Files of one stage must agree. A directory may also hold one merged strategy.
+    except hidden ones, subdirectories and MindFormers' empty mark. Files of one stage must agree. A directory may also
+    hold a merged strategy, which must agree with the files beside it.
     The metadata.json of a Checkpoint 2.0 is a strategy as well, and so is the directory of an iteration or of all.
 
     Raises:
@@ -66,11 +70,22 @@ def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
                 parse.take(2 * len(data))  # the layouts built from it take no more
                 first_with[data] = location
         strategies = [_parse(data, location) for data, location in first_with.items()]
-    if len(strategies) == 1 and strategies[0].merged:
-        return replace(strategies[0], origin=origin)
-    for strategy in strategies:
+    merged = [strategy for strategy in strategies if strategy.merged]
+    own = [strategy for strategy in strategies if not strategy.merged]
+    for strategy in own:
         _check_stage_known(strategy)
-    return replace(merge_strategies(strategies), origin=origin)
+    if not merged:
+        return replace(merge_strategies(own), origin=origin)
+    agreed = check_against_merged(merged, own)
+    return replace(agreed, origin=origin, notes=(_agreed_note(agreed, own),) if len(strategies) > 1 else ())
+
+
+def _agreed_note(merged: Strategy, own: Sequence[Strategy]) -> str:
+    alone = {stage.stage for stage in merged.stages} - {strategy.stages[0].stage for strategy in own}
+    lacking = (
+        f"; stages without files of their own: {listed([str(number) for number in sorted(alone)])}" if alone else ""
+    )
+    return f"{merged.origin} is a merged strategy, and agrees with the files beside it{lacking}"
 
 
 def stages_beside(url: str) -> Iterator[int]:
@@ -163,6 +178,8 @@ def _list_files(directory: Location) -> list[Location]:
         location = Location(directory.fs, str(entry["name"]).rstrip("/"))
         # an object store may list the directory's own marker, an empty object
         if location.name.startswith(".") or location.path == directory.path:
+            continue
+        if location.name == _MERGED_MARK and entry.get("size") == 0:
             continue
         # a listing follows no links: look at entries that are neither files nor directories
         if entry["type"] == "file" or (entry["type"] != "directory" and not _is_directory(location)):

@@ -8,6 +8,8 @@ from reshard.core.runtime.wording import listed
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.layout import ParameterLayout
 
+_NAME_ONE = ": one is of another job. Name the file that is right instead of the directory, or remove the other"
+
 
 def merge_strategies(strategies: Sequence[Strategy]) -> Strategy:
     """Merge the strategies of stages, in any order; several of one stage must agree.
@@ -29,6 +31,30 @@ def merge_strategies(strategies: Sequence[Strategy]) -> Strategy:
     return Strategy(tuple(strategy.stages[0] for strategy in ordered), _joint_origin(ordered))
 
 
+def check_against_merged(merged: Sequence[Strategy], own: Sequence[Strategy]) -> Strategy:
+    """Return the merged strategy beside stages' own ones, from which it was made; it must agree with all of them.
+
+    Compares layouts only. Stages without files of their own are taken from the merged strategy.
+    """
+    first, *others = merged
+    for other in others:
+        if len(other.stages) != len(first.stages):
+            raise StrategyError(
+                f"{first.origin} and {other.origin} are both merged, but have {len(first.stages)} and "
+                f"{len(other.stages)} stages{_NAME_ONE}"
+            )
+    apart = [Strategy((stage,), other.origin, merged=False) for other in others for stage in other.stages]
+    for strategy in (*apart, *own):
+        number = strategy.stages[0].stage
+        if number >= len(first.stages):
+            raise StrategyError(
+                f"{strategy.origin} is of stage {number}, but {first.origin}, a merged strategy, has "
+                f"{len(first.stages)} stages{_NAME_ONE}"
+            )
+        _check_equal(Strategy((first.stages[number],), first.origin, merged=False), strategy, _NAME_ONE)
+    return first
+
+
 def _check_complete(ordered: Sequence[Strategy]) -> None:
     for expected, strategy in enumerate(ordered):
         if strategy.stages[0].stage != expected:
@@ -46,14 +72,14 @@ def _check_device_counts(ordered: Sequence[Strategy]) -> None:
             )
 
 
-def _check_equal(first: Strategy, second: Strategy) -> None:
+def _check_equal(first: Strategy, second: Strategy, advice: str = "") -> None:
     stage, other = first.stages[0], second.stages[0]
     for name in [*stage.layouts, *other.layouts]:
         difference = _difference(stage.layouts.get(name), other.layouts.get(name))
         if difference:
             raise StrategyError(
                 f"{first.origin} and {second.origin} are both of stage {stage.stage}, but differ: "
-                f"parameter {name!r} {difference}"
+                f"parameter {name!r} {difference}{advice}"
             )
 
 

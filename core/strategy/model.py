@@ -58,12 +58,14 @@ class Strategy:
         merged: False for a stage's own file, whose stage may be one of several.
         unsharded: parameters that metadata lists without a layout, so that every rank has all of them -> number of
             axes; they are in no stage.
+        notes: sentences for the user on how it was read.
     """
 
     stages: tuple[StageStrategy, ...]
     origin: str
     merged: bool = True
     unsharded: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = [stage.stage for stage in self.stages]

@@ -72,6 +72,34 @@ def test_own_files_of_stages_are_read_back_and_merged(tmp_path: Path, extension:
     assert read_strategy(str(tmp_path)) == replace(strategy(), origin=str(tmp_path))
 
 
+def test_the_merged_file_and_mark_that_mindformers_leaves_beside_the_ranks(tmp_path: Path) -> None:
+    write_stages(tmp_path)
+    write_strategy(strategy(), str(tmp_path / "merged_ckpt_strategy.ckpt"))
+    (tmp_path / "merge_succeed.txt").touch()
+    read = read_strategy(str(tmp_path))
+    assert (read.stages, read.origin) == (strategy().stages, str(tmp_path))
+    assert read.notes == (
+        f"{tmp_path}/merged_ckpt_strategy.ckpt is a merged strategy, and agrees with the files beside it",
+    )
+    (tmp_path / "merged_ckpt_strategy.ckpt").unlink()
+    assert read_strategy(str(tmp_path)).notes == ()
+
+
+def test_a_merged_file_stands_for_stages_whose_own_files_are_not_there(tmp_path: Path) -> None:
+    write_stages(tmp_path)[0].unlink()
+    write_strategy(strategy(), str(tmp_path / "merged.ckpt"))
+    read = read_strategy(str(tmp_path))
+    assert read.stages == strategy().stages
+    assert read.notes[0].endswith("agrees with the files beside it; stages without files of their own: 0")
+
+
+def test_a_mark_with_content_is_no_mark(tmp_path: Path) -> None:
+    write_stages(tmp_path)
+    (tmp_path / "merge_succeed.txt").write_text("done")
+    with pytest.raises(StrategyError, match=r"merge_succeed\.txt: is not a strategy"):
+        read_strategy(str(tmp_path))
+
+
 def test_remote_directory(tmp_path: Path, memory_url: str) -> None:
     for part in split_strategy(strategy()):
         write_strategy(part, f"{memory_url}/{part.stages[0].stage}")
@@ -152,10 +180,31 @@ class TestDirectory:
         with pytest.raises(StrategyError, match=f"/other: .*{message}"):
             read_strategy(str(tmp_path))
 
-    def test_merged_file_among_own_ones(self, tmp_path: Path) -> None:
+    def test_merged_file_of_another_job_among_own_ones(self, tmp_path: Path) -> None:
         write_stages(tmp_path)
-        write_strategy(strategy(), str(tmp_path / "merged.ckpt"))
-        with pytest.raises(StrategyError, match=r"merged\.ckpt: is a merged strategy already"):
+        other = strategy()
+        changed = StageStrategy(1, {"weight_1": replace(LAYOUT, tensor_map=((), (1,)))})
+        write_strategy(replace(other, stages=(other.stages[0], changed)), str(tmp_path / "merged.ckpt"))
+        with pytest.raises(StrategyError) as caught:
+            read_strategy(str(tmp_path))
+        assert str(caught.value) == (
+            f"{tmp_path}/merged.ckpt and {tmp_path}/anything_1.ckpt are both of stage 1, but differ: parameter "
+            "'weight_1' has tensor_map ((), (1,)) in the first, ((1,), ()) in the second: one is of another job. Name "
+            "the file that is right instead of the directory, or remove the other"
+        )
+
+    def test_merged_file_of_fewer_stages_among_own_ones(self, tmp_path: Path) -> None:
+        write_stages(tmp_path)
+        write_strategy(strategy(1), str(tmp_path / "merged.ckpt"))
+        with pytest.raises(
+            StrategyError, match=r"anything_1\.ckpt is of stage 1, but .*merged\.ckpt, a merged .* 1 stage"
+        ):
+            read_strategy(str(tmp_path))
+
+    def test_two_merged_files_that_differ(self, tmp_path: Path) -> None:
+        write_strategy(strategy(1), str(tmp_path / "a.ckpt"))
+        write_strategy(strategy(2), str(tmp_path / "b.ckpt"))
+        with pytest.raises(StrategyError, match=r"a\.ckpt and .*/b\.ckpt are both merged, but have 1 and 2 stages"):
             read_strategy(str(tmp_path))
 
     def test_file_that_does_not_say_its_stage(self, tmp_path: Path) -> None:
