@@ -108,7 +108,7 @@ def log_report(report: "ConversionReport", engine: Engine) -> None:
 
 
 def _facts(report: "ConversionReport", engine: Engine) -> list[tuple[str, str]]:
-    from reshard.core.conversion.report import worlds_text
+    from reshard.core.conversion.report import shapes_facts, worlds_text
 
     step = f", step {report.step}" if report.step else ""
     worlds = worlds_text(report)
@@ -120,6 +120,7 @@ def _facts(report: "ConversionReport", engine: Engine) -> list[tuple[str, str]]:
         ("ranks", worlds),
         ("written", _work_text(report)),
         ("verified", _verified_text(report)),
+        *shapes_facts(report),
         ("engine", engine.text),
         *([("retried", counted(report.retried_requests, "request"))] if report.retried_requests else []),
     ]
@@ -157,11 +158,14 @@ def _work_text(report: "ConversionReport") -> str:
 def _verified_text(report: "ConversionReport") -> str:
     if report.verified is VerifyLevel.NONE:
         return "not at all"
+    from reshard.core.conversion.report import shapes_reservation
+
     read_back = f"; {size_text(report.verified_bytes)} read back" if report.verified_bytes else ""
     if report.verified is not VerifyLevel.CONTENT:
-        return f"{report.verified}{read_back}"
+        return f"{report.verified}{read_back}{shapes_reservation(report)}"
     values = f"the values of {counted(report.compared, 'parameter')} equal the source's"
-    return f"{report.verified}: {values}{read_back}, {size_text(report.compared_bytes)} of the source's"
+    read = f"{read_back}, {size_text(report.compared_bytes)} of the source's"
+    return f"{report.verified}: {values}{read}{shapes_reservation(report)}"
 
 
 def _print_ranks(report: "ConversionReport") -> None:

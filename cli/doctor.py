@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 )
 @click.option("--source-prefix", metavar="TEXT", default="", help="The prefix of the files, if there are several.")
 @conversion_options(("integrated_save",))
+@click.option(
+    "--like",
+    metavar="URL",
+    type=PATH,
+    default="",
+    help="Compare the shapes of whole tensors with those of this model: a checkpoint of whole tensors, a Hugging Face "
+    "directory, a DCP checkpoint, a Checkpoint 2.0, or a strategy in JSON.",
+)
+@conversion_options(("preset", "switch", "training_config"))
 @key_options
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
@@ -37,6 +46,10 @@ def command(
     step: str,
     source_prefix: str,
     integrated_save: str,
+    like: str,
+    preset: str,
+    switch: tuple[str, ...],
+    training_config: str,
     decrypt_key: str,
     decrypt_mode: str,
     storage: str,
@@ -48,8 +61,10 @@ def command(
     hold the same must do so, and others must not. Each finding comes with its probable meaning and with advice. Exits
     with 0 if they belong together, with 1 if not, and with 2 if one of them cannot be read.
 
-    A shard does not show along which axis it was cut. If the strategy holds no shapes, as in protobuf files, the output
-    lists the shapes that it makes: compare them with the network's.
+    A shard does not show along which axis it was cut. If the strategy holds no shapes, as in protobuf files, the answer
+    is CONSISTENT, whole shapes not confirmed: compare the listed shapes with the network's, or name a model that has
+    them with --like, or a family with --preset, whose config.json is in the directory of --like or of SOURCE. Whole
+    shapes that contradict those of other parameters are problems.
 
     Without a strategy, shows the checkpoint's content and the strategy that it needs, and exits with 2; or with 0 if it
     needs none: a single rank, or whole tensors. Checkpoints that reshard converted contain their own strategy.
@@ -58,11 +73,14 @@ def command(
     Examples:
       reshard doctor checkpoint
       reshard doctor checkpoint --source-strategy strategy
+      reshard doctor checkpoint --source-strategy strategy --like huggingface_model --preset qwen3
       reshard doctor checkpoint --source-strategy merged.ckpt --step 10_5 --json
     """
     from reshard.core.source.diagnosis import diagnose
 
-    urls = [url for url in (source, source_strategy) if url]
+    if not preset and (switch or training_config):
+        raise click.UsageError("--switch and --training-config are for a preset: name one with --preset")
+    urls = [url for url in (source, source_strategy, like) if url]
     with storage_named(storage, *urls), key_named(decrypt_key, decrypt_mode):
         diagnosis = diagnose(
             source,
@@ -70,6 +88,10 @@ def command(
             step=step,
             source_prefix=source_prefix,
             integrated_save=IntegratedSave(integrated_save),
+            like=like,
+            preset=preset,
+            switches=switch,
+            training_config=training_config,
         )
     if as_json:
         print_json(diagnosis)
@@ -100,9 +122,17 @@ def _answer(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
     if not diagnosis.strategy:
         return []
     if diagnosis.fits:
-        return [("answer", "FITS: the strategy belongs to the checkpoint")]
+        return [("answer", _consistent_text(diagnosis))]
     problems = [finding for finding in diagnosis.findings if finding.severity == "problem"]
     return [("answer", f"DOES NOT FIT: {counted(len(problems), 'problem')}")]
+
+
+def _consistent_text(diagnosis: "Diagnosis") -> str:
+    from reshard.core.plan.whole_shapes import NOT_CONFIRMED
+
+    if diagnosis.whole_shapes.confirmed:
+        return "CONSISTENT, whole shapes confirmed: nothing contradicts that the strategy is the checkpoint's"
+    return f"CONSISTENT, {NOT_CONFIRMED}: a strategy with other axes may be consistent, too"
 
 
 def _result(diagnosis: "Diagnosis", check: str) -> str:

@@ -122,7 +122,7 @@ def command(
 def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
     """Print a plan's summary, and a table of its `ranks`."""
     from reshard.core.conversion.plan_notes import substitutes_text
-    from reshard.core.conversion.report import worlds_text
+    from reshard.core.conversion.report import shapes_facts, worlds_text
     from reshard.core.runtime.summary import FILE
 
     is_unified = summary.layout is TargetLayout.UNIFIED
@@ -134,6 +134,7 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
             ("ranks", worlds_text(summary)),
             ("format", summary.format),
             ("parameters", f"{summary.parameters} {'made whole' if is_unified else resharded}"),
+            *shapes_facts(summary),
             ("to read", f"{size_text(summary.read_bytes)} of the source, plus small gaps"),
             ("to write", size_text(summary.written_bytes)),
             ("time", _time_text(summary)),

@@ -305,11 +305,24 @@ def recover(
 
 
 def doctor(
-    source: PathOrUrl, *, source_strategy: PathOrUrl | None = None, **options: Unpack[DoctorOptions]
+    source: PathOrUrl,
+    *,
+    source_strategy: PathOrUrl | None = None,
+    like: PathOrUrl = "",
+    preset: PathOrUrl = "",
+    switch: Sequence[str] = (),
+    training_config: PathOrUrl = "",
+    **options: Unpack[DoctorOptions],
 ) -> Diagnosis:
     """Check that a strategy belongs to a checkpoint; `fits` is the answer, `findings` are the differences.
 
-    Without a strategy `fits` is None.
+    Without a strategy `fits` is None. `whole_shapes` says whether more than strategy and shards shows along which axes
+    tensors were sharded.
+
+    Args:
+        like: a checkpoint of whole tensors, or a strategy in JSON, with whose shapes those of whole tensors are
+            compared.
+        preset: a model family whose names `like` has, and whose config.json gives shapes.
     """
     request = _build(SourceRequest, DoctorOptions, options, source=source, source_strategy=source_strategy)
     with _resources(request):
@@ -319,6 +332,10 @@ def doctor(
             step=request.step,
             source_prefix=request.source_prefix,
             integrated_save=request.integrated_save,
+            like=_text(like),
+            preset=_text(preset),
+            switches=switch,
+            training_config=_text(training_config),
         )
 
 

@@ -15,8 +15,17 @@ from typing import Any
 from reshard.core.conversion.latest import LatestOutcome, LatestReport
 from reshard.core.conversion.merge_strategy import MergeReport
 from reshard.core.conversion.plan_notes import substitutes_text
-from reshard.core.conversion.report import ConversionReport, Outcome, PlanSummary, RankReport, worlds_text
+from reshard.core.conversion.report import (
+    ConversionReport,
+    Outcome,
+    PlanFacts,
+    PlanSummary,
+    RankReport,
+    shapes_reservation,
+    worlds_text,
+)
 from reshard.core.errors import DifferenceError, InputError, ReshardError, VerificationError
+from reshard.core.plan.whole_shapes import NOT_CONFIRMED
 from reshard.core.request.conversion import ConversionRequest, TargetLayout, VerifyLevel
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.summary import RANK
@@ -92,6 +101,7 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
         "Step": summary.step or "-",
         "Ranks": _worlds(summary) + (f", {copies} of them copies of another" if copies else ""),
         "Parameters": _parameter_counts(summary),
+        **_shapes(summary),
         "Format": summary.format,
         "Needed of the source": size_text(summary.read_bytes),
         "To write": size_text(summary.written_bytes),
@@ -159,6 +169,10 @@ def _time(summary: PlanSummary) -> str:
     return f"At {size_text(rate_bytes)}/s, {size_text(traffic.total_bytes)} take {seconds}: {traffic}."
 
 
+def _shapes(summary: PlanFacts) -> dict[str, str]:
+    return {"Whole shapes": str(summary.whole_shapes)} if summary.whole_shapes.kinds else {}
+
+
 def _effects(summary: PlanSummary) -> str:
     """Tables of the effects of changes, and of excluded parameters; empty without changes."""
     changed = [
@@ -195,7 +209,8 @@ def report_page(report: ConversionReport) -> str:
         "Size": size_text(sum(rank.size_bytes for rank in report.ranks)),
         **_traffic(report),
         "Took": seconds_text(report.seconds),
-        "Verification": str(report.verified),
+        "Verification": f"{report.verified}{shapes_reservation(report)}",
+        **_shapes(report),
         "Plan": _code(report.identity),
     }
     return _page(
@@ -335,7 +350,8 @@ def _what_was_done(report: ConversionReport) -> str:
     rate = size_text(report.written_bytes / report.seconds) if report.seconds else "-"
     done = f"**{size_text(report.written_bytes)}** written in **{seconds_text(report.seconds)}** ({rate}/s)."
     kept = f" {there} had been done by an earlier run, and were checked again." if resumed else ""
-    return f"{done}{kept} {_VERIFIED[report.verified]}"
+    reserved = "" if report.whole_shapes.confirmed else f" {NOT_CONFIRMED.capitalize()}."
+    return f"{done}{kept} {_VERIFIED[report.verified]}{reserved}"
 
 
 def _recovered(stand_ins: Sequence[Substitute]) -> str:

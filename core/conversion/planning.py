@@ -4,6 +4,7 @@ import dataclasses
 
 from reshard.core.checkpoint.catalog.dcp import find_dcp
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.companions import CONFIG_NAME
 from reshard.core.checkpoint.formats.running_crc import is_crc_in_header
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.iteration_place import iteration_layout, placed, with_common_noted
@@ -18,6 +19,7 @@ from reshard.core.errors import CatalogError, PlanError, TargetError
 from reshard.core.plan.matching import check_convertible
 from reshard.core.plan.model import DcpLayout, PlanInputs, UnifiedLayout
 from reshard.core.plan.plan import ConversionPlan, build_plan
+from reshard.core.plan.whole_shapes import BY_RECORD
 from reshard.core.request.changes_file import declared_changes
 from reshard.core.request.conversion import (
     DEFAULT_SHARDS,
@@ -38,7 +40,7 @@ from reshard.core.source.absences import check_absences
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import Source, TargetOutline, open_source
 from reshard.core.source.other_stages import check_part
-from reshard.core.source.strategy_warnings import integrated_save_warnings, strategy_warnings
+from reshard.core.source.strategy_warnings import integrated_save_warnings, sibling_warnings, strategy_warnings
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import free_room
 from reshard.core.storage.urls import parse_url
@@ -128,10 +130,12 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
         plan = build_plan(inputs, source.shards)
     if strategy is not None and not catalog.unified and not strategy.lists_boxes:
         plan = plan.with_notes(*check_absences(catalog, strategy, source.shards.by_name, trusted=trusted))
+    if strategy is not None and not request.source_strategy:
+        plan = plan.with_compared_shapes(strategy.parameters, BY_RECORD)
     if target.preset is not None:
         from reshard.core.plan.preset_checks import check_shapes
 
-        check_shapes(target.preset, plan.match)
+        plan = plan.with_compared_shapes(check_shapes(target.preset, plan.match), CONFIG_NAME)
     if request.like:
         from reshard.core.source.reference import read_reference, with_reference
 
@@ -144,6 +148,7 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
                 catalog, strategy, plan.match, asked, samples=samples, trusted=trusted, shards=source.shards
             )
         )
+    plan = plan.with_notes(*sibling_warnings(plan.wholes))
     check_convertible(plan.match, catalog, carries_float8=request.layout in (TargetLayout.UNIFIED, TargetLayout.DCP))
     _check_one_step(plan)
     if plan.match.shared:

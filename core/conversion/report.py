@@ -8,6 +8,7 @@ from pydantic import Field
 from reshard.core.conversion.plan_notes import plan_notes, substitutes_of
 from reshard.core.plan.change_summary import ExcludedParameter, ParameterChange, changes_of, excluded_parameters
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.plan.whole_shapes import NOT_CONFIRMED, WholeShapes, summarize_shapes
 from reshard.core.request.conversion import TargetLayout, VerifyLevel
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.summary import FILE, RANK, Summary
@@ -53,6 +54,7 @@ class PlanFacts(Summary):
         carried: parameters that no strategy knows, copied to every rank.
         stand_ins: substitutes for lost source ranks.
         notes: decisions, in sentences.
+        whole_shapes: shapes of the source's whole tensors, and whether more than strategy and shards shows them.
     """
 
     source: str
@@ -66,6 +68,7 @@ class PlanFacts(Summary):
     notes: tuple[str, ...]
     source_kind: str = RANK
     target_kind: str = RANK
+    whole_shapes: WholeShapes = Field(default_factory=WholeShapes)
 
 
 class ConversionReport(PlanFacts):
@@ -259,6 +262,7 @@ def facts_of(plan: ConversionPlan, *notes: str) -> PlanFacts:
         notes=(*notes, *plan_notes(plan)),
         source_kind=source_kind(plan),
         target_kind=target_kind(plan),
+        whole_shapes=summarize_shapes(plan.wholes),
     )
 
 
@@ -288,3 +292,13 @@ def worlds_text(report: ConversionReport | PlanSummary) -> str:
     if kinds == (RANK, RANK):
         return " -> ".join(map(str, sizes))
     return " -> ".join(counted(size, kind) for size, kind in zip(sizes, kinds, strict=True))
+
+
+def shapes_facts(summary: PlanFacts) -> list[tuple[str, str]]:
+    """Return the fact about whole shapes for a table; none if there are none."""
+    return [("shapes", str(summary.whole_shapes))] if summary.whole_shapes.kinds else []
+
+
+def shapes_reservation(summary: PlanFacts) -> str:
+    """Return what to add to a statement that a conversion is verified; empty if shapes are confirmed."""
+    return "" if summary.whole_shapes.confirmed else f"; {NOT_CONFIRMED}"

@@ -11,7 +11,7 @@ Planning reads and writes nothing: the catalog knows what the files hold.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -39,6 +39,7 @@ from reshard.core.plan.model import (
 )
 from reshard.core.plan.stage_shards import SourceShards
 from reshard.core.plan.unified import unified_match
+from reshard.core.plan.whole_shapes import Whole, wholes_of_match
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.slices import TensorSlice
 
@@ -49,6 +50,7 @@ class ConversionPlan:
     def __init__(self, inputs: PlanInputs, match: ParameterMatch) -> None:
         self.inputs = inputs
         self.match = match
+        self.compared_shapes: Mapping[str, str] = {}
         held: dict[int, list[ReshardedParameter]] = {}
         for parameter in match.resharded:
             for number in parameter.target_layouts:
@@ -85,6 +87,17 @@ class ConversionPlan:
             return self
         catalog = replace(self.inputs.catalog, notes=(*notes, *self.inputs.catalog.notes))
         return self._with_inputs(replace(self.inputs, catalog=catalog))
+
+    def with_compared_shapes(self, names: Iterable[str], what: str) -> "ConversionPlan":
+        """Return the plan with whole shapes of these source or target parameters noted as confirmed, and by what."""
+        plan = copy(self)
+        plan.compared_shapes = {**self.compared_shapes, **dict.fromkeys(names, what)}
+        return plan
+
+    @property
+    def wholes(self) -> dict[str, Whole]:
+        """The whole tensors of the source that the target needs, and what confirms their shapes."""
+        return wholes_of_match(self.match, self.compared_shapes)
 
     def with_companions(self, companions: Companions) -> "ConversionPlan":
         """Return the plan with files to copy beside its own."""

@@ -58,8 +58,8 @@ def check_names(
     raise_problems(PlanError, f"the source is not what preset {compiled.preset.preset} describes", problems)
 
 
-def check_shapes(compiled: CompiledPreset, match: ParameterMatch) -> None:
-    """Check the shapes on Hugging Face's side, and dtypes that stay.
+def check_shapes(compiled: CompiledPreset, match: ParameterMatch) -> frozenset[str]:
+    """Check the shapes on Hugging Face's side, and dtypes that stay; return the names whose shapes are right.
 
     Raises:
         PlanError: they are not those that the preset and config.json give.
@@ -73,8 +73,10 @@ def check_shapes(compiled: CompiledPreset, match: ParameterMatch) -> None:
         of_weight[without_state(name)].append(name)
     index = NameIndex(of_weight)
     problems: list[str] = []
+    compared: set[str] = set()
     for template, wanted in _expected_shapes(compiled):
-        names = (name for weight in index.fitting(template) for name in of_weight[weight])
+        names = [name for weight in index.fitting(template) for name in of_weight[weight]]
+        compared.update(names)
         problems += [
             f"parameter {name!r} has shape {list(found[name])}, by config.json it would be {list(wanted)}"
             for name in names
@@ -89,6 +91,7 @@ def check_shapes(compiled: CompiledPreset, match: ParameterMatch) -> None:
             if targets[name].name != dtype
         ]
     raise_problems(PlanError, f"preset {compiled.preset.preset} does not fit", problems)
+    return frozenset(compared)
 
 
 def _expected_shapes(compiled: CompiledPreset) -> Iterator[tuple[Template, Shape]]:

@@ -6,27 +6,42 @@ one by one, and each finding says what it probably means and what to do.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import Field
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.shared_bytes import shared_bytes
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.checkpoint.companions import CONFIG_NAME
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.plan.matching import lost_text, match_parameters
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.stage_shards import SourceShards, StageShards, integrated_by_shapes
+from reshard.core.plan.whole_shapes import (
+    BY_RECORD,
+    Whole,
+    WholeShapes,
+    summarize_shapes,
+    wholes_of_match,
+    wholes_of_shards,
+)
+from reshard.core.request.changes import NO_CHANGES
 from reshard.core.request.conversion import IntegratedSave
+from reshard.core.request.source import SourceRequest
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.summary import Summary
-from reshard.core.runtime.wording import counted, listed, ranks_text
+from reshard.core.runtime.wording import counted, listed
 from reshard.core.source.absences import absence_findings
+from reshard.core.source.facts import checkpoint_facts, needed_text, parameter_count_text, sizes_text
 from reshard.core.source.file_checks import (
     REDUNDANCY_REMOVED,
     file_findings,
     is_of_other_size,
     rank_findings,
-    ranks_with_files,
     record_findings,
     redundancy_findings,
 )
@@ -35,15 +50,18 @@ from reshard.core.source.gaps import mixed_steps, scattered
 from reshard.core.source.opening import has_own_metadata, is_self_described
 from reshard.core.source.own_strategy import read_own_strategy
 from reshard.core.source.sample_checks import SampleFindings, sample_findings
-from reshard.core.source.shape_checks import joined_shapes_text, shape_findings, similarity_findings
+from reshard.core.source.shape_checks import shape_findings, similarity_findings
+from reshard.core.source.sibling_checks import sibling_findings
 from reshard.core.source.strategy_checks import name_findings, stage_findings
 from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.model import Strategy
 
+if TYPE_CHECKING:
+    from reshard.core.plan.preset_steps import CompiledPreset
+
 CHECKS = ("ranks", "files", "stages", "names", "shapes", "contents")
 """The checks, in their order."""
 _MAX_LOST = 4
-_MAX_GROUPS = 8
 _SAMPLES = 512
 _SAMPLES_ENCRYPTED = 8
 """A sample of an encrypted file takes the decryption of much of it."""
@@ -57,7 +75,8 @@ class Diagnosis(Summary):
     Attributes:
         source: URL of the checkpoint.
         strategy: URL of the strategy; empty if none was given.
-        fits: whether the strategy belongs to the checkpoint; None if there is no strategy.
+        fits: whether nothing contradicts that the strategy is the checkpoint's; None if there is no strategy.
+        whole_shapes: shapes of the whole tensors, and whether more than strategy and shards shows them.
         facts: (name, text) of both, for a table.
         findings: problems first.
         not_checked: those of `CHECKS` that other findings made impossible.
@@ -69,6 +88,7 @@ class Diagnosis(Summary):
     facts: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
     not_checked: tuple[str, ...] = ()
+    whole_shapes: WholeShapes = Field(default_factory=WholeShapes)
 
 
 def diagnose(
@@ -78,21 +98,38 @@ def diagnose(
     step: str = "",
     source_prefix: str = "",
     integrated_save: IntegratedSave = IntegratedSave.AUTO,
+    like: str = "",
+    preset: str = "",
+    switches: Sequence[str] = (),
+    training_config: str = "",
     workers: int = 8,
 ) -> Diagnosis:
     """Check a checkpoint, and a strategy that is said to be its own.
 
-    `integrated_save`: whether every rank holds whole tensors, even of parameters that the strategy cuts.
+    Args:
+        source: URL of the checkpoint.
+        source_strategy: URL of the strategy; empty: the one in the checkpoint's own records.
+        step: epoch and step; empty: the newest that every rank has.
+        source_prefix: the prefix of the files, if there are several.
+        integrated_save: whether every rank holds whole tensors, even of parameters that the strategy cuts.
+        like: URL of a checkpoint or a JSON strategy with whose shapes those of the whole tensors are compared.
+        preset: the preset by which parameters get the names of `like`, and shapes of its config.json, or of one
+            beside the checkpoint.
+        switches: `NAME=VALUE`.
+        training_config: URL of the training's configuration.
+        workers: number of threads.
 
     Raises:
         InputError: checkpoint or strategy cannot be read at all, or the choice of files is ambiguous.
         StorageError: a storage failed.
     """
+    reference = _Reference(like, preset, tuple(switches), training_config)
     found = survey(source, step)
     if is_self_described(found) and source_strategy:
         raise CatalogError(has_own_metadata(found))
     strategy = read_strategy(source_strategy) if source_strategy else None
     if found.dcp is not None or found.shape is CheckpointShape.UNIFIED:
+        _check_not_compared(found, reference)
         return _diagnose_without_strategy(found, step, source_prefix, source_strategy, workers)
     own = None if strategy or found.iteration else read_own_strategy(source)
     if found.iteration is not None:
@@ -102,30 +139,38 @@ def diagnose(
     if (own or found.iteration) and integrated_save is IntegratedSave.AUTO:
         integrated_save = IntegratedSave.NO  # reshard writes slices, and so does MindFormers
     catalog = _catalog(found, step, source_prefix, workers)
-    facts = _checkpoint_facts(catalog)
+    facts = checkpoint_facts(catalog)
     if strategy is None:
+        _check_not_compared(found, reference)
         removed = redundancy_findings(catalog)
         return Diagnosis(
             source=found.url,
             strategy="",
             fits=True if catalog.world_size == 1 and not removed else None,
-            facts=(*facts, ("needs", _needed_text(catalog))),
+            facts=(*facts, ("needs", needed_text(catalog))),
             findings=tuple(removed),
         )
-    facts += (("strategy", f"{strategy.origin}: {_sizes_text(strategy)}"), *(("note", each) for each in strategy.notes))
+    facts += (("strategy", f"{strategy.origin}: {sizes_text(strategy)}"), *(("note", each) for each in strategy.notes))
     findings = [*rank_findings(catalog, strategy), *file_findings(catalog, strategy)]
     if own is not None:
         facts += (("note", own.note),)
         findings += record_findings(catalog, own)
     unchecked: tuple[str, ...] = CHECKS[2:]
+    shapes = WholeShapes()
     if catalog.records.keys() & set(strategy.ranks):
-        parameter_findings, shards = _check_parameters(catalog, strategy, integrated_save)
+        request = SourceRequest(
+            source=source,
+            source_strategy=source_strategy,
+            step=step,
+            source_prefix=source_prefix,
+            integrated_save=integrated_save,
+        )
+        checked = _check_parameters(catalog, strategy, request, reference)
         unchecked = ("contents",) if is_of_other_size(catalog, strategy, findings) else ()
-        findings += [finding for finding in parameter_findings if finding.check not in unchecked]
-        joined = joined_shapes_text(shards)
-        if joined and not unchecked and not any(each.check in ("shapes", "contents") for each in parameter_findings):
-            why = "a strategy without shapes and its shards do not show which axis was sharded"
-            facts += (("makes", f"{joined}; compare with the network's shapes: {why}"),)
+        findings += [finding for finding in checked.findings if finding.check not in unchecked]
+        shapes = summarize_shapes(checked.wholes)
+        if shapes.kinds:
+            facts += (("shapes", str(shapes)),)
     return Diagnosis(
         source=found.url,
         strategy=strategy.origin,
@@ -133,7 +178,43 @@ def diagnose(
         facts=facts,
         findings=tuple(sorted(findings, key=lambda each: (each.severity is Severity.NOTE, CHECKS.index(each.check)))),
         not_checked=unchecked,
+        whole_shapes=shapes,
     )
+
+
+@frozen
+class _Reference:
+    """What whole shapes are compared with: see `diagnose`."""
+
+    like: str
+    preset: str
+    switches: tuple[str, ...]
+    training_config: str
+
+    def compiled(self, source: SourceRequest) -> "CompiledPreset | None":
+        """Return the preset, compiled for a source's names; None without one."""
+        if not self.preset:
+            return None
+        from reshard.core.source.preset_changes import PresetChoice, compiled_for  # loads YAML
+
+        is_directory = bool(self.like) and not self.like.endswith(".json")
+        like = self.like if is_directory else ""
+        return compiled_for(PresetChoice(self.preset, self.switches, self.training_config, like), source, None)
+
+
+class _Checked(NamedTuple):
+    """Findings about parameters, and the whole tensors that the strategy makes of their shards."""
+
+    findings: list[Finding]
+    wholes: Mapping[str, Whole]
+
+
+def _check_not_compared(found: CheckpointSurvey, reference: _Reference) -> None:
+    if reference.like or reference.preset:
+        raise CatalogError(
+            f"{found.url}: no strategy makes whole shapes of its shards, so there is nothing to compare them with: "
+            "leave out --like and --preset"
+        )
 
 
 def _has_problem(findings: Sequence[Finding]) -> bool:
@@ -141,9 +222,9 @@ def _has_problem(findings: Sequence[Finding]) -> bool:
 
 
 def _check_parameters(
-    catalog: CheckpointCatalog, strategy: Strategy, asked: IntegratedSave
-) -> tuple[list[Finding], Mapping[str, Sequence[StageShards]]]:
-    """Check stages, names, shapes and contents; also return the shards on the strategy's ranks."""
+    catalog: CheckpointCatalog, strategy: Strategy, request: SourceRequest, reference: _Reference
+) -> _Checked:
+    """Check stages, names, shapes and contents of the parameters on the strategy's ranks."""
     within = _within(catalog, strategy)
     findings = [*stage_findings(within, strategy), *name_findings(catalog if strategy.merged else within, strategy)]
     source_shards = SourceShards(within, strategy)
@@ -157,6 +238,7 @@ def _check_parameters(
         )
         for problem in source_shards.problems
     ]
+    asked = request.integrated_save
     findings += [
         Finding(
             check="files",
@@ -168,8 +250,9 @@ def _check_parameters(
     ]
     findings += [*_check_contents(within, shards, asked), *redundancy_findings(within)]
     if not _has_problem(findings) and not within.lost:
-        findings += _check_match(within, strategy, asked, source_shards)
-    return findings, shards
+        matched = _check_match(within, strategy, source_shards, request, reference)
+        return _Checked(findings + matched.findings, matched.wholes)
+    return _Checked(findings, wholes_of_shards(shards, integrated=request.integrated_save is IntegratedSave.YES))
 
 
 def _check_contents(
@@ -221,14 +304,31 @@ def _not_integrated_finding(samples: SampleFindings) -> Finding:
 
 
 def _check_match(
-    catalog: CheckpointCatalog, strategy: Strategy, asked: IntegratedSave, shards: SourceShards
-) -> list[Finding]:
-    """Find other reasons to refuse a conversion, and parameters on no rank."""
+    catalog: CheckpointCatalog,
+    strategy: Strategy,
+    shards: SourceShards,
+    request: SourceRequest,
+    reference: _Reference,
+) -> _Checked:
+    """Find other reasons to refuse a conversion, parameters on no rank, and whole shapes that cannot be right."""
+    compiled, changes = reference.compiled(request), NO_CHANGES
+    if compiled is not None:
+        from reshard.core.source.preset_changes import with_preset
+
+        changes = with_preset(changes, compiled)
+    asked = request.integrated_save
+    confirmed = {} if request.source_strategy else dict.fromkeys(strategy.parameters, BY_RECORD)
     try:
-        inputs = PlanInputs(catalog, strategy, None, catalog.format, integrated_save=asked)
+        inputs = PlanInputs(catalog, strategy, None, catalog.format, integrated_save=asked, changes=changes)
         match = match_parameters(inputs, shards)
+        if compiled is not None:
+            from reshard.core.plan.preset_checks import check_shapes
+
+            confirmed |= dict.fromkeys(check_shapes(compiled, match), CONFIG_NAME)
     except InputError as error:
-        return [Finding(check="shapes", found=str(error), means="a conversion would refuse it", advice=OWN_STRATEGY)]
+        refused = Finding(check="shapes", found=str(error), means="a conversion would refuse it", advice=OWN_STRATEGY)
+        integrated = asked is IntegratedSave.YES
+        return _Checked([refused], wholes_of_shards(shards.by_name, integrated=integrated))
     findings = [
         Finding(
             check="files",
@@ -249,7 +349,16 @@ def _check_match(
         )
     elif scattered(catalog, match) and not redundancy_findings(catalog):
         findings += absence_findings(catalog, strategy, shards.by_name) or [REDUNDANCY_REMOVED]
-    return findings
+    if reference.like:
+        from reshard.core.source.shape_reference import compare_shapes, read_known_shapes
+
+        differing, names = compare_shapes(match, read_known_shapes(reference.like), reference.like)
+        findings += differing
+        confirmed |= dict.fromkeys(names, reference.like)
+    wholes = wholes_of_match(match, confirmed)
+    if not _has_problem(findings):
+        findings += sibling_findings(wholes)
+    return _Checked(findings, wholes)
 
 
 def _catalog(found: CheckpointSurvey, step: str, source_prefix: str, workers: int) -> CheckpointCatalog:
@@ -307,56 +416,9 @@ def _diagnose_without_strategy(
         strategy=source_strategy,
         fits=not source_strategy,
         facts=(
-            ("checkpoint", f"{found.url}: {kind}, {counted(file_count, 'file')}, {_count_text(catalog)}"),
+            ("checkpoint", f"{found.url}: {kind}, {counted(file_count, 'file')}, {parameter_count_text(catalog)}"),
             ("needs", f"no strategy: {why}"),
             *(("note", note) for note in catalog.notes),
         ),
         findings=(superfluous,) if source_strategy else (),
     )
-
-
-def _checkpoint_facts(catalog: CheckpointCatalog) -> tuple[tuple[str, str], ...]:
-    step = f", step {catalog.step}" if catalog.step else ""
-    present = ranks_with_files(catalog)
-    absent = sorted(catalog.lost.keys() - set(present))
-    facts = [
-        ("checkpoint", f"{catalog.url}{step}: {counted(len(present), 'rank')}, {_count_text(catalog)}"),
-        ("holding", _groups_text(catalog)),
-    ]
-    if absent:
-        facts.append(("no files", f"ranks {ranks_text(absent)}, which come before others"))
-    return tuple(facts)
-
-
-def _count_text(catalog: CheckpointCatalog) -> str:
-    return counted(len({name for index in catalog.indexes() for name in index.entries}), "parameter")
-
-
-def _groups_text(catalog: CheckpointCatalog) -> str:
-    """The groups of ranks that hold the same names, as the ranks of a stage do."""
-    groups: dict[frozenset[str], list[int]] = {}
-    known: dict[int, frozenset[str]] = {}
-    for rank, record in catalog.records.items():
-        names = known.setdefault(id(record.index), frozenset(record.index.entries))
-        groups.setdefault(names, []).append(rank)
-    texts = [
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}: {counted(len(names), 'parameter')}"
-        for names, ranks in groups.items()
-    ]
-    return listed(texts, _MAX_GROUPS, "; ")
-
-
-def _needed_text(catalog: CheckpointCatalog) -> str:
-    count = catalog.world_size
-    if count == 1:
-        return "no strategy, if its tensors are whole, as one rank's are"
-    groups = len({frozenset(index.entries) for index in catalog.indexes()})
-    is_staged = count % groups == 0 and groups <= count // 2
-    of_stages = f", of {counted(groups, 'stage')} it seems" if is_staged else ""
-    return f"a strategy of {count} ranks{of_stages}: --source-strategy, the directory that the job's ranks wrote"
-
-
-def _sizes_text(strategy: Strategy) -> str:
-    own = "" if strategy.merged else f" (stage {strategy.stages[0].stage}'s own)"
-    stages = f"{counted(len(strategy.stages), 'stage')} of {counted(strategy.devices_per_stage, 'device')}"
-    return f"{stages}{own}, {counted(len(strategy.parameters), 'parameter')}"

@@ -101,6 +101,7 @@ def with_reference(plan: ConversionPlan, reference: Reference) -> ConversionPlan
         allowed = plan.inputs.allow_missing
         problems = list(_differences(parameters, dtype, reference, reference.weights, allowed))
         raise_problems(PlanError, f"{plan.inputs.catalog.url}: would not become what {reference.url} is", problems)
+        plan = plan.with_compared_shapes(reference.weights, reference.url)
     companions = companions_of(reference.url, reference.companions, _CONFIG_NAMES.get(dtype.name, dtype.name.lower()))
     notes.insert(0, _note(companions, reference, dtype))
     return plan.with_companions(companions).with_notes(*notes)

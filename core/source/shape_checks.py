@@ -22,7 +22,6 @@ from reshard.core.tensor.slices import Shape
 
 NUMBER = re.compile(r"[0-9]+")
 """In a name; names that differ in numbers alone are of different layers."""
-_MAX_KINDS = 6
 _MAJORITY = 3
 """So many layers must be alike for each one that differs."""
 
@@ -124,17 +123,6 @@ def _unlike_layers(wholes: Mapping[str, tuple[Shape, Shape]]) -> Iterable[tuple[
         if count >= _MAJORITY * (len(alike) - count):
             usual_name = next(name for name in alike if wholes[name][1] == usual)
             yield from ((name, usual_name) for name in alike if wholes[name][1] != usual)
-
-
-def joined_shapes_text(shards: Mapping[str, Sequence[StageShards]]) -> str:
-    """The whole shapes that the strategy makes of the largest kinds of cut parameters; empty if it holds shapes."""
-    names = frozenset(shards)
-    kinds: dict[str, StageShards] = {}
-    for name, (first, *_) in shards.items():
-        if owner_of(name, names) == name and _joined_shape(first) not in (None, first.entry.shape):
-            kinds.setdefault(NUMBER.sub("", name), first)
-    largest = sorted(kinds.values(), key=lambda each: each.entry.size_bytes, reverse=True)[:_MAX_KINDS]
-    return ", ".join(f"{each.entry.name} {list(_joined_shape(each) or ())}" for each in largest)
 
 
 def _shape_problem(shards: StageShards) -> tuple[Cause, str] | None:

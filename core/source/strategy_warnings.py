@@ -16,13 +16,15 @@ from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import StrategyError
 from reshard.core.plan.model import ParameterMatch
 from reshard.core.plan.stage_shards import SourceShards, StageShards, integrated_by_shapes
+from reshard.core.plan.whole_shapes import Whole
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import listed
-from reshard.core.source.findings import Severity
+from reshard.core.source.findings import Finding, Severity
 from reshard.core.source.sample_checks import SampleFindings, sample_findings
 from reshard.core.source.shape_checks import similarity_findings
+from reshard.core.source.sibling_checks import sibling_findings
 from reshard.core.source.strategy_checks import stage_findings
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
@@ -71,8 +73,16 @@ def strategy_warnings(
     if not may_be_whole and not integrated_by_shapes(by_name, None, {}):
         findings += similarity_findings(by_name)
     findings += [finding for finding in stage_findings(catalog, source) if finding.severity is Severity.PROBLEM]
-    warnings = (f"{WARNING}{finding.found}: {finding.means}. 'reshard doctor' tells more" for finding in findings)
-    return tuple(warnings), samples
+    return _warnings(findings), samples
+
+
+def sibling_warnings(wholes: Mapping[str, Whole]) -> tuple[str, ...]:
+    """Warnings for the user about whole shapes that contradict those of other parameters."""
+    return _warnings(sibling_findings(wholes))
+
+
+def _warnings(findings: Sequence[Finding]) -> tuple[str, ...]:
+    return tuple(f"{WARNING}{finding.found}: {finding.means}. 'reshard doctor' tells more" for finding in findings)
 
 
 def integrated_save_warnings(

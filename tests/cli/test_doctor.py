@@ -22,7 +22,8 @@ def checked(reshard: Callable[..., Any], tmp_path: Path, *options: str, stages: 
 def test_they_fit(reshard: Callable[..., Any], tmp_path: Path) -> None:
     shown = checked(reshard, tmp_path)
     assert shown.code == 0, shown.err
-    assert "answer      FITS: the strategy belongs to the checkpoint\n" in shown.out
+    assert "answer      CONSISTENT, whole shapes not confirmed: " in shown.out
+    assert "shapes      net.embed.w [8, 8], net.l.*.wq [8, 8], " in shown.out
     assert "check     result\nranks     ok\nfiles     ok\n" in shown.out
 
 
@@ -69,7 +70,7 @@ def test_what_reshard_converted_knows_its_strategy(reshard: Callable[..., Any], 
     assert reshard("convert", case / "src", tmp_path / "out", *strategies, "--engine=direct").code == 0
     shown = reshard("doctor", tmp_path / "out")
     assert shown.code == 0, shown.err
-    assert "answer      FITS: the strategy belongs to the checkpoint" in shown.out
+    assert "answer      CONSISTENT, whole shapes confirmed: " in shown.out
     assert f"strategy    {tmp_path / 'out'}/.reshard/plan.json.gz: 1 stage of 3 devices" in shown.out
 
 

@@ -105,6 +105,8 @@ def _totals(summary: PlanSummary) -> Iterable[tuple[str, str]]:
     cut = cut if summary.layout is not TargetLayout.UNIFIED else f"{summary.parameters} made whole"
     passed_through = f"; {len(summary.carried)} copied to every rank" if summary.carried else ""
     yield "Parameters", cut + passed_through
+    if summary.whole_shapes.kinds:
+        yield "Whole shapes", str(summary.whole_shapes)
     yield "Format", summary.format
     yield "Needed of the source", size_text(summary.read_bytes)
     yield "To write", size_text(summary.written_bytes)

@@ -76,14 +76,18 @@ def test_one_layer_along_another_axis(tmp_path: Path, names: Sequence[str]) -> N
 
 
 def test_layers_that_all_differ_are_no_finding(tmp_path: Path) -> None:
-    unlike = {"l.0.wq": ROWS, "l.1.wq": COLUMNS, "l.2.wq": ROWS}
+    unlike = {"l.0.w": ROWS, "l.1.w": COLUMNS, "l.2.w": ROWS}
     write(tmp_path / "src", [unlike])
-    message = looked_at(tmp_path, [{"l.0.wq": ROWS, "l.1.wq": COLUMNS, "l.2.wq": COLUMNS}])
+    message = looked_at(tmp_path, [{"l.0.w": ROWS, "l.1.w": COLUMNS, "l.2.w": COLUMNS}])
     assert (message.fits, message.findings) == (True, ())
 
 
 def test_a_strategy_without_shapes_shows_those_it_makes(tmp_path: Path) -> None:
     write(tmp_path / "src", [LAYERS])
     facts = dict(looked_at(tmp_path, [LAYERS]).facts)
-    assert facts["makes"].startswith("l.0.wq [8, 8], l.0.wo [8, 8]; compare with the network's shapes")
-    assert "makes" not in dict(looked_at(tmp_path, shaped([LAYERS]), "s.json").facts)
+    assert facts["shapes"] == (
+        "l.*.wq [8, 8], l.*.wo [8, 8], l.*.norm [8]; NOT CONFIRMED for 8 parameters: only the strategy says along "
+        "which axes they are sharded. Compare them with the network's"
+    )
+    shown = dict(looked_at(tmp_path, shaped([LAYERS]), "s.json").facts)["shapes"]
+    assert shown.endswith("l.*.norm [8]; confirmed by recorded shapes")
