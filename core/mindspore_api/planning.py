@@ -22,8 +22,8 @@ from reshard.core.plan.matching import foreign_parameters, match_parameters
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan, build_plan
-from reshard.core.plan.presets import is_training_state
 from reshard.core.plan.stage_shards import SourceShards, names_in_order, names_without_shards
+from reshard.core.request.training_state import is_training_state
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.absences import check_absences

@@ -58,7 +58,10 @@ def _misfits(parameters: Sequence[ReshardedParameter]) -> Iterator[str]:
     for each in parameters:
         if torch_name(each.dtype) is None:
             kind = "text" if each.dtype is TEXT else str(each.dtype)
-            yield f"parameter {each.name!r} is a {kind}, for which PyTorch has no dtype: leave it out, --exclude"
+            yield (
+                f"parameter {each.name!r} is a {kind}, for which PyTorch has no dtype; if the model does without it, "
+                f"leave it out: --exclude {each.name}"
+            )
         if not each.name:
             yield "a parameter has no name: give it one, --rename"
 

@@ -6,13 +6,13 @@ target's strategy shards that stage; so they are planned, deduplicated, written,
 Parameters that no strategy knows are on every rank, and have no layout: all source ranks must hold the same values.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.plan.model import FileStage, ParameterMatch, PassedThroughParameter, PlanInputs, ReshardedParameter
-from reshard.core.plan.presets import is_training_state
 from reshard.core.plan.unified import in_source_order, refuse_single_stage, written_once
+from reshard.core.request.training_state import state_kind
 from reshard.core.storage.checkpoint2_names import COMMON_KEYS, MODEL, OPTIMIZER, tensor_file_name
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
@@ -40,7 +40,7 @@ def iteration_match(inputs: PlanInputs, match: ParameterMatch) -> ParameterMatch
     outside = [each for each in outside if each.name not in in_common]
     parameters = [*match.resharded, *outside]
     names = {each.name for each in parameters}
-    kinds = {name: OPTIMIZER if is_training_state(name, names) else MODEL for name in names}
+    kinds = {name: _file_kind(name, names) for name in names}
     stages = _file_stages(strategy, [kind for kind in (MODEL, OPTIMIZER) if kind in kinds.values()])
     outside_names = frozenset(each.name for each in outside)
     placed = [
@@ -66,11 +66,17 @@ def iteration_match(inputs: PlanInputs, match: ParameterMatch) -> ParameterMatch
     )
 
 
+def _file_kind(name: str, names: Collection[str]) -> str:
+    """The kind of file that holds a parameter: MindFormers saves all that the network owns in the network's."""
+    kind = state_kind(name, names)
+    return MODEL if kind is None or kind.is_of_network else OPTIMIZER
+
+
 def _in_common(match: ParameterMatch, inputs: PlanInputs) -> tuple[str, ...]:
     """The parameters that common.json holds, and no file."""
     names = [passed.name for passed in match.passed_through if passed.name in COMMON_KEYS]
     others = {each.name for each in match.resharded} | {each.name for each in match.passed_through} - set(names)
-    keeps_step = inputs.replicas == 0 and any(is_training_state(name, others) for name in others)
+    keeps_step = inputs.replicas == 0 and any(_file_kind(name, others) == OPTIMIZER for name in others)
     return tuple(name for name in names if not (keeps_step and name == GLOBAL_STEP))
 
 
@@ -78,7 +84,10 @@ def _misfits(passed_through: Sequence[PassedThroughParameter]) -> Iterator[str]:
     for each in passed_through:
         if each.dtype is MAP_TENSOR or (each.dtype is TEXT and each.name not in COMMON_KEYS):
             kind = "text" if each.dtype is TEXT else str(each.dtype)
-            yield f"parameter {each.name!r} is a {kind}, for which it has no place: leave it out, --exclude {each.name}"
+            yield (
+                f"parameter {each.name!r} is a {kind}, for which it has no place; if the model does without it, leave "
+                f"it out: --exclude {each.name}"
+            )
 
 
 def _uneven(resharded: Sequence[ReshardedParameter], strategy: Strategy | None) -> Iterator[str]:

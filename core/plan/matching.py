@@ -127,8 +127,10 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, *, carr
 
 def _why_foreign(dtype: DType) -> str:
     if dtype.is_float8:
-        return "only --layout unified and dcp carry, as it is; write that, or leave it out"
-    return "reshard cannot convert; leave it out"
+        return (
+            "only --layout unified and dcp carry, as it is; write that, or, if the model does without it, leave it out"
+        )
+    return "reshard cannot convert; if the model does without it, leave it out"
 
 
 def foreign_parameters(match: ParameterMatch) -> dict[str, DType]:

@@ -13,10 +13,10 @@ from reshard.core.plan.model import ParameterMatch
 from reshard.core.plan.name_index import NameIndex
 from reshard.core.plan.names import fits_any
 from reshard.core.plan.preset_steps import CompiledPreset, Direction, parsed, without_state
-from reshard.core.plan.presets import is_training_state
 from reshard.core.request.expressions import whole_number
 from reshard.core.request.preset import Row
 from reshard.core.request.templates import Template
+from reshard.core.request.training_state import StateKind, expert_order_problem, state_kind
 from reshard.core.tensor.slices import Shape
 
 _LAYER = "L"
@@ -121,7 +121,9 @@ class _Names:
         self._compiled = compiled
         self._all = names
         self._known = frozenset(names)
-        self._state = frozenset(name for name in names if is_training_state(name, self._known))
+        kinds = {name: state_kind(name, self._known) for name in names}
+        self._orders = [name for name, kind in kinds.items() if kind is StateKind.EXPERT_ORDER]
+        self._state = frozenset(name for name, kind in kinds.items() if kind).difference(self._orders)
         self._weights = {without_state(name) for name in names if name not in self._state}
         self._index = NameIndex(self._weights)
         self._wanted = 0
@@ -135,8 +137,11 @@ class _Names:
             templates += [each for each in copies if each]
         ending = self._compiled.preset.quantized
         known = frozenset(name for template in templates for name in self._index.fitting(template))
+        if orders := [name for name in self._orders if name not in excluded]:
+            yield expert_order_problem(orders)
+        passed = self._state.union(known, excluded, self._orders)
         for name in self._all:
-            if name in excluded or name in self._state or name in known:
+            if name in passed:
                 continue
             is_scale = bool(ending) and name.endswith(ending) and name.removesuffix(ending) in self._known
             if not self._to_hf and is_scale:
@@ -144,12 +149,12 @@ class _Names:
             if _ADAPTER.search(name):
                 yield (
                     f"parameter {name!r} is LoRA's, and the preset has no name for it, as where a weight is fused on "
-                    f"one side: merge it into its weight where it was trained, or leave it out, --exclude {name}"
+                    "one side: merge it into its weight where it was trained"
                 )
             else:
                 yield (
-                    f"parameter {name!r} is in no row of the preset: leave it out, --exclude {name}, or add a row to a "
-                    f"copy of the preset (reshard presets {self._compiled.preset.preset})"
+                    f"parameter {name!r} is in no row of the preset, and may be a weight: name the preset of its "
+                    f"family, or add a row to a copy of this one (reshard presets {self._compiled.preset.preset})"
                 )
 
     def surplus(self, excluded: Mapping[str, str]) -> Iterator[str]:
@@ -165,7 +170,7 @@ class _Names:
                 if number >= count and number not in further and name not in excluded:
                     yield (
                         f"parameter {name!r} is of layer {number}, and config.json counts {count} layers from 0 on "
-                        "(num_hidden_layers): it is another model's, or --exclude the layer"
+                        "(num_hidden_layers): name the config.json of the model itself"
                     )
 
     def _further_layers(self, count: int) -> frozenset[int]:

@@ -12,12 +12,13 @@ from typing import Any
 
 from reshard.core.errors import InputError
 from reshard.core.plan.name_index import NameIndex
-from reshard.core.request.changes import STATE_PREFIXES, CastRule, Changes
+from reshard.core.request.changes import CastRule, Changes
 from reshard.core.request.changes_file import validated_changes
 from reshard.core.request.expressions import whole_number
 from reshard.core.request.inverse import inverted
 from reshard.core.request.preset import Names, Preset, Row, Switch
 from reshard.core.request.templates import Template, parse_template
+from reshard.core.request.training_state import STATE_PREFIXES
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, quoted
 
@@ -195,7 +196,7 @@ class _Compiler:
         if only_hf and only_mf:
             raise InputError(
                 f"preset {self._preset.preset}: the source has names of both sides, {min(only_mf)!r} as MindFormers "
-                f"and {min(only_hf)!r} as Hugging Face: --exclude those that are not to be converted"
+                f"and {min(only_hf)!r} as Hugging Face: convert a checkpoint that has one side's names only"
             )
         if not only_hf and not only_mf:
             some = listed([repr(name) for name in sorted(self._weights)], _MAX_LISTED)

@@ -14,11 +14,11 @@ from reshard.core.errors import LayoutError
 from reshard.core.plan.making import Making, MakingNames
 from reshard.core.plan.operations import Composed, Joined, Operation, SplitOff, Transposed
 from reshard.core.plan.other_stages import fits_other_stages
-from reshard.core.plan.presets import is_training_state
 from reshard.core.plan.regular_expressions import check_expressions, is_quick
 from reshard.core.plan.steps import DroppedCopy, StepNames
 from reshard.core.request.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
 from reshard.core.request.steps import StepRule
+from reshard.core.request.training_state import StateKind, expert_order_problem, state_kind
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, quoted
 from reshard.core.tensor.segments import Pieces, fill_once, whole_piece
@@ -92,6 +92,11 @@ def build_recipes(
     """
     fitting: set[object] = set()
     excluded = excluded_names(names, changes, fitting)
+    if changes.select is Selection.WEIGHTS_ONLY:
+        kept = (name for name in names if name not in excluded)
+        orders = [name for name in kept if state_kind(name, ()) is StateKind.EXPERT_ORDER]
+        if orders:
+            problems.append(expert_order_problem(orders))
     steps = _Steps(changes, fitting, problems)
     made = steps.apply([name for name in names if name not in excluded])
     # left-out parameters need not fit the rules: their new names are those that the target may lack
@@ -306,11 +311,17 @@ def excluded_names(names: Sequence[str], changes: Changes, fitting: set[object])
         fitting.update(("exclude", pattern) for pattern in barred)
         if barred:
             excluded[name] = f"exclude {barred[0]}"
-        elif changes.select is Selection.WEIGHTS_ONLY and is_training_state(name, known):
-            excluded[name] = f"select {Selection.WEIGHTS_ONLY}"
+        elif changes.select is Selection.WEIGHTS_ONLY and (kind := _dropped_state(name, known)):
+            excluded[name] = f"select {Selection.WEIGHTS_ONLY}: {kind}"
         elif changes.include and not included:
             excluded[name] = "not included"
     return excluded
+
+
+def _dropped_state(name: str, names: Collection[str]) -> StateKind | None:
+    """The kind of training state that weights can do without; the order of experts is none."""
+    kind = state_kind(name, names)
+    return None if kind is StateKind.EXPERT_ORDER else kind
 
 
 def _excluded_copies(copies: Sequence[DroppedCopy]) -> dict[str, str]:

@@ -356,8 +356,7 @@ class StepNames:
             further = gathered.count - count - len(few)
             self._problems.append(
                 f"{rule}: for {name!r} there is no {', '.join(few)}{f' and {further:,} more' if further else ''}, but "
-                f"there is {first.making.name!r}: correct the step's names{' or count' if gathered.index else ''}, or "
-                f"leave that out as well: --exclude {first.making.name}"
+                f"there is {first.making.name!r}: correct the step's names{' or count' if gathered.index else ''}"
             )
         further_parts = [repr(parts[number].making.name) for number in sorted(parts) if number >= gathered.count]
         if further_parts:
@@ -371,5 +370,5 @@ class StepNames:
         if each.prefix in _FACTORED:
             self._problems.append(
                 f"{rule}: {each.making.name!r} is a factored state, whose shape is not its parameter's: it can only be "
-                "renamed. Leave it out: --select weights-only, or --exclude"
+                "renamed. Leave it out: --select weights-only"
             )

@@ -44,7 +44,8 @@ def unified_match(
     problems: list[str] = []
     whole = [*match.resharded, *(written_once(catalog, passed, _ONCE, problems) for passed in match.passed_through)]
     problems += [
-        f"parameter {each.name!r} is a {each.dtype}, which .safetensors files cannot hold: leave it out, --exclude"
+        f"parameter {each.name!r} is a {each.dtype}, which .safetensors files cannot hold; if the model does without "
+        f"it, leave it out: --exclude {each.name}"
         for each in whole
         if each.dtype is MAP_TENSOR
     ]

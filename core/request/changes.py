@@ -18,27 +18,12 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 from reshard.core.request.expressions import VariableName
 from reshard.core.request.rules import Axis, Count, Length, Name, Regular, Rule, Several, regular_expression, shares_of
 from reshard.core.request.steps import Step, with_variables
+from reshard.core.request.training_state import STATE_PREFIXES
 from reshard.core.runtime.wording import quoted
 
 FLOAT_NAMES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", "float64": "Float64"}
 """Spelling of a dtype to cast to -> its name in `reshard.core.tensor.dtypes`."""
 _EXPRESSION_PREFIX = "re:"
-STATE_PREFIXES = (
-    *(
-        "accu_grads.",
-        "adam_m.",
-        "adam_v.",
-        "moment1.",
-        "moment2.",
-        "vhat.",
-        "moments.",
-        "lamb_m.",
-        "lamb_v.",
-        "muon_m.",
-    ),
-    *("exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.", "momentum_buf.", "accum_update.", "exp_inf."),
-)
-"""Prefixes of states with their parameter's shape and layout: those of optimizers, see `reshard.core.plan.presets`."""
 MAX_STEPS = 4096
 """Each looks at all names."""
 Variable = Annotated[int, Field(strict=True, ge=0, lt=2**31)]

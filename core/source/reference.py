@@ -179,8 +179,8 @@ def _surplus(parameter: ReshardedParameter, weights: Mapping[str, TensorEntry]) 
             f"such out, --select weights-only, or do without --like and put its {CONFIG_NAME} beside the source"
         )
     return (
-        f"parameter {parameter.name!r}{made} is not in the reference: leave it out with --exclude or --select "
-        "weights-only, or rename it"
+        f"parameter {parameter.name!r}{made} is not in the reference: it has another name there, or the reference is "
+        "another model's. Training state is left out by --select weights-only"
     )
 
 

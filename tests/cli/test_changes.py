@@ -157,7 +157,7 @@ def test_options_do_the_same_and_come_first(
     plan = reshard("plan", arguments[0], *arguments[1:], *both).json
     assert {effect["dtype"] for effect in plan["effects"]} == {"Float16"}
     assert {"parameter": "rope", "by": "exclude rope"} in plan["excluded"]
-    assert {"parameter": "scale_sense", "by": "select weights-only"} in plan["excluded"]
+    assert {"parameter": "scale_sense", "by": "select weights-only: loss scaling"} in plan["excluded"]
 
 
 def test_one_file_is_changed_without_any_strategy(reshard: Callable[..., Any], tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_dry_run_shows_what_becomes_of_parameters(
         "model.layers.0.gate_up.weight layers.0.gate.weight + layers.0.up.weight joined, renamed, cast "
         "Float32 -> BFloat16 [24, 16] + [24, 16] -> [48, 16]"
     ) in lines
-    assert "adam_m.layers.0.qkv.weight select weights-only" in lines
+    assert "adam_m.layers.0.qkv.weight select weights-only: optimizer state" in lines
     assert "changed, as declared: 13 renamed; 6 split; 2 joined; 2 transposed; 12 cast to BFloat16" in shown.out
     many = tmp_path / "many"
     names = {f"p{number}": ("Float32", np.zeros(2, np.uint32)) for number in range(40)}

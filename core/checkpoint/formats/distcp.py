@@ -139,8 +139,8 @@ def _archive_of(entry: OutputEntry) -> _Archive:
     if name is None:
         kind = "text" if entry.text is not None else str(entry.dtype)
         raise CheckpointError(
-            f"parameter {entry.name!r} is a {kind}, for which PyTorch has no dtype: leave it out, "
-            f"--exclude {entry.name}"
+            f"parameter {entry.name!r} is a {kind}, for which PyTorch has no dtype; if the model does without it, "
+            f"leave it out: --exclude {entry.name}"
         )
     return _archive(entry.dtype, name, entry.shape)
 

@@ -132,13 +132,14 @@ def test_a_conversion_names_file_parameter_dtype_and_what_helps(
     if odd is FLOAT8 and layout == "unified":
         return
     why = (
-        "only --layout unified and dcp carry, as it is; write that, or" if odd is FLOAT8 else "reshard cannot convert;"
+        "only --layout unified and dcp carry, as it is; write that, or," if odd is FLOAT8 else "reshard cannot convert;"
     )
     with pytest.raises(InputError) as caught:
         make_plan(build_request(target=str(tmp_path / "out"), layout=layout, **given))
     assert str(caught.value) == (
         f"{given['source']}: cannot be converted\n"
-        f"  - parameter 'odd' has dtype {shown_name(odd)}, which {why} leave it out: --exclude odd "
+        f"  - parameter 'odd' has dtype {shown_name(odd)}, which {why} if the model does without it, leave it out: "
+        "--exclude odd "
         f"(it is in {given['source']}/rank_0/net.{odd.format})"
     )
     with pytest.raises(InputError, match="leave it out: --exclude odd"):

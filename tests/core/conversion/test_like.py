@@ -87,7 +87,10 @@ def test_names_shapes_and_dtypes_are_held_against_the_reference(tmp_path: Path, 
         "cast": ["model.norm.weight=float32"],
     }
     missing = "is missing; what the result can do without is allowed with --allow-missing PATTERN"
-    surplus = "is not in the reference: leave it out with --exclude or --select weights-only, or rename it"
+    surplus = (
+        "is not in the reference: it has another name there, or the reference is another model's. Training state is "
+        "left out by --select weights-only"
+    )
     cast = "--cast model.norm.weight=bfloat16, if it is to be that"
     assert set(refusal(request_of(tmp_path, reference, **options)).splitlines()[1:]) == {
         f"  - parameter 'input_norm', made from 'model.layers.0.input_layernorm.weight', {surplus}",

@@ -149,7 +149,7 @@ def test_layers_beyond_those_that_config_json_counts_are_refused(name: str, laye
     shutil.copytree(family.hf, directory)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
-    said = r"is of layer 1, and config.json counts 1 layers from 0 on \(num_hidden_layers\): it is another model's"
+    said = r"is of layer 1, and config.json counts 1 layers from 0 on \(num_hidden_layers\): name the config.json"
     with pytest.raises(PlanError, match=rf"parameter 'model.layers.1.input_layernorm.weight' {said}"):
         convert(imported(family, tmp_path / "out", source=str(directory)))
     for weights in directory.glob("*.safetensors*"):
@@ -343,8 +343,8 @@ def test_names_that_no_row_has(tmp_path: Path) -> None:
     source = whole_source(QWEN3, tmp_path / "mf", **{"decoder.layers.0.mlp.extra.weight": np.zeros(3, np.float32)})
     text = refusal(export(QWEN3, tmp_path / "out", source=str(source)), PlanError)
     assert (
-        "parameter 'decoder.layers.0.mlp.extra.weight' is in no row of the preset: leave it out, --exclude "
-        "decoder.layers.0.mlp.extra.weight, or add a row to a copy of the preset (reshard presets qwen3)" in text
+        "parameter 'decoder.layers.0.mlp.extra.weight' is in no row of the preset, and may be a weight: name the "
+        "preset of its family, or add a row to a copy of this one (reshard presets qwen3)" in text
     )
     options = {"source": str(source), "exclude": ["*.extra.*"]}
     assert convert(export(QWEN3, tmp_path / "out", **options)).committed

@@ -28,7 +28,7 @@ def test_what_changes_do_is_said() -> None:
     }
     assert (w.parameter, w.sources, w.how) == ("weight", ("w",), ("renamed", "cast"))
     assert "changed, as declared: 1 renamed; 3 split; 4 cast to BFloat16" in plan_notes(plan)
-    assert "left out, as declared: 1 by select weights-only (adam_m.w)" in plan_notes(plan)
+    assert "left out, as declared: 1 by select weights-only: optimizer state (adam_m.w)" in plan_notes(plan)
     assert (changes_text(()), excluded_text(())) == ("", "")
 
 

@@ -169,7 +169,9 @@ def test_weights_only_leaves_out_what_only_training_needs_and_lists_it() -> None
     state = ["linear.w", "adam_m.w", "moments.w", "accu_grads.w", "stat.w", "mu_w", "exp_avg_sq_w", "scale_sense"]
     plan = changed([entry(name, (2,)) for name in [*weights, *state]], select="weights-only")
     assert [moved.name for moved in plan.match.resharded] == weights
-    assert plan.match.excluded == dict.fromkeys(state, "select weights-only")
+    kinds = dict.fromkeys(state, "optimizer state") | {"accu_grads.w": "accumulated gradients"}
+    kinds["scale_sense"] = "loss scaling"
+    assert plan.match.excluded == {name: f"select weights-only: {kind}" for name, kind in kinds.items()}
 
 
 def test_dropped_parameters_that_lost_ranks_had_are_not_missed() -> None:
