@@ -18,6 +18,7 @@ from reshard.core.request.expressions import whole_number
 from reshard.core.request.inverse import inverted
 from reshard.core.request.preset import Names, Preset, Row, Switch
 from reshard.core.request.templates import Template, parse_template
+from reshard.core.request.training_config import GENERATIONS, TrainingConfig
 from reshard.core.request.training_state import STATE_PREFIXES
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, quoted
@@ -58,13 +59,13 @@ class Settings:
 
     Attributes:
         given: switch -> value, as named.
-        training: switch -> value, by the training's configuration; None without one.
+        training: the training's configuration; None without one.
         config: fields of config.json; None without one.
         origin: the place of config.json, for messages.
     """
 
     given: Mapping[str, str]
-    training: Mapping[str, str] | None
+    training: TrainingConfig | None
     config: Mapping[str, Any] | None
     origin: str
 
@@ -311,15 +312,24 @@ class _Compiler:
             raise InputError(f"--switch {name}={given}: the names and axes show that it is {shown}")
         if shown or given:
             return shown or given
-        training = self._settings.training
-        if training is not None and (name in training or switch.default):
-            value = training.get(name, switch.default)
-            if value not in switch.values:
-                raise InputError(f"the training's configuration says {name}: {value}, not {' or '.join(switch.values)}")
-            if name not in training:
-                self._notes.append(f"the training's configuration does not say {name}: MindFormers' default is {value}")
+        return self._by_training(name) or switch.otherwise or None
+
+    def _by_training(self, name: str) -> str:
+        """What the training's configuration says, or means by not saying it; empty if neither."""
+        switch, training = self._preset.switches[name], self._settings.training
+        if training is None:
+            return ""
+        value = training.value_of(name)
+        if value and value not in switch.values:
+            raise InputError(f"{training.url}: says {name}: {value}, not {' or '.join(switch.values)}")
+        if value or not switch.default:
             return value
-        return switch.otherwise or None
+        default = switch.default_of(training.generation)
+        if not default:
+            raise InputError(f"{training.unknown_default(name)}: say {self._choices(name)}")
+        versions = GENERATIONS.get(training.generation, "MindFormers")
+        self._notes.append(f"the training's configuration does not say {name}: the default of {versions} is {default}")
+        return default
 
     def _shown(self, switch: Switch) -> str | None:
         """The value that names or axes show."""
@@ -333,14 +343,16 @@ class _Compiler:
         return None
 
     def _unknown(self, name: str) -> InputError:
-        switch = self._preset.switches[name]
-        choices = [
-            f"--switch {name}={value} ({meaning}{'; the default of MindFormers' if value == switch.default else ''})"
-            for value, meaning in switch.values.items()
-        ]
         return InputError(
-            f"preset {self._preset.preset}: a checkpoint does not show {switch.about}. Name the training's YAML with "
-            f"--training-config, or say {' or '.join(choices)}"
+            f"preset {self._preset.preset}: a checkpoint does not show {self._preset.switches[name].about}. Name the "
+            f"training's YAML with --training-config, or say {self._choices(name)}"
+        )
+
+    def _choices(self, name: str) -> str:
+        switch = self._preset.switches[name]
+        return " or ".join(
+            f"--switch {name}={value} ({meaning}{switch.default_text(value)})"
+            for value, meaning in switch.values.items()
         )
 
     def _kept(self, rows: tuple[tuple[str, Row], ...], direction: Direction) -> Iterator[CastRule]:

@@ -1,8 +1,8 @@
-"""Reads YAML and JSON documents that users write: small, each name once, with bounded memory."""
+"""Reads YAML and JSON documents that users write: small, with bounded memory; most have each name once."""
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -43,18 +43,58 @@ def parse_mapping(data: bytes, origin: str, kind: str, example: str, *, texts: b
     Raises:
         InputError: it is malformed, or not a mapping.
     """
+    document = _parsed(data, origin, kind, _from_json, lambda text: _from_yaml(text, _text_of if texts else None))
+    if document is not None and not isinstance(document, dict):
+        raise InputError(_no_mapping(origin, kind, example))
+    return document
+
+
+def parse_fields(data: bytes, origin: str, kind: str, example: str) -> list[tuple[tuple[str, ...], str]]:
+    """Return the scalars below a document's mappings, as texts, each with the names that lead to it.
+
+    A name may be there several times, with all its values. Arguments and errors are those of `parse_mapping`.
+    """
+
+    def from_json(text: str) -> Any:
+        return json.loads(text, object_pairs_hook=tuple)
+
+    def from_yaml(text: str) -> Any:
+        return _from_yaml(text, _pairs_of, once=False)
+
+    document = _parsed(data, origin, kind, from_json, from_yaml)
+    if document is not None and not isinstance(document, tuple):
+        raise InputError(_no_mapping(origin, kind, example))
+    return list(_fields((), document or ()))
+
+
+def _parsed(
+    data: bytes, origin: str, kind: str, from_json: Callable[[str], Any], from_yaml: Callable[[str], Any]
+) -> Any:
     if len(data) > MAX_DOCUMENT_BYTES:
         raise InputError(f"{origin}: has more than {MAX_DOCUMENT_BYTES} bytes, the limit for such a file")
     try:
         text = data.decode()
-        document = _from_json(text) if origin.endswith(".json") else _from_yaml(text, _text_of if texts else None)
+        return from_json(text) if origin.endswith(".json") else from_yaml(text)
     # PyYAML raises the last three for values that do not fit their tags, such as !!bool maybe
     except (ValueError, yaml.YAMLError, RecursionError, LookupError, AttributeError, TypeError) as error:
         problem = " ".join(str(error).split()).replace('in "<unicode string>", ', "at ")
         raise InputError(f"{origin}: not a readable {kind}: {problem}{_advice(problem)}") from error
-    if document is not None and not isinstance(document, dict):
-        raise InputError(f"{origin}: not a {kind}: it must be a mapping, such as '{example}'")
-    return document
+
+
+def _no_mapping(origin: str, kind: str, example: str) -> str:
+    return f"{origin}: not a {kind}: it must be a mapping, such as '{example}'"
+
+
+def _fields(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The scalars of a document whose mappings are tuples of pairs."""
+    if isinstance(value, tuple):
+        for name, below in value:
+            yield from _fields((*path, name), below)
+    elif isinstance(value, list):
+        for below in value:
+            yield from _fields(path, below)
+    else:
+        yield path, value if isinstance(value, str) else json.dumps(value)
 
 
 def _advice(problem: str) -> str:
@@ -72,7 +112,8 @@ def _from_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=mapping)
 
 
-def _from_yaml(text: str, value_of: Callable[[yaml.Node], Any] | None) -> Any:
+def _from_yaml(text: str, value_of: Callable[[yaml.Node], Any] | None, *, once: bool = True) -> Any:
+    """Read YAML; `once`: a mapping with a name twice is refused."""
     loader = _Loader(text)
     document = loader.get_single_node()
     left = [document]
@@ -83,7 +124,8 @@ def _from_yaml(text: str, value_of: Callable[[yaml.Node], Any] | None) -> Any:
         if count > _MAX_NODES:  # repeated aliases count each time: a few lines can expand to billions of values
             raise ValueError(f"it has more than {_MAX_NODES} values, with what its aliases repeat")
         if isinstance(node, yaml.MappingNode):
-            _check_once([name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)])
+            if once:
+                _check_once([name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)])
             left.extend(each for pair in node.value for each in pair)
         elif isinstance(node, yaml.SequenceNode):
             left.extend(node.value)
@@ -98,6 +140,15 @@ def _text_of(node: yaml.Node) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return [_text_of(each) for each in node.value]
     return None if node.tag == "tag:yaml.org,2002:null" else node.value
+
+
+def _pairs_of(node: yaml.Node) -> Any:
+    """As `_text_of`, but a mapping is a tuple of pairs."""
+    if isinstance(node, yaml.MappingNode):
+        return tuple((str(_text_of(name)), _pairs_of(value)) for name, value in node.value)
+    if isinstance(node, yaml.SequenceNode):
+        return [_pairs_of(each) for each in node.value]
+    return _text_of(node)
 
 
 class _Loader(Composer, CParser, SafeConstructor, Resolver):  # type: ignore[misc]

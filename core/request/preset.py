@@ -18,8 +18,9 @@ from reshard.core.request.expressions import VariableName
 from reshard.core.request.fields import is_own_preset
 from reshard.core.request.rules import Name, Rule
 from reshard.core.request.templates import parse_template
+from reshard.core.request.training_config import GENERATIONS
 from reshard.core.runtime.summary import Summary
-from reshard.core.runtime.wording import listed_lines, quoted
+from reshard.core.runtime.wording import listed, listed_lines, quoted
 
 _SUFFIX = ".yaml"
 _WEIGHT = ".weight"
@@ -31,6 +32,10 @@ _EXPERT = "e"
 
 def _several(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
+
+
+def _of_all_generations(value: Any) -> Any:
+    return {"": value} if isinstance(value, str) else value
 
 
 def _with_shapes(value: Any) -> Any:
@@ -206,7 +211,8 @@ class Switch(Rule):
         values: value -> what it means.
         shown_by: value -> a name that is there only then.
         axes_of: the value is the number of axes of the parameter with this name of MindFormers.
-        default: what MindFormers does if the configuration does not say it.
+        default: what MindFormers does if the configuration does not say it, by generation of its configurations; under
+            an empty name, in all of them. See `reshard.core.request.training_config`.
         otherwise: the value where nothing says it: a choice that names or axes of the result show.
     """
 
@@ -214,15 +220,29 @@ class Switch(Rule):
     values: Annotated[dict[str, str], Field(min_length=2)]
     shown_by: dict[str, TemplateText] = Field(default={})
     axes_of: str = ""
-    default: str = ""
+    default: Annotated[dict[str, str], BeforeValidator(_of_all_generations)] = Field(default={})
     otherwise: str = ""
 
     @model_validator(mode="after")
     def _check(self) -> "Switch":
-        unknown = {*self.shown_by, *filter(None, [self.default, self.otherwise])} - self.values.keys()
+        unknown = {*self.shown_by, *self.default.values(), *filter(None, [self.otherwise])} - self.values.keys()
         if unknown:
             raise ValueError(f"{quoted(min(unknown))} is not one of its 'values'")
+        others = self.default.keys() - {"", *GENERATIONS}
+        if others:
+            raise ValueError(
+                f"'default' has {quoted(min(others))}: MindFormers' generations are {listed([*GENERATIONS])}"
+            )
         return self
+
+    def default_of(self, generation: str) -> str:
+        """Return the default in a generation of MindFormers' configurations; empty if it is not known."""
+        return self.default.get(generation) or self.default.get("", "")
+
+    def default_text(self, value: str) -> str:
+        """Name the versions of MindFormers in which a value is the default; empty if it is in none."""
+        versions = [GENERATIONS.get(each, "MindFormers") for each, default in self.default.items() if default == value]
+        return "".join(f"; the default of {each}" for each in versions)
 
 
 class Preset(Rule):

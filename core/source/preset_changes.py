@@ -14,7 +14,7 @@ from reshard.core.request.changes import Changes
 from reshard.core.request.changes_file import validated_changes
 from reshard.core.request.preset import read_preset
 from reshard.core.request.source import SourceRequest
-from reshard.core.request.training_config import read_switches
+from reshard.core.request.training_config import read_training_config
 from reshard.core.runtime.frozen import frozen
 from reshard.core.source.opening import TargetOutline, find_strategy, open_by_strategy
 from reshard.core.source.reference import read_reference
@@ -56,7 +56,7 @@ def compiled_for(choice: PresetChoice, source: SourceRequest, target: Strategy |
         StorageError: a transient failure.
     """
     preset = read_preset(choice.preset)
-    training = read_switches(choice.training_config, preset.switches) if choice.training_config else None
+    training = read_training_config(choice.training_config) if choice.training_config else None
     origin, config = _config(choice.like or source.source)
     if choice.like:
         weights = read_reference(choice.like).weights or {}

@@ -311,7 +311,7 @@ class TestRefusals:
         (tmp_path / "w.ckpt").write_bytes(file)
         with pytest.raises(InputError) as refused:
             convert(dcp_request(tmp_path / "w.ckpt", tmp_path / "out"))
-        assert "'packed' is a Int4, for which PyTorch has no dtype: leave it out" in str(refused.value)
+        assert "'packed' is a Int4, for which PyTorch has no dtype; if the model" in str(refused.value)
         assert "'note' is a text, for which" in str(refused.value)
         convert(dcp_request(tmp_path / "w.ckpt", tmp_path / "out", exclude=["packed", "note"]))
         assert read_dcp(tmp_path / "out").keys() == {"rest"}

@@ -275,8 +275,8 @@ def test_switches_that_a_checkpoint_does_not_show_are_asked_for(tmp_path: Path) 
     assert refusal(export(QWEN3, tmp_path / "out", switch=switches_of(QWEN3)[1:])) == (
         "preset qwen3: a checkpoint does not show how linear_fc1 is laid out. Name the training's YAML with "
         "--training-config, or say --switch use_interleaved_weight_layout_mlp=true (a row of gate, a row of up, and so "
-        "on; the default of MindFormers) or --switch use_interleaved_weight_layout_mlp=false (all rows of gate, then "
-        "all of up)"
+        "on; the default of MindFormers 1.7 and later) or --switch use_interleaved_weight_layout_mlp=false (all rows "
+        "of gate, then all of up; the default of MindFormers 1.6)"
     )
 
 
@@ -296,17 +296,21 @@ def test_the_trainings_configuration_answers(tmp_path: Path) -> None:
         "use_interleaved_weight_layout_mlp false)" in notes
     )
     contiguous = "use_contiguous_weight_layout_attention"
-    assert f"the training's configuration does not say {contiguous}: MindFormers' default is false" in notes
+    default = "the default of MindFormers 1.7 and later is false"
+    assert f"the training's configuration does not say {contiguous}: {default}" in notes
     assert directory_contents(tmp_path / "out") != directory_contents(QWEN3.hf)
 
 
 def test_a_configuration_that_contradicts_itself(tmp_path: Path) -> None:
     name = "use_interleaved_weight_layout_mlp"
     config = training_yaml(tmp_path, {"a": {name: True}, "b": {name: False}})
-    assert f"has {name} twice" in refusal(export(QWEN3, tmp_path / "out", switch=[], training_config=config))
-    config = training_yaml(tmp_path, {"a": {name: "maybe"}})
     text = refusal(export(QWEN3, tmp_path / "out", switch=[], training_config=config))
-    assert f"the training's configuration says {name}: maybe, not true or false" in text
+    assert f"has {name} as true and as false: say which value counts with --switch {name}=VALUE" in text
+    assert make_plan(export(QWEN3, tmp_path / "out", switch=[f"{name}=true"], training_config=config)).match.resharded
+    for value, shown in (("maybe", "maybe"), (None, "null")):
+        config = training_yaml(tmp_path, {"a": {name: value}})
+        text = refusal(export(QWEN3, tmp_path / "out", switch=[], training_config=config))
+        assert f"training.yaml: says {name}: {shown}, not true or false" in text
 
 
 @pytest.mark.parametrize(
@@ -415,3 +419,34 @@ def test_a_changed_value_is_found(tmp_path: Path) -> None:
     assert [difference.name for difference in report.differences] == ["model.layers.1.self_attn.k_proj.weight"]
     back = compare(QWEN3, changed, QWEN3.mf, switch=switches_of(QWEN3))
     assert [difference.name for difference in back.differences] == ["decoder.layers.1.self_attention.linear_qkv.weight"]
+
+
+def older_layout(family: Family, directory: Path, *, contiguous: bool) -> str:
+    """The family's weights as MindFormers 1.6 lays them out: linear_fc1 has all of gate, then all of up."""
+    switch = [f"use_contiguous_weight_layout_attention={contiguous}".lower(), "use_interleaved_weight_layout_mlp=false"]
+    convert(imported(family, directory, layout="unified", format="same", switch=switch))
+    return str(directory)
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_a_configuration_of_mindformers_1_6_has_its_defaults(contiguous: bool, tmp_path: Path) -> None:
+    """It has no interleaved MLP, and another name for the layout of attention."""
+    source = older_layout(QWEN3, tmp_path / "mf", contiguous=contiguous)
+    inner = {"use_contiguous_weight_layout": contiguous, "qkv_concat": True}
+    config = training_yaml(tmp_path, {"model": {"model_config": inner}})
+    convert(export(QWEN3, tmp_path / "out", source=source, switch=[], training_config=config))
+    assert directory_contents(tmp_path / "out") == directory_contents(QWEN3.hf)
+
+
+@pytest.mark.parametrize("family", [QWEN3, DEEPSEEK], ids=str)
+def test_a_configuration_that_shows_no_version_is_a_question(family: Family, tmp_path: Path) -> None:
+    config = training_yaml(tmp_path, {"model": {"model_config": {"qkv_concat": True}}})
+    name = "use_interleaved_weight_layout_mlp"
+    switch = [each for each in switches_of(family) if not each.startswith(name)]
+    text = refusal(export(family, tmp_path / "out", switch=switch, training_config=config))
+    assert (
+        f"training.yaml: says neither {name} nor anything else that shows MindFormers' version, on which its default "
+        f"depends: say --switch {name}=true (" in text
+    )
+    given = [*switch, f"{name}=true"]
+    assert make_plan(export(family, tmp_path / "out", switch=given, training_config=config)).match.resharded

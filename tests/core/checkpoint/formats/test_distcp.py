@@ -125,6 +125,6 @@ def test_more_than_4_gib_take_the_long_form(tmp_path: Path) -> None:
 def test_what_torch_has_no_dtype_for_is_refused() -> None:
     for each in (entry("x")._replace(dtype=INT4), entry("x")._replace(text="hello")):
         with pytest.raises(
-            CheckpointError, match=r"'x' is a (Int4|text), for which PyTorch has no dtype: leave it out"
+            CheckpointError, match=r"'x' is a (Int4|text), for which PyTorch has no dtype; if the model"
         ):
             distcp.plan_file([each])
