@@ -1,12 +1,13 @@
 """The command `reshard`: its subcommands and their exit codes.
 
-Exit codes: 0 done, or yes; 1 the answer is no; 2 wrong input; 3 runtime failure; 70 a bug; 130 Ctrl-C. A command's
-module is imported when the command is called, so `reshard --help` is fast.
+Exit codes: 0 done, or yes; 1 the answer is no; 2 wrong input; 3 runtime failure; 70 a bug; 130 Ctrl-C; 143 SIGTERM. A
+command's module is imported when the command is called, so `reshard --help` is fast.
 """
 
 import errno
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -26,7 +27,7 @@ from reshard.core.runtime.wording import printable_lines
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-NO, WRONG_INPUT, FAILED, BUG, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 70, 130, 141
+NO, WRONG_INPUT, FAILED, BUG, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 3, 70, 130, 141, 143
 
 _COMMANDS = {
     "convert": ("reshard.cli.convert", "Convert a checkpoint to another sharding strategy."),
@@ -48,6 +49,10 @@ _COMMANDS = {
     "completion": ("reshard.cli.completion", "Print a shell's script for completing commands."),
 }
 """Command -> its module, and its summary in one line."""
+
+
+class Terminated(KeyboardInterrupt):
+    """The process got SIGTERM: the command ends as it does after Ctrl-C."""
 
 
 class _LazyGroup(click.Group):
@@ -100,9 +105,10 @@ def cli() -> None:
 
     \b
     Exit codes:
-      0  done, or the answer is yes        3   runtime failure: I/O, a full disk
-      1  the answer is no                  70  a bug
-      2  wrong input                       130 interrupted; the same command resumes
+      0  done, or the answer is yes        70   a bug
+      1  the answer is no                  130  Ctrl-C; the same command resumes
+      2  wrong input                       143  SIGTERM; the same command resumes
+      3  runtime failure: I/O, full disk
     """
 
 
@@ -128,6 +134,9 @@ def run(arguments: Sequence[str]) -> int:
         # the reader of the output is gone; flushing the buffered rest must not fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except Terminated:
+        click.echo("reshard: terminated; a rerun of the same command resumes where it stopped", err=True)
+        return TERMINATED
     except KeyboardInterrupt:
         if sys.stderr.isatty():
             click.echo(err=True)  # the terminal shows ^C and stays on that line
@@ -155,6 +164,7 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if any("://" in argument for argument in sys.argv[1:]):
         share_arenas()
+    _end_in_order_on_sigterm()
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # names of files and parameters may contain characters outside the terminal's encoding
@@ -167,6 +177,18 @@ def main() -> None:
         code = run(sys.argv[1:])
         gc.freeze()  # else Python searches all objects for cycles, several times, before the process ends
     sys.exit(code)
+
+
+def _end_in_order_on_sigterm() -> None:
+    """Let SIGTERM end the command as Ctrl-C does: uploads are aborted, and leases given back."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # otherwise whoever started the process ignores it
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: object) -> None:
+    # a service manager may signal both the process and its group: the second signal must not interrupt the clean-up
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    raise Terminated
 
 
 def _open_closed_streams() -> None:

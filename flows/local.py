@@ -119,8 +119,12 @@ def _logs_off_the_console() -> Iterator[None]:
 
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """End the process in order: a killed process would leave the embedded server behind."""
-    if threading.current_thread() is not threading.main_thread():
+    """End the process in order: a killed process would leave the embedded server behind.
+
+    A program that handles SIGTERM itself goes on doing so.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -311,7 +311,12 @@ def test_a_bug_is_told_though_its_traceback_cannot_be_kept(
     assert len(shown.err.splitlines()) == 1
 
 
-def test_control_c_stops_the_workers_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "exit_code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_stops_the_workers_at_once_and_gives_the_target_back(
+    tmp_path: Path, number: signal.Signals, exit_code: int, word: str
+) -> None:
     code = (
         "import os, time\n"
         "from reshard.core.conversion.rank_work import RankWork\n"
@@ -338,10 +343,38 @@ def test_control_c_stops_the_workers_at_once(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "working\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert err == "reshard: interrupted; a rerun of the same command resumes where it stopped\n"
+    assert process.returncode == exit_code
+    assert err == f"reshard: {word}; a rerun of the same command resumes where it stopped\n"
+    assert not list(tmp_path.rglob("leases"))
+
+
+def test_a_second_sigterm_does_not_interrupt_the_clean_up() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from reshard.cli import main as module\n"
+        "def work(arguments):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    except module.Terminated:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        return 5\n"
+        "module.run = work\n"
+        "module.main()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 5
+
+
+def test_an_ignored_sigterm_stays_ignored() -> None:
+    code = (
+        "import os, signal\n"
+        "from reshard.cli import main as module\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "module.run = lambda arguments: os.kill(os.getpid(), signal.SIGTERM) or 5\n"
+        "module.main()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 5
 
 
 def test_a_reader_that_leaves_is_no_bug() -> None:

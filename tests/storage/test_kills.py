@@ -27,7 +27,7 @@ from tests.support.stores import BUCKET, Store, unfinished_uploads
 
 pytestmark = pytest.mark.slow
 
-DONE, WRONG_INPUT, INTERRUPTED = 0, 2, 130
+DONE, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 2, 130, 143
 NAMES = [f"layers.{number}.weight" for number in range(6)]
 SHAPE = (2048, 1024)
 """Of a parameter; there are four source ranks with 12 MiB, and two target ranks with 24 MiB, which are three parts."""
@@ -158,17 +158,15 @@ def ranks_written(store: Store) -> set[str]:
     return {found[1] for call in calls if (found := re.search("/out/(rank_[0-9]+)/", call.key))}
 
 
-@pytest.mark.parametrize(
-    ("protocol", "ending"), [("s3", signal.SIGKILL), ("obs", signal.SIGTERM)], ids=["SIGKILL", "SIGTERM"]
-)
+@pytest.mark.parametrize("protocol", ["s3", "obs"])
 def test_killed_while_it_sends_a_file(
-    source: Store, begin: Callable[..., subprocess.Popen[str]], gate: Callable[..., Gate], ending: signal.Signals
+    source: Store, begin: Callable[..., subprocess.Popen[str]], gate: Callable[..., Gate]
 ) -> None:
     held = gate(is_part_of(1), 2)
     process = begin("--workers=1")
     assert held.reached.wait(PATIENCE_SECONDS)
-    os.killpg(process.pid, ending)
-    assert to_the_end(process)[0] == -ending
+    os.killpg(process.pid, signal.SIGKILL)
+    assert to_the_end(process)[0] == -signal.SIGKILL
     held.open()
     assert unfinished_uploads(source) == [f"{source.prefix}/out/rank_1/checkpoint_1.ckpt"]
     assert not source.files("out/.reshard/manifest.json").exists()
@@ -241,18 +239,27 @@ def test_killed_before_the_manifest_and_cleaned_up(
     assert verify(target).problems == ()
 
 
-def test_interrupted_while_it_sends_a_file(
-    source: Store, begin: Callable[..., subprocess.Popen[str]], gate: Callable[..., Gate]
+@pytest.mark.parametrize(
+    ("number", "exit_code", "word"),
+    [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, TERMINATED, "terminated")],
+)
+def test_stopped_while_it_sends_a_file(
+    source: Store,
+    begin: Callable[..., subprocess.Popen[str]],
+    gate: Callable[..., Gate],
+    number: signal.Signals,
+    exit_code: int,
+    word: str,
 ) -> None:
     held = gate(is_part_of(1), 2)
     process = begin("--workers=1")
     assert held.reached.wait(PATIENCE_SECONDS)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     held.open()
     code, printed = to_the_end(process)
     assert (code, printed.splitlines()[-1]) == (
-        INTERRUPTED,
-        "reshard: interrupted; a rerun of the same command resumes where it stopped",
+        exit_code,
+        f"reshard: {word}; a rerun of the same command resumes where it stopped",
     )
     assert "Traceback" not in printed
     assert unfinished_uploads(source) == []
