@@ -28,11 +28,9 @@ from reshard.core.errors import InputError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.runtime.wording import printable
-from reshard.core.storage.publishing import STATE_DIRECTORY, list_names
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.place import manifest_to_keep
-from reshard.core.target.target import Target
-from reshard.core.target.workspace import read_identity
+from reshard.core.target.target import Look, Target
 from reshard.tasks.artifacts import publish_plan
 from reshard.tasks.pages import approval_page
 
@@ -84,8 +82,7 @@ def refused(request: ApprovedConversionRequest, plan: ConversionPlan) -> State[A
     target = Target.of(request.target, plan, overwrite=request.overwrite)
     if target.is_committed():
         return None
-    target.check_usable()
-    replaced = _replaced(target)
+    replaced = _replaced(target, target.check_usable())
     question = xxhash.xxh3_64_hexdigest(f"{target.identity} {replaced}")
     answer = _answer(request, plan, question, bool(replaced))
     if answer.decision is Decision.CONVERT:
@@ -94,15 +91,12 @@ def refused(request: ApprovedConversionRequest, plan: ConversionPlan) -> State[A
     return Cancelled(message=f"Refused{comment}. Nothing was written; to be asked again, start a new run")
 
 
-def _replaced(target: Target) -> str:
+def _replaced(target: Target, look: Look) -> str:
     """A key that differs for each checkpoint that would be replaced; empty if there is none."""
     manifest = manifest_to_keep(target.final, overwrite=target.overwrite)
     if manifest is not None:
         return manifest.identity
-    state = target.final.child(STATE_DIRECTORY)
-    names = [name for name in list_names(target.final) if name != STATE_DIRECTORY]
-    # files of this very plan are gone on with
-    return "files" if names and read_identity(state) != target.identity else ""
+    return "files" if look.names and not target.is_resumed_in_place(look) else ""
 
 
 def _answer(request: ApprovedConversionRequest, plan: ConversionPlan, question: str, replaces: bool) -> Approval:

@@ -30,6 +30,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.target.companions import companion_summaries
 from reshard.core.target.index import document_problem
 from reshard.core.target.target import Target
+from reshard.core.target.touched_sources import EarlierWork
 from reshard.core.target.workspace import Workspace
 from reshard.core.transfer.rank_groups import group_ranks
 from reshard.core.transfer.source_crcs import SourceCrcs
@@ -205,6 +206,8 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, pool: WorkerP
             return
     with target.claimed(ranks) as claim:
         workspace, sound, mends = claim.workspace, set[int](), False
+        if claim.earlier:
+            _take_over(target, workspace, claim.earlier, budget)
         if not claim.is_new:
             mends = target.is_mended_in_place and target.is_committed()
             examined = plan.target_ranks if mends else ranks
@@ -222,6 +225,18 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, pool: WorkerP
         )
         _prepare(session)
         yield session
+
+
+def _take_over(target: Target, workspace: Workspace, earlier: EarlierWork, budget: Budget) -> None:
+    """Keep what was finished before source files were touched and is the same as in the source."""
+    if earlier.file is not None:
+        from reshard.core.conversion.touched_sources import TouchedRanks
+
+        touched = TouchedRanks.of(target, workspace, earlier)
+        if touched.ranks:
+            groups = planned_groups(target.plan, sorted(touched.copies), budget)
+            touched.compare(groups, budget, prefetch_threads_of(groups, budget), earlier.file)
+    target.take_over()
 
 
 def _is_as_committed(target: Target, finished: Workspace, level: VerifyLevel, budget: Budget) -> bool:

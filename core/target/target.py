@@ -3,27 +3,27 @@
 State found                                     without overwrite           with overwrite
 nothing, or an empty directory                  begin                       begin
 unfinished work of the same plan                resume                      resume
+the same, but sources were touched since        compare, and resume         compare, and resume
 a finished conversion by the same plan          done, or mend what differs  the same
 unfinished work of another plan                 refuse                      discard, and begin
 a finished conversion, or another checkpoint    refuse                      replace, at the end
 anything else                                   refuse                      refuse
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, dump_record, with_plan_digest
-from reshard.core.errors import CatalogError, InputError, StorageError, TargetBusyError, TargetError, VerificationError
+from reshard.core.errors import CatalogError, TargetBusyError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.plan_file import dump_plan, load_sources, plan_identity
+from reshard.core.plan.plan_file import dump_plan, plan_identity
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.checkpoint2_names import TRACKER_NAME, iteration_name
-from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
 from reshard.core.storage.lease import living_holders
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.listing import find_files
@@ -51,6 +51,7 @@ from reshard.core.target.claim import leased, leases_of, publish_manifest, remov
 from reshard.core.target.companions import recorded_companions, write_companions
 from reshard.core.target.index import Documents, document_names, document_problem, documents_of, places_problem
 from reshard.core.target.place import check_beside, check_local_place, manifest_to_keep, refuse_occupied
+from reshard.core.target.touched_sources import EarlierWork, find_earlier_work, touched_text
 from reshard.core.target.workspace import (
     IDENTITY_NAME,
     LEASES_DIRECTORY,
@@ -88,11 +89,13 @@ class Claim:
         workspace: ready for the plan.
         is_new: the plan was begun under this lease: no rank has a record, and nothing is committed.
         was_empty: nothing was there before, on an object store, nor any run's lease: all that appears is this plan's.
+        earlier: ranks that were finished before sources were touched: compare them, then call `Target.take_over`.
     """
 
     workspace: Workspace
     is_new: bool
     was_empty: bool = False
+    earlier: EarlierWork | None = None
 
 
 @frozen
@@ -147,29 +150,32 @@ class Target:
         with leased(self.final, holder, alone=alone):
             look = self.check_usable()
             with exclusive(leases_of(self.final)):  # or two runs would remove each other's beginnings
-                is_new = self._begin_unless_begun(holder, look)
-            yield Claim(self.workspace, is_new, was_empty=alone and is_new and not look.names and not look.leftovers)
+                claim = self._begin_unless_begun(holder, look)
+            yield replace(claim, was_empty=alone and claim.is_new and not look.names and not look.leftovers)
 
-    def _begin_unless_begun(self, holder: LeaseHolder, look: Look) -> bool:
-        """Begin this plan in the workspace; False if it was begun before, or is carried out."""
+    def _begin_unless_begun(self, holder: LeaseHolder, look: Look) -> Claim:
+        """Begin this plan in the workspace, unless it was begun before, or is carried out."""
         if self.final.is_local:  # another run may have begun while this one waited for the gate
             look = self._look()
             if look.identity != self.identity and self.is_mended_in_place:
                 raise TargetError(f"{self.final}: was replaced by another conversion a moment ago; start again")
+        begun = Claim(self.workspace, is_new=False)
         if look.identity == self.identity or self._is_committed(look):
-            return False
+            return begun
+        earlier = self._earlier_work(look)
         # on an object store nothing keeps two runs apart that remove the files of another plan
         unguarded = look.identity is not None and not self.final.is_local
-        if unguarded and (others := living_holders(leases_of(self.final), holder)):
-            raise TargetBusyError(
-                f"{self.final}: {others[0]} is about to replace what is there; start again in a moment"
-            )
+        if (unguarded or earlier) and (others := living_holders(leases_of(self.final), holder)):
+            what = "comparing what is there with the source" if earlier else "about to replace what is there"
+            raise TargetBusyError(f"{self.final}: {others[0]} is {what}; start again in a moment")
+        if earlier:
+            return replace(begun, earlier=earlier)
         if look.leftovers:  # just before they are removed: another run of this plan may have done that, and begun
             look = self._look()
             if look.identity == self.identity:
-                return False
+                return begun
         self._begin(look)
-        return True
+        return replace(begun, is_new=True)
 
     def check_usable(self) -> Look:
         """Check that the state of the target leaves room for this plan; see the module's table. Return that state."""
@@ -182,21 +188,40 @@ class Target:
             with self._tracker_refused_as_target():
                 read_tracker(self.final.parent)
         look = self._look()
-        if look.identity not in (None, self.identity) and look.manifest is None and not self.overwrite:
+        is_unfinished = look.identity is not None and look.manifest is None
+        if is_unfinished and not self._is_ours(look) and not self.overwrite:
             raise TargetError(
                 f"{self.final}: an unfinished conversion by another plan, or of a source that has changed since, is in "
                 f"{self.workspace.directory}. Finish that one, or pass --overwrite to discard it"
-                f"{self._touched_text(self.workspace)}"
+                f"{touched_text(self.final, self.workspace, self.plan)}"
             )
-        is_ours = self.is_mended_in_place and look.identity == self.identity
-        if look.names and not self._is_committed(look) and not is_ours:
+        if look.names and not self._is_committed(look) and not self.is_resumed_in_place(look):
             refuse_occupied(
                 self.final,
                 overwrite=self.overwrite,
                 brings_others=self.plan.inputs.unified is not None,
-                touched=lambda: self._touched_text(Workspace(self.final, "")),
+                touched=lambda: touched_text(self.final, Workspace(self.final, ""), self.plan),
             )
         return look
+
+    def is_resumed_in_place(self, look: Look) -> bool:
+        """True if what was seen at the target is this plan's own unfinished work."""
+        return self.is_mended_in_place and self._is_ours(look)
+
+    def _is_ours(self, look: Look) -> bool:
+        return look.identity == self.identity or self._earlier_work(look) is not None
+
+    def _earlier_work(self, look: Look) -> EarlierWork | None:
+        if not look.identity or look.manifest is not None:
+            return None
+        return find_earlier_work(self.workspace, look.identity, self.plan)
+
+    def take_over(self) -> None:
+        """Give the workspace of earlier work to this plan, for which its sound ranks have records by now."""
+        state = self.workspace.state
+        remove_file(state.child(MANIFEST_NAME))  # of a run that was killed before it published what it had finished
+        write_bytes(state.child(PLAN_NAME), self.plan_data)
+        write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
 
     def _look(self) -> Look:
         state = self.workspace.state
@@ -344,19 +369,6 @@ class Target:
         """Return the target's manifest; None if there is none, or a damaged one that may be overwritten."""
         return manifest_to_keep(self.final, overwrite=self.overwrite)
 
-    def _touched_text(self, other: Workspace) -> str:
-        """Addition to a message about another plan's work if the plans differ only by touched source files."""
-        try:
-            theirs = load_sources(other.plan_url, read_identity(other.state) or "").records
-        except (InputError, StorageError):  # even unreadable, the other work is in the way
-            return ""
-        file = _touched_file(self.plan.inputs.catalog.records, theirs)
-        if file is None:
-            return ""
-        is_final = other.directory.path == self.final.path
-        advice = f"; reshard verify {self.final} --level content compares the values" if is_final else ""
-        return f" (it was made from the same source, of which {file} is {TOUCHED}{advice})"
-
     @property
     def is_mended_in_place(self) -> bool:
         """True if the workspace is the finished target itself, so that removing one would remove the other."""
@@ -389,19 +401,3 @@ class Target:
                     remove_file(unfinished)  # it may contain unencrypted values
         write_bytes(state.child(PLAN_NAME), self.plan_data)
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
-
-
-def _touched_file(mine: Mapping[int, CatalogRecord], theirs: Mapping[int, CatalogRecord]) -> str | None:
-    """Return a source file whose change time differs; None if no file differs, or one differs in more than that."""
-    touched = None
-    if mine.keys() != theirs.keys():
-        return None
-    for rank, record in mine.items():
-        known, found = theirs[rank].version, record.version
-        if is_only_touched(known, found):
-            touched = record.location
-        elif not is_same_version(known, found):
-            return None
-        if theirs[rank].location != record.location:
-            return None
-    return touched

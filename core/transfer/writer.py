@@ -21,7 +21,9 @@ from reshard.core.checkpoint.model import FilePlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import Budget, GroupBuffers, UploadBuffers
 from reshard.core.runtime.keys import needed_target_key
+from reshard.core.storage.uploads import Buffer
 from reshard.core.storage.urls import Location
+from reshard.core.storage.writing import OutputFile
 from reshard.core.transfer.fetches import RankBlock
 from reshard.core.transfer.file_blocks import (
     Block,
@@ -50,7 +52,7 @@ _WIDE_REQUESTS_AT_ONCE = 2
 def transform_ranks(
     plan: ConversionPlan,
     ranks: Sequence[int],
-    directory: Location,
+    directory: Location | None,
     *,
     identity: str,
     budget: Budget,
@@ -61,7 +63,7 @@ def transform_ranks(
     """Write target ranks' files below `directory`, side by side, and return their records.
 
     Uses the budget of `prefetch` workers, and of those that become idle meanwhile. The files appear only when they are
-    whole. `crcs` are given what is read.
+    whole. Without a directory nothing is written: the records say what would be. `crcs` are given what is read.
 
     Raises:
         CatalogError: a source file is not the one that was planned with.
@@ -152,7 +154,12 @@ class _RankWriter:
     """One target rank's file, being written block by block."""
 
     def __init__(
-        self, plan: ConversionPlan, rank: int, directory: Location, files: ExitStack, upload: UploadBuffers | None
+        self,
+        plan: ConversionPlan,
+        rank: int,
+        directory: Location | None,
+        files: ExitStack,
+        upload: UploadBuffers | None,
     ) -> None:
         self.rank_plan = plan.rank_plan(rank)
         self.parameters = {parameter.name: parameter for parameter in self.rank_plan.parameters}
@@ -166,8 +173,10 @@ class _RankWriter:
         self._digest = xxhash.xxh3_128()
         self._path = plan.file_name(rank)
         self._encryption = plan.inputs.encryption
-        key = needed_target_key() if self._encryption else None
-        self._file = files.enter_context(write_checkpoint(directory.child(self._path), key, upload))
+        self._file: OutputFile = _NoFile()
+        if directory is not None:
+            key = needed_target_key() if self._encryption else None
+            self._file = files.enter_context(write_checkpoint(directory.child(self._path), key, upload))
 
     def blocks(self, buffers: GroupBuffers) -> Iterator[Block]:
         """Return the file's blocks."""
@@ -263,6 +272,16 @@ class _RankWriter:
             {"name": name, "dtype": dtype.name, "shape": shape, "digest": digests.get(name, nothing)}
             for name, dtype, shape, *_ in self._entries
         ]
+
+
+class _NoFile:
+    """Stands for a file of which only the record is wanted."""
+
+    def write(self, buffer: Buffer) -> None:
+        """Discard `buffer`."""
+
+    def rewrite(self, offset: int, buffer: Buffer) -> None:
+        """Discard `buffer`."""
 
 
 def heads_digest(file_plan: FilePlan, crc: RunningCrc | None) -> str:
