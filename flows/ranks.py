@@ -160,9 +160,7 @@ class _Tasks:
     def _take(self, event: Future | Answer) -> None:
         if isinstance(event, Slot):
             self._asked = False
-            # units whose origin has a slot may have been put in front meanwhile
-            origins = map(self._dispatch.origin, self._dispatch.waiting)
-            self._slot_of[next(origin for origin in origins if origin not in self._slot_of)] = event
+            self._use(event)
         elif isinstance(event, Exception):
             raise not_had(self._session.request.concurrency_limit, event)
         else:
@@ -178,8 +176,26 @@ class _Tasks:
             self._count(_result_of(outcome))
         self._dispatch.end(unit, failures)
         origin = self._dispatch.origin(unit)
-        if self._dispatch.is_over(origin) and (slot := self._slot_of.get(origin)):
-            slot.give_back()
+        if self._dispatch.is_over(origin) and (slot := self._slot_of.pop(origin, None)):
+            self._hand_on(slot)
+
+    def _hand_on(self, slot: Slot) -> None:
+        assert self._slots
+        if slot.may_be_handed_on:
+            self._use(slot)
+        else:
+            self._slots.give_back(slot)
+
+    def _use(self, slot: Slot) -> None:
+        """Give a slot to the next waiting unit that has none, or back if there is none."""
+        assert self._slots
+        # units whose origin has a slot may have been put in front
+        origins = map(self._dispatch.origin, self._dispatch.waiting)
+        origin = next((origin for origin in origins if origin not in self._slot_of), None)
+        if origin is None:
+            self._slots.give_back(slot)
+        else:
+            self._slot_of[origin] = slot
 
     def _begin_ready(self) -> None:
         """Begin the units that there is room for; then threads of this process that are idle help the others."""

@@ -1,106 +1,152 @@
 """Slots of a global concurrency limit of Prefect, which keep concurrent runs from overloading a storage together.
 
 The flow takes the slots, not its tasks: so a slot is freed however a task ends, no worker waits for one, and a retried
-task keeps its slot.
+task keeps its slot. A run hands its slots on from rank to rank, and gives each back after a while, for runs that wait.
+
+Prefect's own `concurrency` takes up to two seconds to give a slot back, and logs an error with a stack trace each time
+that a limit is busy. So slots are taken with its client.
 """
 
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+from uuid import UUID
 
 import httpx
 from prefect import get_client
-from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectNotFound
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.responses import ConcurrencyLimitWithLeaseResponse
+from prefect.exceptions import ObjectNotFound, PrefectException
 
 from reshard.core.errors import ConversionError, InputError
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
 
 _LEASE_SECONDS = 60.0
 """The server takes back the slot of a killed run after this time; no shorter time is allowed."""
+_RENEWAL_SECONDS = 20.0
 _ASK_AGAIN_SECONDS = 1.0
 """The server's own pauses are up to half a minute, and a run that is being stopped must not wait."""
 _PATIENCE = 10
+_KEPT_SECONDS = 30.0
+"""A slot is handed on within its run for so long: other runs may wait for it."""
 
 
+@frozen
 class Slot:
-    """A slot that is taken until it is given back."""
+    """A slot that is taken until it is given back.
 
-    def __init__(self) -> None:
-        self._given_back = threading.Event()
+    Attributes:
+        lease_id: Prefect's lease on it.
+        taken: when it was taken, by `time.monotonic`.
+    """
 
-    def give_back(self) -> None:
-        """Free the slot."""
-        self._given_back.set()
+    lease_id: UUID
+    taken: float
 
-    def wait(self) -> None:
-        """Return when the slot is given back."""
-        self._given_back.wait()
+    @property
+    def may_be_handed_on(self) -> bool:
+        """True if the run may use it for another rank."""
+        return time.monotonic() - self.taken < _KEPT_SECONDS
 
 
 Answer = Slot | Exception
+Answered = Callable[[Answer], None]
 
 
 class Slots:
-    """Takes slots, each in its own thread, and gives all back at the end."""
+    """Takes slots, renews their leases and gives them back, in a thread of its own: no work waits for the server."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._closed = threading.Event()
-        self._slots: list[Slot] = []
-        self._threads: list[threading.Thread] = []
+        self._wishes: SimpleQueue[Answered | Slot | None] = SimpleQueue()
+        self._waiting: list[Answered] = []
+        self._tries = 0
+        self._renewals: dict[Slot, float] = {}
+        self._thread = Thread(target=partial(copy_context().run, self._serve), daemon=True, name="reshard-slots")
+        self._thread.start()
 
-    def ask(self, answered: Callable[[Answer], None]) -> None:
+    def ask(self, answered: Answered) -> None:
         """Call `answered` in another thread with a slot, or with the error that kept it from being taken."""
-        thread = threading.Thread(
-            target=partial(copy_context().run, self._hold, answered), daemon=True, name="reshard-slot"
-        )
-        self._threads = [other for other in self._threads if other.is_alive()] + [thread]
-        thread.start()
+        self._wishes.put(answered)
+
+    def give_back(self, slot: Slot) -> None:
+        """Free a slot soon."""
+        self._wishes.put(slot)
 
     def close(self) -> None:
-        """Give all slots back."""
-        self._closed.set()
-        for slot in self._slots:
-            slot.give_back()
-        for thread in self._threads:
-            thread.join()
+        """Give all slots back; nobody is answered any more."""
+        self._wishes.put(None)
+        self._thread.join()
 
-    def _hold(self, answered: Callable[[Answer], None]) -> None:
-        tries = 0
-        while not self._closed.is_set():
-            slot = Slot()
+    def _serve(self) -> None:
+        with get_client(sync_client=True) as client:
+            while (wish := self._next_wish()) is not None:
+                if isinstance(wish, Slot):
+                    self._free(client, wish)
+                elif callable(wish):
+                    self._waiting.append(wish)
+                if self._waiting and self._try_to_take(client, self._waiting[0]):
+                    self._waiting.pop(0)
+                self._renew(client)
+            for slot in list(self._renewals):
+                self._free(client, slot)
+
+    def _next_wish(self) -> Answered | Slot | bool | None:
+        """Return the next wish, None to end; False if it is time to try, or to renew, again."""
+        pause = _ASK_AGAIN_SECONDS if self._waiting else _RENEWAL_SECONDS / 2
+        try:
+            return self._wishes.get(timeout=pause)
+        except Empty:
+            return False
+
+    def _try_to_take(self, client: SyncPrefectClient, answered: Answered) -> bool:
+        """Answer with a slot or an error; False if all slots are taken."""
+        try:
+            # no timeout: a request that is given up may be granted, and nobody would give that slot back
+            response = client.increment_concurrency_slots_with_lease([self._name], 1, "concurrency", _LEASE_SECONDS)
+        except (httpx.HTTPError, PrefectException) as error:
+            if not _is_taken(error):
+                answered(error)
+                return True
+            self._tries += 1
+            if self._tries == _PATIENCE:
+                current_progress().note(f"waiting for a slot of the concurrency limit {self._name}")
+            return False
+        self._tries = 0
+        granted = ConcurrencyLimitWithLeaseResponse.model_validate(response.json())
+        now = time.monotonic()
+        slot = Slot(granted.lease_id, now)
+        self._renewals[slot] = now
+        answered(slot if granted.limits else ConversionError("it was deleted"))
+        return True
+
+    def _renew(self, client: SyncPrefectClient) -> None:
+        now = time.monotonic()
+        for slot, renewed in list(self._renewals.items()):
+            if now - renewed < _RENEWAL_SECONDS:
+                continue
+            self._renewals[slot] = now
             try:
-                # a lease that could not be renewed must not end work that is under way; and no timeout: a request that
-                # is given up may be granted, and nobody would give that slot back
-                with concurrency(
-                    self._name,
-                    strict=True,
-                    max_retries=0,
-                    lease_duration=_LEASE_SECONDS,
-                    raise_on_lease_renewal_failure=False,
-                ):
-                    self._slots.append(slot)
-                    if not self._closed.is_set():
-                        answered(slot)
-                        slot.wait()
-                return
-            except Exception as error:  # any error must reach the run
-                if not _is_taken(error):
-                    answered(error)
-                    return
-                tries += 1
-                if tries == _PATIENCE:
-                    current_progress().note(f"waiting for a slot of the concurrency limit {self._name}")
-                self._closed.wait(_ASK_AGAIN_SECONDS)
+                client.renew_concurrency_lease(slot.lease_id, _LEASE_SECONDS)
+            except (httpx.HTTPError, PrefectException) as error:  # that must not end work that is under way
+                current_progress().note(f"a slot of the concurrency limit {self._name} could not be kept: {error}")
+
+    def _free(self, client: SyncPrefectClient, slot: Slot) -> None:
+        self._renewals.pop(slot, None)
+        try:
+            client.release_concurrency_slots_with_lease(slot.lease_id)
+        except (httpx.HTTPError, PrefectException) as error:  # the server takes it back later
+            current_progress().note(f"a slot of the concurrency limit {self._name} is freed later: {error}")
 
 
 def _is_taken(error: Exception) -> bool:
     """True if the server answered that all slots are taken."""
-    cause = error.__cause__
-    return isinstance(cause, httpx.HTTPStatusError) and cause.response.status_code == httpx.codes.LOCKED
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.LOCKED
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """File versions: strings that differ if a file was changed or replaced.
 
 The version of a local file is its size, modification time and change time. No program can set the change time, so it
-reveals a file that was rewritten in place and given its old modification time. It also changes with the mode, the owner,
-the name and the number of links: where only it differs, values decide (`conversion.touched_sources`). Inode numbers are left out: not all network file systems keep them. The version of an object is
-its size and etag. Earlier versions of reshard recorded no change time.
+reveals a file that was rewritten in place and given its old modification time. It also changes with the mode, the
+owner, the name and the number of links: where only it differs, values decide (`conversion.touched_sources`). Inode
+numbers are left out: not all network file systems keep them. The version of an object is its size and etag. Earlier
+versions of reshard recorded no change time.
 """
 
 import os

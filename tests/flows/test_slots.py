@@ -1,14 +1,17 @@
 """Slots of a concurrency limit: who takes them, and when they are given back."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
 
 from reshard.core.conversion.dispatch import Unit
@@ -16,7 +19,9 @@ from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import ConversionError, InputError, StorageError
 from reshard.core.request.conversion import ConversionRequest
+from reshard.flows import slots
 from reshard.flows.convert_checkpoint import convert_checkpoint
+from reshard.flows.slots import Answer, Slot, Slots
 from tests.support.checkpoints import case, read_tree
 from tests.support.columns import COLUMN_RANKS, column_case
 from tests.support.conversions import failing
@@ -82,6 +87,48 @@ def test_a_slot_is_freed_however_a_task_ends(limit: str, tmp_path: Path, monkeyp
     assert slots_taken(limit) == 0
 
 
+@pytest.mark.parametrize(("kept_seconds", "taken"), [(3600.0, 1), (0.0, 3)])
+def test_a_slot_is_handed_on_from_rank_to_rank_for_a_while(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_seconds: float, taken: int
+) -> None:
+    asked: list[object] = []
+    take = SyncPrefectClient.increment_concurrency_slots_with_lease
+
+    def counted(client: SyncPrefectClient, *args: Any) -> Any:
+        answer = take(client, *args)
+        asked.append(answer)
+        return answer
+
+    monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", counted)
+    monkeypatch.setattr("reshard.flows.slots._KEPT_SECONDS", kept_seconds)
+    assert convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit, workers=1)).committed
+    assert len(asked) == taken
+    assert slots_taken(limit) == 0
+
+
+def test_a_busy_limit_is_no_error(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Slots(limit)
+    held: SimpleQueue[Answer] = SimpleQueue()
+    other.ask(held.put)
+    slot = held.get(timeout=60)
+    assert isinstance(slot, Slot)
+
+    def freed_once_refused(error: Exception) -> bool:
+        other.give_back(slot)
+        return is_taken(error)
+
+    is_taken = slots._is_taken
+    monkeypatch.setattr(slots, "_is_taken", freed_once_refused)
+    try:
+        assert convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit)).committed
+    finally:
+        other.close()
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert slots_taken(limit) == 0
+
+
 def test_two_runs_share_a_limit(limit: str, tmp_path: Path) -> None:
     reports: list[ConversionReport] = []
 
@@ -130,6 +177,7 @@ def test_a_limit_that_is_deleted_meanwhile_fails_the_run(
             client.delete_global_concurrency_limit_by_name(limit)
 
     failing(monkeypatch, delete)
+    monkeypatch.setattr("reshard.flows.slots._KEPT_SECONDS", 0.0)
     with pytest.raises(ConversionError, match=f"no slot of the concurrency limit {limit} can be had"):
         convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit, workers=1))
 
