@@ -45,6 +45,7 @@ _METAVARS = {
     "preset": "NAME|URL",
     "switch": "NAME=VALUE",
     "training_config": "URL",
+    "allow_model": "TYPE",
     "max_shard_size": "SIZE",
     "shards": "N",
     "include": "PATTERN",

@@ -75,7 +75,7 @@ def outline_target(request: ConversionRequest) -> TargetOutline:
     if request.preset:
         from reshard.core.source.preset_changes import PresetChoice, compiled_for, with_preset  # loads YAML
 
-        choice = PresetChoice(request.preset, tuple(request.switch), request.training_config, request.like)
+        choice = PresetChoice.of(request, request.like)
         preset = compiled_for(choice, SourceRequest.of(request), strategy)
         changes = with_preset(changes, preset)
     return TargetOutline(request.target_directory, strategy, changes, request.layout.counts_files, preset)

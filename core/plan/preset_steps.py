@@ -62,12 +62,14 @@ class Settings:
         training: the training's configuration; None without one.
         config: fields of config.json; None without one.
         origin: the place of config.json, for messages.
+        allowed_models: values of `model_type` in config.json that count as the preset's.
     """
 
     given: Mapping[str, str]
     training: TrainingConfig | None
     config: Mapping[str, Any] | None
     origin: str
+    allowed_models: tuple[str, ...] = ()
 
 
 @frozen
@@ -128,6 +130,7 @@ class _Compiler:
         self._weights = {without_state(name): axes for name, axes in known.axes.items()}
         self._targets = {without_state(name): axes for name, axes in known.target.items()}
         self._source, self._target = NameIndex(self._weights), NameIndex(self._targets)
+        self._check_model()
         self._variables = dict(self._of_config())
         world = settings.given.get("names")
         if world is not None and world not in preset.worlds:
@@ -165,6 +168,33 @@ class _Compiler:
     def _changes(self, steps: list[dict[str, Any]]) -> Changes:
         origin = f"preset {self._preset.preset}, with the numbers of {self._settings.origin or 'config.json'}"
         return validated_changes({"variables": self._variables, "steps": steps}, origin)
+
+    def _check_model(self) -> None:
+        """Refuse the config.json of another family, whose layouts may differ although its names fit.
+
+        Raises:
+            InputError: the preset does not list its `model_type`, nor is it allowed.
+        """
+        config, preset = self._settings.config, self._preset
+        if config is None or not preset.models:
+            return
+        model = config.get("model_type")
+        if not isinstance(model, str) or not model:
+            self._notes.append(
+                f"preset {preset.preset}: config.json has no model_type, so that the model's family was not checked"
+            )
+        elif model in preset.models:
+            return
+        elif model in self._settings.allowed_models:
+            self._notes.append(
+                f"preset {preset.preset}: made for {' and '.join(preset.models)}, and used for {model}, as allowed"
+            )
+        else:
+            raise InputError(
+                f"{self._settings.origin}: config.json is a {quoted(model)} model's, and preset {preset.preset} is for "
+                f"{' and '.join(preset.models)}: name the preset of its family (reshard presets lists them), or, if "
+                f"its names and layouts are those of the preset, --allow-model {model}"
+            )
 
     def _of_config(self) -> Iterator[tuple[str, int]]:
         """Variables by config.json; those that it lacks are missed where they are needed.

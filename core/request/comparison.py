@@ -6,7 +6,17 @@ from pydantic import Field
 
 from reshard.core.request.changes import Selection
 from reshard.core.request.conversion import IntegratedSave
-from reshard.core.request.fields import KeyName, Patterns, RequiredUrl, Step, StorageName, Switches, Url, with_key
+from reshard.core.request.fields import (
+    ALLOW_MODEL_DESCRIPTION,
+    KeyName,
+    Patterns,
+    RequiredUrl,
+    Step,
+    StorageName,
+    Switches,
+    Url,
+    with_key,
+)
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.request.validation import RequestModel, build_options
 from reshard.core.runtime.keys import EncryptionMode
@@ -64,6 +74,7 @@ class ComparisonRequest(RequestModel):
     training_config: Url = Field(
         default="", description="The training's YAML, in which the preset finds what a checkpoint does not show."
     )
+    allow_model: list[str] = Field(default=[], title="Allowed models", description=ALLOW_MODEL_DESCRIPTION)
     ignore_dtype: bool = Field(
         default=False,
         description="Compare floating-point parameters of different dtypes after casting the wider dtype to the other.",

@@ -10,6 +10,7 @@ from reshard.core.errors import InputError
 from reshard.core.request.changes import OverflowPolicy, Selection
 from reshard.core.request.common_texts import Number, parse_common_texts
 from reshard.core.request.fields import (
+    ALLOW_MODEL_DESCRIPTION,
     MAX_SHARDS,
     SOURCE_KEY_DESCRIPTION,
     TARGET_KEY_DESCRIPTION,
@@ -317,6 +318,7 @@ class ConversionOptions(SourceOptions):
     training_config: Url = Field(
         default="", description="The training's YAML, in which the preset finds what a checkpoint does not show."
     )
+    allow_model: list[str] = Field(default=[], title="Allowed models", description=ALLOW_MODEL_DESCRIPTION)
     prefix: Prefix = Field(
         default="checkpoint_", title="File prefix", description="Target files are rank_{r}/{prefix}{r}.{format}."
     )
@@ -419,7 +421,7 @@ class ConversionOptions(SourceOptions):
             raise ValueError("makes a Hugging Face directory: leave out --unified-naming")
         return value
 
-    @field_validator("switch", "training_config")
+    @field_validator("switch", "training_config", "allow_model")
     @classmethod
     def _check_of_preset(cls, value: list[str] | str, info: ValidationInfo) -> list[str] | str:
         if value and not info.data.get("preset", True):

@@ -198,6 +198,10 @@ Patterns = Annotated[list[str], AfterValidator(_check_patterns)]
 Renames = Annotated[list[str], _each_parsed_by(parse_rename)]
 Casts = Annotated[list[str], _each_parsed_by(parse_cast)]
 Switches = Annotated[list[str], _each_parsed_by(_parse_switch)]
+ALLOW_MODEL_DESCRIPTION = (
+    "A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model must have the "
+    "names and layouts of the preset's family."
+)
 CommonTexts = Annotated[list[str], _parsed_by(parse_common_texts)]
 InfoTexts = Annotated[list[str], _parsed_by(parse_info)]
 SharedParameters = Annotated[

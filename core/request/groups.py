@@ -7,7 +7,7 @@ GROUPS = {
     ),
     "Parameters and their changes": (
         *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),
-        *("preset", "switch", "training_config"),
+        *("preset", "switch", "training_config", "allow_model"),
     ),
     "Output": (
         *("layout", "shards", "iteration", "common", "like", "max_shard_size", "unified_naming", "format", "prefix"),

@@ -12,6 +12,8 @@ from reshard.core.plan.preset_steps import CompiledPreset, KnownNames, Settings,
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.request.changes import Changes
 from reshard.core.request.changes_file import validated_changes
+from reshard.core.request.comparison import ComparisonRequest
+from reshard.core.request.conversion import ConversionOptions
 from reshard.core.request.preset import read_preset
 from reshard.core.request.source import SourceRequest
 from reshard.core.request.training_config import read_training_config
@@ -35,12 +37,19 @@ class PresetChoice:
         training_config: URL of the training's configuration; empty without one.
         like: a Hugging Face directory whose config.json counts, and whose names the target is to have; empty: the
             source's own.
+        allowed_models: values of `model_type` in config.json that count as the preset's.
     """
 
     preset: str
     switches: tuple[str, ...]
     training_config: str
+    allowed_models: tuple[str, ...]
     like: str = ""
+
+    @classmethod
+    def of(cls, request: ConversionOptions | ComparisonRequest, like: str) -> "PresetChoice":
+        """Return the preset that a request names."""
+        return cls(request.preset, tuple(request.switch), request.training_config, tuple(request.allow_model), like)
 
     @property
     def given(self) -> dict[str, str]:
@@ -64,7 +73,7 @@ def compiled_for(choice: PresetChoice, source: SourceRequest, target: Strategy |
     else:
         there = _axes(target) if target else {}
     known = KnownNames(_names_of(source), there)
-    return compile_preset(preset, known, Settings(choice.given, training, config, origin))
+    return compile_preset(preset, known, Settings(choice.given, training, config, origin, choice.allowed_models))
 
 
 def with_preset(changes: Changes, compiled: CompiledPreset) -> Changes:

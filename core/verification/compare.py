@@ -125,7 +125,7 @@ def _changed(request: ComparisonRequest, b: View, resolvers: Mapping[str, Resolv
     like = request.b if isinstance(b, CheckpointView) and b.is_unified else ""
     choice = None
     if request.preset:
-        choice = PresetChoice(request.preset, tuple(request.switch), request.training_config, like)
+        choice = PresetChoice.of(request, like)
     with options_of_side("a"), resources_of(request.side("b"), resolvers):
         return open_changed_view(
             request.side("a"), choice, request.changes, b.tensors, resolvers, casts=request.ignore_dtype

@@ -194,7 +194,7 @@ def _check(case: Case, judge: TransformersJudge, directory: Path) -> list[str]:
     directory.mkdir()
     model, whole, ranks, back = (directory / name for name in ("model", "whole", "ranks", "back"))
     judge.ask("make_model", directory=str(model), config=case.config, dtype=case.dtype, seed=case.seed)
-    preset = {"preset": case.preset, "switch": list(case.switches)}
+    preset = {"preset": case.preset, "switch": list(case.switches), "allow_model": [case.config["model_type"]]}
     convert(build_request(source=str(model), target=str(whole), layout="unified", **preset))
     problems = _against_rules(case, model, whole)
     strategy = directory / "strategy.ckpt"

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError, PlanError
+from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
 from reshard.core.request.preset import preset_text, read_preset
+from reshard.core.verification.compare import compare_checkpoints
 from tests.support.families import Family, exported, switches_of
 
 
@@ -38,6 +41,59 @@ def test_a_config_that_counts_too_much(numbers: dict[str, int], problem: str, tm
     with pytest.raises((InputError, PlanError)) as error:
         make_plan(request)
     assert problem in str(error.value)
+
+
+def of_model(family: Family, directory: Path, model: str | None) -> str:
+    """A directory with the family's config.json, but of another `model_type`."""
+    config = json.loads((family.hf / "config.json").read_text()) | {"model_type": model}
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    return str(directory)
+
+
+@pytest.mark.parametrize(
+    ("family", "model", "models"),
+    [
+        ("llama", "gemma", "llama and mistral"),
+        ("llama", "ernie4_5", "llama and mistral"),
+        ("qwen2", "seed_oss", "qwen2"),
+        ("qwen3_moe", "qwen3", "qwen3_moe"),
+    ],
+)
+def test_a_model_of_another_family_is_refused_though_its_names_fit(
+    family: str, model: str, models: str, tmp_path: Path
+) -> None:
+    known = Family(family)
+    request = exported(known, tmp_path / "out", like=of_model(known, tmp_path / "like", model))
+    with pytest.raises(InputError) as error:
+        make_plan(request)
+    assert str(error.value) == (
+        f"{tmp_path}/like: config.json is a {model!r} model's, and preset {family} is for {models}: name the preset of "
+        "its family (reshard presets lists them), or, if its names and layouts are those of the preset, "
+        f"--allow-model {model}"
+    )
+    with pytest.raises(InputError, match="--allow-model"):
+        make_plan(request.model_copy(update={"allow_model": ["another"]}))
+    plan = make_plan(request.model_copy(update={"allow_model": [model]}))
+    assert f"preset {family}: made for {models}, and used for {model}, as allowed" in plan_notes(plan)
+
+
+def test_a_comparison_refuses_a_model_of_another_family_too(tmp_path: Path) -> None:
+    family = Family("llama")
+    other = Path(of_model(family, tmp_path / "other", "gemma"))
+    for weights in family.hf.glob("*.safetensors*"):
+        shutil.copy(weights, other)
+    options = {"a": str(family.mf), "b": str(other), "preset": "llama"}
+    with pytest.raises(InputError, match="--allow-model gemma"):
+        compare_checkpoints(build_comparison(**options))
+    assert compare_checkpoints(build_comparison(**options, allow_model=["gemma"])).same
+
+
+def test_a_configuration_without_a_model_type_is_noted(tmp_path: Path) -> None:
+    family = Family("llama")
+    plan = make_plan(exported(family, tmp_path / "out", like=of_model(family, tmp_path / "like", None)))
+    said = "preset llama: config.json has no model_type, so that the model's family was not checked"
+    assert said in plan_notes(plan)
 
 
 def reference(family: Family, directory: Path) -> str:

@@ -328,7 +328,11 @@ def test_switches_that_do_not_exist(switch: list[str], problem: str, tmp_path: P
     ("options", "problem"),
     [
         ({"preset": "gpt"}, "there is no preset 'gpt': chatglm, deepseek3, glm4, llama"),
-        ({"preset": "llama", "switch": []}, "preset llama: none of the source's names is one of its ("),
+        (
+            {"preset": "llama", "switch": [], "allow_model": ["qwen3"]},
+            "preset llama: none of the source's names is one of its (",
+        ),
+        ({"preset": "", "allow_model": ["qwen3"]}, "is for a preset: name one with --preset"),
         (
             {"like": "", "layout": "ranks"},
             "has none: put the model's there, or name its Hugging Face directory with --like",

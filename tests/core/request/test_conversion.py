@@ -62,6 +62,7 @@ def test_two_fields_are_enough() -> None:
         "preset": "",
         "switch": [],
         "training_config": "",
+        "allow_model": [],
         "remove_redundancy": False,
         "replicas": 1,
         "check_replicas": False,
