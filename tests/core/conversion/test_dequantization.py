@@ -130,6 +130,11 @@ def test_without_a_scale_or_in_another_type_nothing_is_scaled(tmp_path: Path) ->
             "'w' can only be used as the source has it: dequantize before other steps change it",
         ),
         (
+            quantized(1, (48, 72)),  # as many blocks in rows as in columns: turned scales would fit
+            [{"transpose": {"parameters": "w_scale_inv"}}, dequantize()],
+            "'w_scale_inv' can only be used as the source has it: dequantize before other steps change it",
+        ),
+        (
             quantized(1, (48, 24)),
             [{"transpose": {"parameters": "w"}}],
             "'w' has dtype F8_E4M3, which only --layout unified ",

@@ -21,6 +21,7 @@ from tests.support.families import Family, exported, switches_of
     ("numbers", "problem"),
     [
         ({"num_hidden_layers": 2**62}, f"num_hidden_layers is {2**62}, more than 1,048,576, the limit"),
+        ({"num_experts": 2**20 + 1}, f"num_experts is {2**20 + 1}, more than 1,048,576, the limit"),
         ({"num_experts": 10**40}, f"num_experts is {10**40}, more than 1,048,576, the limit"),
         ({"num_hidden_layers": 2**20}, "by config.json the model has more than 1,048,576 parameters, the limit"),
         ({"num_hidden_layers": 2**10, "num_experts": 2**20}, "the model has more than 1,048,576 parameters, the limit"),
