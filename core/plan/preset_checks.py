@@ -17,6 +17,7 @@ from reshard.core.request.expressions import whole_number
 from reshard.core.request.preset import Row
 from reshard.core.request.templates import Template
 from reshard.core.request.training_state import StateKind, expert_order_problem, state_kind
+from reshard.core.runtime.wording import counted
 from reshard.core.tensor.slices import Shape
 
 _LAYER = "L"
@@ -24,6 +25,19 @@ _MAX_WANTED = 2**20
 """Parameters that a config.json may count: ten times those of the largest models."""
 _ADAPTER = re.compile(r"\.(\w*lora_[abAB])(\.\w+)*$")
 """Names of LoRA's parameters, MindFormers' and Hugging Face's."""
+
+ROTARY_BUFFERS = "*rotary_emb.inv_freq"
+"""Buffers in older files of Hugging Face's, one for each layer: models compute them from config.json."""
+
+
+def rotary_buffers(names: Iterable[str]) -> list[str]:
+    """Return the names of `ROTARY_BUFFERS`."""
+    return [name for name in names if name.endswith(ROTARY_BUFFERS.removeprefix("*"))]
+
+
+def rotary_buffers_note(names: Sequence[str]) -> str:
+    """Return the note on buffers that are left out."""
+    return f"left out: {counted(len(names), 'buffer')} {ROTARY_BUFFERS}, which models compute from config.json"
 
 
 def check_names(

@@ -83,6 +83,7 @@ class CompiledPreset:
         variables: their values.
         kept: casts of parameters whose dtype is always the same, under their new names.
         notes: what was decided, in sentences.
+        left_out: patterns of the source's parameters that no model needs.
     """
 
     preset: Preset
@@ -93,6 +94,7 @@ class CompiledPreset:
     variables: Mapping[str, int]
     kept: tuple[CastRule, ...]
     notes: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
 
 def compile_preset(preset: Preset, known: KnownNames, settings: Settings) -> CompiledPreset:

@@ -25,6 +25,8 @@ from reshard.core.tensor.segments import Pieces, fill_once, whole_piece
 from reshard.core.tensor.slices import Shape
 
 _MAX_SIMILAR = 3
+_SPECIAL = frozenset("*?[")
+"""Characters that make a name a pattern."""
 _MAX_PIECES_IN_ALL = 2**23
 """Of a plan: they take three gigabytes, and minutes."""
 _Groups = tuple[str | None, ...]
@@ -298,15 +300,28 @@ class _Steps:
         return fitting[0] if fitting else None
 
 
+class NamePatterns:
+    """Shell-style patterns of names; those that are plain names are looked up, because there may be thousands."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._plain = frozenset(pattern for pattern in patterns if not _SPECIAL & {*pattern})
+        self._others = [pattern for pattern in patterns if pattern not in self._plain]
+
+    def fitting(self, name: str) -> list[str]:
+        """Return the patterns that a name fits."""
+        others = [pattern for pattern in self._others if fnmatchcase(name, pattern)]
+        return [name, *others] if name in self._plain else others
+
+
 def excluded_names(names: Sequence[str], changes: Changes, fitting: set[object]) -> dict[str, str]:
     """The names that are left out, each with the declaration."""
     if not (changes.include or changes.exclude or changes.select is Selection.WEIGHTS_ONLY):
         return {}
     excluded: dict[str, str] = {}
     known = frozenset(names)
+    include, exclude = NamePatterns(changes.include), NamePatterns(changes.exclude)
     for name in names:
-        included = [pattern for pattern in changes.include if fnmatchcase(name, pattern)]
-        barred = [pattern for pattern in changes.exclude if fnmatchcase(name, pattern)]
+        included, barred = include.fitting(name), exclude.fitting(name)
         fitting.update(("include", pattern) for pattern in included)
         fitting.update(("exclude", pattern) for pattern in barred)
         if barred:

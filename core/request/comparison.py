@@ -58,8 +58,11 @@ class ComparisonRequest(RequestModel):
         description="weights-only: do not compare optimizer moments, gradient accumulators, loss scale and other "
         "training state.",
     )
-    include: Patterns = Field(default=[], description="Patterns (model.layers.*) of parameters to compare. Empty: all.")
-    exclude: Patterns = Field(default=[], description="Patterns of parameters to ignore.")
+    include: Patterns = Field(
+        default=[],
+        description="Patterns (model.layers.*) of parameters to compare, by the names of A or of B. Empty: all.",
+    )
+    exclude: Patterns = Field(default=[], description="Patterns of parameters to ignore, by the names of A or of B.")
     preset: Url = Field(
         default="",
         description="Compare what A becomes by this model family's preset (qwen3; reshard presets lists them): B may "

@@ -7,7 +7,7 @@ from typing import Any
 from reshard.core.checkpoint.catalog.file_names import parse_name
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.companions import CONFIG_NAME, read_config
-from reshard.core.plan.preset_checks import check_names
+from reshard.core.plan.preset_checks import ROTARY_BUFFERS, check_names, rotary_buffers, rotary_buffers_note
 from reshard.core.plan.preset_steps import CompiledPreset, KnownNames, Settings, compile_preset
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.request.changes import Changes
@@ -73,14 +73,22 @@ def compiled_for(choice: PresetChoice, source: SourceRequest, target: Strategy |
     else:
         there = _axes(target) if target else {}
     known = KnownNames(_names_of(source), there)
-    return compile_preset(preset, known, Settings(choice.given, training, config, origin, choice.allowed_models))
+    settings = Settings(choice.given, training, config, origin, choice.allowed_models)
+    compiled = compile_preset(preset, known, settings)
+    buffers = rotary_buffers(known.axes)
+    if not buffers:
+        return compiled
+    return replace(compiled, left_out=(ROTARY_BUFFERS,), notes=(*compiled.notes, rotary_buffers_note(buffers)))
 
 
 def with_preset(changes: Changes, compiled: CompiledPreset) -> Changes:
     """Return declared changes after the preset's; dtypes that stay come before declared casts."""
     document = changes.model_dump(exclude_defaults=True)
     steps = [*compiled.steps.model_dump(exclude_defaults=True).get("steps", ()), *document.get("steps", ())]
-    both = validated_changes(document | {"steps": steps}, f"preset {compiled.preset.preset} with the changes")
+    exclude = [*compiled.left_out, *document.get("exclude", ())]
+    both = validated_changes(
+        document | {"steps": steps, "exclude": exclude}, f"preset {compiled.preset.preset} with the changes"
+    )
     return both.model_copy(update={"cast": (*compiled.kept, *changes.cast)}) if changes.cast else both
 
 

@@ -9,7 +9,7 @@ Weights in block-fp8 stand for the same names without their scales, in any dtype
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from reshard.core.checkpoint.companions import CONFIG_NAME, Companions, companions_of, read_config
@@ -18,6 +18,7 @@ from reshard.core.errors import InputError, PlanError, raise_problems
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.names import fits_any
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.plan.preset_checks import rotary_buffers, rotary_buffers_note
 from reshard.core.plan.preset_steps import without_state
 from reshard.core.request.changes import FLOAT_NAMES
 from reshard.core.request.source import SourceRequest
@@ -102,8 +103,11 @@ def with_reference(plan: ConversionPlan, reference: Reference) -> ConversionPlan
         problems = list(_differences(parameters, dtype, reference, reference.weights, allowed))
         raise_problems(PlanError, f"{plan.inputs.catalog.url}: would not become what {reference.url} is", problems)
         plan = plan.with_compared_shapes(reference.weights, reference.url)
+        lacking = rotary_buffers(reference.weights.keys() - {each.name for each in parameters})
+        if lacking:
+            notes.append(f"{reference.url}: {rotary_buffers_note(lacking)}")
     companions = companions_of(reference.url, reference.companions, _CONFIG_NAMES.get(dtype.name, dtype.name.lower()))
-    notes.insert(0, _note(companions, reference, dtype))
+    notes.insert(0, _note(companions, reference, dtype, {each.name for each in parameters}))
     return plan.with_companions(companions).with_notes(*notes)
 
 
@@ -152,7 +156,7 @@ def _differences(
     for name, entry in weights.items():
         parameter = found.get(name)
         if parameter is None:
-            if not fits_any(name, allow_missing):
+            if not fits_any(name, allow_missing) and not rotary_buffers([name]):
                 yield f"parameter {name!r} is missing{_missing_advice(name, reference)}"
             continue
         if parameter.shape != entry.shape:
@@ -193,11 +197,12 @@ def _missing_advice(name: str, reference: Reference) -> str:
     return "; what the result can do without is allowed with --allow-missing PATTERN"
 
 
-def _note(companions: Companions, reference: Reference, dtype: DType) -> str:
+def _note(companions: Companions, reference: Reference, dtype: DType, names: Collection[str]) -> str:
     files = listed([file.name for file in companions.files])
     checked = ""
     if reference.weights is not None:
-        checked = f"; {counted(len(reference.weights), 'tensor')} have its names, shapes and dtypes"
+        compared = sum(name in names for name in reference.weights)
+        checked = f"; {counted(compared, 'tensor')} have its names, shapes and dtypes"
         counts = Counter(entry.dtype for name, entry in reference.weights.items() if name not in reference.scaled)
         if counts and dtype not in counts:
             checked += f" but for the model's own, {dtype}"

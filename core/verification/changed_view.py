@@ -6,9 +6,11 @@ against the checkpoint that it was made from, without converting that again. Whe
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from threading import Event
 
 from reshard.core.errors import PlanError
+from reshard.core.plan.either_side import EitherSide, select_on_either_side
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.preset_checks import check_shapes
@@ -16,6 +18,7 @@ from reshard.core.request.changes import FLOAT_NAMES, NO_CHANGES, CastRule, Over
 from reshard.core.request.changes_file import read_changes
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import advancing, current_progress
 from reshard.core.runtime.retry import with_retries
@@ -33,6 +36,14 @@ from reshard.core.verification.wholes import check_dropped_copies
 _FLOATS = {name: spelled for spelled, name in FLOAT_NAMES.items()}
 
 
+@frozen
+class ChangedView:
+    """What changes make of a checkpoint; `left_out` are results that the patterns of the request exclude."""
+
+    view: FingerprintsView
+    left_out: frozenset[str]
+
+
 def open_changed_view(
     request: FingerprintRequest,
     choice: PresetChoice | None,
@@ -41,11 +52,11 @@ def open_changed_view(
     resolvers: Mapping[str, Resolver] | None = None,
     *,
     casts: bool = False,
-) -> FingerprintsView:
+) -> "ChangedView":
     """Read a checkpoint, and fingerprint what a preset and declared changes make of it.
 
     Args:
-        request: the checkpoint.
+        request: the checkpoint; its patterns may fit names on either side of the changes.
         choice: the preset, if there is one.
         changes: URL of a document of those that follow it; empty without one.
         other: the tensors of the other side.
@@ -57,28 +68,34 @@ def open_changed_view(
         StorageError: a file cannot be read.
     """
     with resources_of(request, resolvers):
-        plan = with_retries(lambda: _plan(request, choice, changes, other if casts else {}), current_progress().note)
+        plan, selected = with_retries(
+            lambda: _plan(request, choice, changes, other if casts else {}), current_progress().note
+        )
         document = _document(plan, _read(request, plan))
-    # the selection was applied to the source's names
-    return view_of(document, request.model_copy(update={"include": [], "exclude": []}), plan.inputs.catalog.url)
+    view = view_of(document, request.model_copy(update={"include": [], "exclude": []}), plan.inputs.catalog.url)
+    tensors = {name: tensor for name, tensor in view.tensors.items() if name not in selected.results}
+    return ChangedView(replace(view, tensors=tensors, unused=selected.unused), selected.results)
 
 
 def _plan(
     request: FingerprintRequest, choice: PresetChoice | None, document: str, other: Mapping[str, Tensor]
-) -> ConversionPlan:
+) -> tuple[ConversionPlan, EitherSide]:
     declared = read_changes(document) if document else NO_CHANGES
     compiled = compiled_for(choice, request, None) if choice else None
     changes = declared.model_copy(
         update={
             "select": request.select if request.select is not NO_CHANGES.select else declared.select,
-            "include": (*request.include, *declared.include),
-            "exclude": (*request.exclude, *declared.exclude),
             "cast": (*_casts(other), *declared.cast),
             "cast_overflow": OverflowPolicy.ALLOW,
         }
     )
     target = TargetOutline(changes=with_preset(changes, compiled) if compiled else changes, preset=compiled)
     source = open_source(request, target)
+    names = dict.fromkeys(name for index in source.catalog.indexes() for name in index.entries)
+    names |= dict.fromkeys(source.strategy.parameters if source.strategy else ())
+    selected = select_on_either_side(list(names), target.changes, request.include, request.exclude)
+    excluded = (*selected.sources, *target.changes.exclude)
+    target = replace(target, changes=target.changes.model_copy(update={"exclude": excluded}))
     # a comparison may be of a few parameters
     catalog = with_preset_checked(source.catalog, source.strategy, target, request.allow_missing, may_be_partial=True)
     inputs = PlanInputs(
@@ -99,7 +116,7 @@ def _plan(
                 f"{catalog.url}: parameter {each.name!r} has dtype {each.dtype}, which reshard cannot compare; leave "
                 f"out what it is made of: --exclude {each.sources[0].name}"
             )
-    return plan
+    return plan, selected
 
 
 def _casts(other: Mapping[str, Tensor]) -> list[CastRule]:

@@ -31,7 +31,14 @@ from reshard.core.verification.comparison_report import (
 )
 from reshard.core.verification.differences import Located, common_float, locate
 from reshard.core.verification.fingerprint_file import ModelFingerprint, names_fingerprints
-from reshard.core.verification.views import CheckpointView, Tensor, View, open_checkpoint_view, open_fingerprints
+from reshard.core.verification.views import (
+    CheckpointView,
+    FingerprintsView,
+    Tensor,
+    View,
+    open_checkpoint_view,
+    open_fingerprints,
+)
 
 _MAX_TEXT_LENGTH = 40
 
@@ -49,8 +56,7 @@ def compare_checkpoints(
     with reporting_to(progress or SilentProgress()):
         a: View
         if request.preset or request.changes:
-            b = _opened(request, "b", resolvers)
-            a = _changed(request, b, resolvers)
+            a, b = _changed(request, _opened(request, "b", resolvers), resolvers)
         else:
             a, b = _opened(request, "a", resolvers), _opened(request, "b", resolvers)
         _check_selection(a.unused & b.unused, [a.url, b.url])
@@ -117,8 +123,11 @@ def _opened(request: ComparisonRequest, letter: Literal["a", "b"], resolvers: Ma
         return (open_fingerprints if names_fingerprints(side.source) else open_checkpoint_view)(side, resolvers)
 
 
-def _changed(request: ComparisonRequest, b: View, resolvers: Mapping[str, Resolver] | None) -> View:
-    """A as a preset or declared changes make it."""
+def _changed(
+    request: ComparisonRequest, b: View, resolvers: Mapping[str, Resolver] | None
+) -> tuple[FingerprintsView, View]:
+    """A as a preset or declared changes make it, and B with what corresponds to the selection of A."""
+    from reshard.core.plan.preset_checks import rotary_buffers, rotary_buffers_note
     from reshard.core.source.preset_changes import PresetChoice  # loads YAML
     from reshard.core.verification.changed_view import open_changed_view
 
@@ -127,9 +136,14 @@ def _changed(request: ComparisonRequest, b: View, resolvers: Mapping[str, Resolv
     if request.preset:
         choice = PresetChoice.of(request, like)
     with options_of_side("a"), resources_of(request.side("b"), resolvers):
-        return open_changed_view(
-            request.side("a"), choice, request.changes, b.tensors, resolvers, casts=request.ignore_dtype
+        changed = open_changed_view(
+            request.side("a"), choice, request.changes, b.all_tensors, resolvers, casts=request.ignore_dtype
         )
+    a, everything = changed.view, b.all_tensors
+    buffers = rotary_buffers(everything.keys() - a.tensors.keys()) if request.preset else []
+    left_out = changed.left_out.union(buffers)
+    b = b.selecting(name for name in everything if (name in b.tensors or name in a.tensors) and name not in left_out)
+    return a, replace(b, notes=(*b.notes, rotary_buffers_note(buffers))) if buffers else b
 
 
 @frozen

@@ -7,7 +7,7 @@ read and fingerprinted rank by rank. A side may also be known by a document of f
 
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import replace
@@ -159,26 +159,21 @@ def _checkpoint_view(request: FingerprintRequest, source: Source, plan: Conversi
     catalog = source.catalog
     wholes = {parameter.name: parameter for parameter in plan.rank_plan(0).parameters}
     chosen, unused = _chosen(request, wholes)
-    for name in chosen:
-        if wholes[name].dtype.itemsize not in ELEMENT_BYTES:
-            raise PlanError(
-                f"{catalog.url}: parameter {name!r} ({holding_file(catalog, name)}) has dtype {wholes[name].dtype}, "
-                f"which reshard cannot compare; leave it out: --exclude {name}"
-            )
-    return CheckpointView(
+    view = CheckpointView(
         url=catalog.url,
         step=catalog.step,
         ranks=catalog.world_size,
         stages=len(source.strategy.stages) if source.strategy else 1,
         is_unified=catalog.unified,
         notes=tuple(map(utf8_text, catalog.notes)),
-        tensors={name: Tensor(wholes[name].dtype, wholes[name].box.shape, wholes[name].size_bytes) for name in chosen},
+        tensors={},
         unused=unused,
         workers=max(1, min(request.worker_count, request.memory_limit_bytes // WORKER_BYTES)),
         plan=plan,
         wholes=wholes,
         context=copy_context(),
     )
+    return view.selecting(chosen)
 
 
 @frozen
@@ -196,6 +191,22 @@ class CheckpointView(_Facts):
     plan: ConversionPlan
     wholes: Mapping[str, ParameterPlan]
     context: Context
+
+    @property
+    def all_tensors(self) -> Mapping[str, Tensor]:
+        """All parameters, selected or not."""
+        return {name: Tensor(each.dtype, each.box.shape, each.size_bytes) for name, each in self.wholes.items()}
+
+    def selecting(self, names: Iterable[str]) -> "CheckpointView":
+        """The view with these parameters; a PlanError if one cannot be compared."""
+        everything, chosen = self.all_tensors, list(names)
+        for name in chosen:
+            if everything[name].dtype.itemsize not in ELEMENT_BYTES:
+                raise PlanError(
+                    f"{self.url}: parameter {name!r} ({holding_file(self.plan.inputs.catalog, name)}) has dtype "
+                    f"{everything[name].dtype}, which reshard cannot compare; leave it out: --exclude {name}"
+                )
+        return replace(self, tensors={name: everything[name] for name in chosen})
 
     def stored_bytes(self, names: Collection[str]) -> int:
         """Bytes to read of parameters, all replicas of them."""
@@ -301,6 +312,16 @@ class FingerprintsView(_Facts):
     """A checkpoint known only by its fingerprints."""
 
     document: ModelFingerprint
+
+    @property
+    def all_tensors(self) -> Mapping[str, Tensor]:
+        """All parameters, selected or not."""
+        return {each.name: _recorded_tensor(each) for each in self.document.parameters}
+
+    def selecting(self, names: Iterable[str]) -> "FingerprintsView":
+        """The view with these parameters."""
+        everything = self.all_tensors
+        return replace(self, tensors={name: everything[name] for name in names})
 
     def stored_bytes(self, names: Collection[str]) -> int:
         """Bytes to read of parameters: there are no files."""

@@ -454,3 +454,28 @@ def test_a_configuration_that_shows_no_version_is_a_question(family: Family, tmp
     )
     given = [*switch, f"{name}=true"]
     assert make_plan(export(family, tmp_path / "out", switch=given, training_config=config)).match.resharded
+
+
+def with_rotary_buffers(family: Family, to: Path) -> Path:
+    """A copy of the model with the buffers that older files of Hugging Face's have."""
+    copied = Path(shutil.copytree(family.hf, to))
+    tensors = load_file(family.hf / "model.safetensors")
+    buffers = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32) for layer in range(2)}
+    (copied / "model.safetensors").chmod(0o600)
+    save_file(tensors | buffers, copied / "model.safetensors", {"format": "pt"})
+    return copied
+
+
+def test_rotary_buffers_of_older_files_are_left_out_and_counted(tmp_path: Path) -> None:
+    source = with_rotary_buffers(QWEN3, tmp_path / "source")
+    report = convert(imported(QWEN3, tmp_path / "out", source=str(source)))
+    assert read_safetensors(tmp_path / "out/rank_0/checkpoint_0.safetensors") == read_safetensors(QWEN3.mf)
+    counted = "left out: 2 buffers *rotary_emb.inv_freq, which models compute from config.json"
+    assert counted in report.notes
+    exported_like = convert(export(QWEN3, tmp_path / "hf", like=str(source)))
+    assert f"{source}: {counted}" in exported_like.notes
+    assert directory_contents(tmp_path / "hf") == directory_contents(QWEN3.hf)
+    for one, other in ((source, QWEN3.mf), (QWEN3.mf, source)):
+        comparison = compare(QWEN3, one, other)
+        assert comparison.same, comparison
+        assert counted in (*comparison.a.notes, *comparison.b.notes)
