@@ -4,11 +4,14 @@ The table is asked where nothing is there that reshard reads: a directory may ha
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from reshard.core.errors import CatalogError
 from reshard.core.runtime.frozen import frozen
+from reshard.core.storage.listing import names_in
 from reshard.core.storage.urls import Location
+
+_MAX_LOOKED_INTO = 8
 
 
 @frozen
@@ -144,3 +147,11 @@ def check_not_foreign(location: Location, names: Iterable[str]) -> None:
     """Raise a CatalogError if a directory with these names, or the file of this name, is of another library."""
     if refusal := foreign_text(location, names):
         raise CatalogError(refusal)
+
+
+def foreign_below(folders: Sequence[Location]) -> str:
+    """Return the refusal of the first of some folders that is foreign; empty if none is. The last ones are listed."""
+    for folder in folders[-_MAX_LOOKED_INTO:]:
+        if refusal := foreign_text(folder, names_in(folder)):
+            return refusal
+    return ""

@@ -16,7 +16,7 @@ from typing import Any
 
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, dcp_in, find_dcp
 from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name, rank_in
-from reshard.core.checkpoint.catalog.foreign import check_not_foreign, foreign_text
+from reshard.core.checkpoint.catalog.foreign import check_not_foreign, foreign_below, foreign_text
 from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, iteration_in, joint_files
 from reshard.core.checkpoint.catalog.megatron import MEGATRON_NAMES
 from reshard.core.checkpoint.catalog.output_directory import find_output_checkpoint
@@ -29,7 +29,7 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.checkpoint2_names import COMMON_NAME, METADATA_NAME
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.links import check_links
-from reshard.core.storage.listing import list_folder, looked_into, names_in
+from reshard.core.storage.listing import list_folder, looked_into
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.transfers import at_once
@@ -44,8 +44,6 @@ from reshard.core.storage.urls import Location, parse_url
 ITERATION_NAMES = frozenset({METADATA_NAME, COMMON_NAME, STATE_DIRECTORY})
 """Names in an iteration's directory beside its files of tensors."""
 _RANK_FOLDER = f"rank_{RANK_FIELD}"
-_MAX_LOOKED_INTO = 8
-"""Folders of a directory without a checkpoint that are listed to say what it is: the last ones, the newest steps."""
 _EXTENSIONS = " or ".join(f".{file_format}" for file_format in SELF_CONTAINED)
 
 
@@ -284,12 +282,9 @@ def _without_checkpoint(root: Location, items: Sequence[_Item]) -> str:
     """Return the refusal of a directory without anything to read; it says so if another library wrote it."""
     if foreign := foreign_text(root, [item.location.name for item in items]):
         return foreign
+    below = foreign_below([item.location for item in items if item.kind == "directory"])
     nothing = f"{root}: holds neither rank_N folders nor checkpoint files ({_EXTENSIONS})"
-    folders = [item.location for item in items if item.kind == "directory"]
-    for folder in folders[-_MAX_LOOKED_INTO:]:
-        if foreign := foreign_text(folder, names_in(folder)):
-            return f"{nothing}; {foreign}"
-    return nothing
+    return f"{nothing}; {below}" if below else nothing
 
 
 def _only_index(root: Location, items: Sequence[_Item]) -> Location | None:
