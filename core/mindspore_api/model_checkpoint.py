@@ -14,8 +14,10 @@ The network is a mapping of names to arrays, or anything with `parameters_and_na
 
 import logging
 import os
+import re
 import stat
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from os.path import splitext
@@ -38,6 +40,7 @@ from reshard.core.mindspore_api.layouts import strategy_of
 from reshard.core.mindspore_api.paths import make_directory
 from reshard.core.mindspore_api.saving import save_values, values_to_save
 from reshard.core.mindspore_api.saving_process import Snapshot
+from reshard.core.storage.atomic_rename import remove_abandoned
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.publishing import list_names
 from reshard.core.storage.urls import Location, parse_url
@@ -270,8 +273,9 @@ class ModelCheckpoint:
         return due
 
     def _surplus(self) -> list[str]:
-        """Files that the next one makes superfluous."""
+        """Files that the next one makes superfluous; what killed saves left unfinished is removed."""
         with writing():
+            self._remove_unfinished()
             self._manager.update_ckpoint_filelist(self._directory, self._prefix)
             most, minutes = self._config.keep_checkpoint_max, self._config.keep_checkpoint_per_n_minutes
             now, last_file_at = time.time(), self._last_file_at
@@ -282,6 +286,21 @@ class ModelCheckpoint:
             if minutes and now - last_file_at < minutes * 60:
                 return self._manager.recent_but_first(minutes, now)
             return []
+
+    def _remove_unfinished(self) -> None:
+        directory = parse_url(self._directory)
+        try:
+            if directory.is_local:
+                remove_abandoned(directory, self._is_own)
+        except OSError as error:
+            warnings.warn(f"an unfinished file of a killed save was not removed: {error}", stacklevel=5)
+
+    def _is_own(self, temporary: str) -> bool:
+        """True for the temporary name of a file of this training, or of an earlier one of the same prefix."""
+        name = temporary.removeprefix(".")
+        if self._prefix_function:
+            return name.startswith(f"{self._prefix}.{self._config.format}.")
+        return re.match(rf"{re.escape(self._breakpoint_prefix)}(_\d+)?-\d", name) is not None
 
     def _save_breakpoint(self) -> None:
         self._background.wait()

@@ -4,7 +4,8 @@ MindSpore forks. A fork of a process with threads may inherit a lock that nobody
 5 s for a first sign, then starts another. Here the child is a new Python. The copy is in anonymous memory (memfd) of
 both processes: it needs no room in /dev/shm, and is gone with the last of them, however they end.
 
-If the training is killed, the child finishes the file. SIGTERM to the child ends it without a file.
+If the training is killed, the child finishes the file. SIGTERM to the child ends it without a file. What a killed child
+has written is removed by the training; if that was killed too, by the next one's first save.
 """
 
 import json
@@ -24,6 +25,7 @@ from reshard.core.checkpoint.model import OutputEntry
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.saving import described_values, write_values
 from reshard.core.runtime.frozen import frozen
+from reshard.core.storage.atomic_rename import remove_abandoned
 from reshard.core.storage.filesystems import check_lasting
 from reshard.core.storage.urls import Location, parse_url
 
@@ -63,6 +65,7 @@ class Snapshot:
         except BaseException:
             os.close(memory)
             raise
+        self._location = location
         self._order = _Order(url, kind, entries, memory)
 
     def save(self) -> None:
@@ -85,10 +88,22 @@ class Snapshot:
             os.close(memory)
         if process.returncode:
             ended = _reason(process.returncode)
-            raise OSError(EIO, f"{self._order.url}: the process that was saving it ended early: {ended}")
+            text = f"{self._order.url}: the process that was saving it ended early: {ended}"
+            raise OSError(EIO, f"{text}{self._removed_remains()}")
         number, message = json.loads(answer)
         if message:
             raise OSError(number, message)
+
+
+    def _removed_remains(self) -> str:
+        """Remove what a child that has ended early left unfinished; return what to add to a message if that fails."""
+        location = self._location
+        try:
+            if location.is_local:
+                remove_abandoned(location.parent, lambda name: name.startswith(f".{location.name}."))
+        except OSError as error:
+            return f"; what it left unfinished could not be removed: {error}"
+        return ""
 
 
 def _reason(code: int) -> str:

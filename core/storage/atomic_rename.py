@@ -1,10 +1,18 @@
-"""Local files that appear at once: written beside their place under a temporary name, then renamed into it."""
+"""Local files that appear at once: written beside their place under a temporary name, then renamed into it.
+
+Whoever writes keeps the temporary file locked. The kernel releases the lock when the process ends, however it ends, so a
+temporary file that can be locked is abandoned.
+"""
 
 import errno
+import fcntl
 import os
 import re
+import stat
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
+from typing import IO, BinaryIO
 
 from reshard.core.storage.urls import Location
 
@@ -28,6 +36,46 @@ def temporary_path(location: Location) -> str:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     check_unlinked_parent(path)
     return path
+
+
+def open_temporary(location: Location) -> tuple[str, BinaryIO]:
+    """Create a temporary file for a file, and lock it until it is closed; return its path as well."""
+    while True:
+        path = temporary_path(location)
+        file = open(path, "xb", buffering=0)
+        # taken for abandoned before it was locked, it is removed
+        if _is_lockable(file, default=True) and os.path.exists(path):
+            return path, file
+        file.close()
+
+
+def remove_abandoned(directory: Location, wanted: Callable[[str], bool]) -> None:
+    """Remove the temporary files of wanted names, in a local directory, whose writers have ended.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    for name in os.listdir(directory.path) if os.path.isdir(directory.path) else ():
+        if not is_temporary(name) or not wanted(name):
+            continue
+        path = directory.child(name).path
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                continue
+            with open(path, "rb+", buffering=0) as file:
+                if _is_lockable(file, default=False):
+                    os.unlink(path)
+
+
+def _is_lockable(file: IO[bytes], default: bool) -> bool:
+    """Lock a file; False if another process holds the lock, `default` where the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return default
+    return True
 
 
 def check_unlinked_parent(path: str) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 from reshard.core.errors import StorageError
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.progress import current_progress
-from reshard.core.storage.atomic_rename import rename_into_place, temporary_path, unlink_if_exists
+from reshard.core.storage.atomic_rename import open_temporary, rename_into_place, unlink_if_exists
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.transfers import requested
 from reshard.core.storage.uploads import Buffer, Upload, takes_parts
@@ -73,8 +73,7 @@ class _LocalOutput:
     def __init__(self, location: Location) -> None:
         self._location = location
         with mapped_errors(location, "create it"):
-            self._temporary = temporary_path(location)
-            self._file = open(self._temporary, "xb", buffering=0)
+            self._temporary, self._file = open_temporary(location)
 
     def write(self, buffer: Buffer) -> None:
         view = memoryview(buffer).cast("B")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from demo.make_checkpoint import make_demo
+from reshard import elastic
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError
 from reshard.core.mindspore_api.elastic import (
@@ -85,7 +86,7 @@ class Job:
 
     def ends(self) -> tuple[list[int], str]:
         """How the processes ended, and what they said on stderr."""
-        said = [process.communicate(timeout=20)[1] for process in self.processes]
+        said = [process.communicate(timeout=60)[1] for process in self.processes]
         return [process.returncode for process in self.processes], "".join(said)
 
     @property
@@ -263,7 +264,7 @@ alive, told = os.pipe()
 child = os.fork()
 if not child:
     os.write(told, b"!")
-    time.sleep(20)
+    signal.pause()
     os._exit(0)
 os.read(alive, 1)
 os.kill(child, signal.SIGTERM)
@@ -296,6 +297,11 @@ exception_checkpoint.set_config(copy, given, True, [[0, 2], [1, 3], [4, 6], [5, 
     rescued = job.directory / "of_saved"
     convert(build_request(source=str(saved), target=str(rescued), recover=True, fault_ranks="0,7", **options))
     assert read_tree(rescued) == read_tree(job.directory / "of_all")
+
+
+def test_a_handler_of_ones_own_is_made_by_its_public_name() -> None:
+    assert elastic.ExceptionHandler is ExceptionHandler
+    assert isinstance(elastic.exception_checkpoint, elastic.ExceptionHandler)
 
 
 def test_importing_costs_little() -> None:

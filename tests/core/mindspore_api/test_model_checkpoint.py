@@ -2,18 +2,17 @@
 
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from reshard import mindspore
@@ -228,15 +227,14 @@ class TestInTheBackground:
     def test_a_save_that_takes_too_long_is_told(
         self, tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(background, "_NOTABLE_WAIT_SECONDS", 0.05)
+        clock = iter([0.0, 0.0, 10.0, 15.0])  # around the waits before either save
+        monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         checkpoint = ModelCheckpoint("net", str(tmp_path), CheckpointConfig(async_save=True))
         network = {"w": np.zeros(3, np.float32)}
         checkpoint.step_end(state(network, 1))
-        opener = threading.Timer(0.2, gate.set)
-        opener.start()
-        with pytest.warns(UserWarning, match=r"net-1_1.ckpt was still being saved .* training waited 0\.\d s"):
+        gate.set()
+        with pytest.warns(UserWarning, match=r"net-1_1.ckpt was still being saved .* training waited 5\.0 s"):
             checkpoint.step_end(state(network, 2))
-        opener.join()
         checkpoint.end(state(network, 2))
         assert names(tmp_path) == ["net-1_1.ckpt", "net-1_2.ckpt"]
 
@@ -269,17 +267,34 @@ class TestInTheBackground:
             checkpoint.step_end(state({"w": np.zeros(3)}, 1))
 
 
-SLOW_BYTES = 1 << 26
-SLOWLY: dict[str, Any] = {"enc_key": b"0123456789abcdef", "enc_mode": "SM4-CBC"}
-"""Takes a second to write, or half of one."""
+HELD = """
+import os, signal
+from reshard.core.mindspore_api import saving_process
+
+write_values = saving_process.write_values
+
+def held(location, kind, entries, contents_of):
+    def held_contents(name):
+        with open({fifo!r}, "w") as fifo:
+            fifo.write(str(os.getpid()))
+        while {forever}:
+            signal.pause()
+        with open({fifo!r}) as fifo:
+            fifo.read()
+        return contents_of(name)
+
+    write_values(location, kind, entries, held_contents)
+
+saving_process.write_values = held
+saving_process.main()
+"""
+"""A saving process that tells its number once its file is begun, then waits: for ever, or for the pipe's other end."""
 
 
-def await_names(directory: Path) -> None:
-    """Waits until somebody writes into a directory."""
-    deadline = time.monotonic() + 30
-    while not names(directory):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+def told(fifo: Path) -> int:
+    """The number of a process that waits in the middle of its file."""
+    shown = subprocess.run(["cat", fifo], capture_output=True, check=True, timeout=60)
+    return int(shown.stdout)
 
 
 class TestInAProcess:
@@ -364,41 +379,88 @@ class TestInAProcess:
         assert names(tmp_path) == []
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-    def test_one_that_is_killed_while_it_writes_leaves_no_checkpoint(
-        self, tmp_path: Path, number: signal.Signals
+    def test_one_that_is_killed_while_it_writes_leaves_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
     ) -> None:
-        others = set(psutil.Process().children())  # servers of other tests
-        checkpoint = self.checkpoint(tmp_path, **SLOWLY)
-        checkpoint.step_end(state({"w": np.zeros(SLOW_BYTES, np.uint8)}, 1))
-        await_names(tmp_path)
-        [child] = set(psutil.Process().children()) - others
-        child.send_signal(number)
-        with pytest.raises(OSError, match=f"ended early: {number.name}"):
+        os.mkfifo(fifo := tmp_path / "fifo")
+        monkeypatch.setattr(saving_process, "_COMMAND", HELD.format(fifo=str(fifo), forever=True))
+        checkpoint = self.checkpoint(tmp_path / "out")
+        checkpoint.step_end(state({"w": np.zeros(3)}, 1))
+        saving = told(fifo)
+        assert len(names(tmp_path / "out")) == 1
+        os.kill(saving, number)
+        with pytest.raises(OSError, match=f"ended early: {number.name}$"):
             checkpoint.__exit__(None, None, None)
-        assert not [name for name in names(tmp_path) if name.endswith(".ckpt")]
-        assert not names(tmp_path) or number is signal.SIGKILL
+        assert names(tmp_path / "out") == []
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+    def test_one_that_is_killed_as_its_file_is_created_leaves_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    ) -> None:
+        killed = (
+            "import builtins, os\n"
+            "from reshard.core.mindspore_api import saving_process\n"
+            "create = builtins.open\n"
+            "def killed(path, mode='r', *more, **options):\n"
+            "    file = create(path, mode, *more, **options)\n"
+            f"    if mode == 'xb': os.kill(os.getpid(), {int(number)})\n"
+            "    return file\n"
+            "builtins.open = killed\n"
+            "saving_process.main()\n"
+        )
+        monkeypatch.setattr(saving_process, "_COMMAND", killed)
+        checkpoint = self.checkpoint(tmp_path)
+        checkpoint.step_end(state({"w": np.zeros(3)}, 1))
+        with pytest.raises(OSError, match=f"ended early: {number.name}$"):
+            checkpoint.__exit__(None, None, None)
+        assert names(tmp_path) == []
 
     def test_a_file_outlives_a_training_that_is_killed(self, tmp_path: Path) -> None:
-        out = tmp_path / "out"
+        out, fifo, done = tmp_path / "out", tmp_path / "fifo", tmp_path / "done"
+        os.mkfifo(fifo)
+        os.mkfifo(done)
+        self.killed_training(tmp_path, HELD.format(fifo=str(fifo), forever=False) + f"open({str(done)!r}, 'w')")
+        assert all(name.endswith(".tmp") for name in names(out))
+        # the next training leaves alone what is still being written
+        ModelCheckpoint("net", str(out), CheckpointConfig()).step_end(state({"w": np.zeros(3, np.float32)}, 2))
+        assert len(names(out)) == 2
+        fifo.write_text("go on")
+        subprocess.run(["cat", done], check=True, timeout=60)
+        assert names(out) == ["net-1_1.ckpt", "net-1_2.ckpt"]
+        assert (weight(out / "net-1_1.ckpt"), weight(out / "net-1_2.ckpt")) == (7, 0)
+
+    def test_what_a_killed_training_and_its_killed_process_left_is_removed_by_the_next_save(
+        self, tmp_path: Path
+    ) -> None:
+        out, fifo = tmp_path / "out", tmp_path / "fifo"
+        os.mkfifo(fifo)
+        saving = os.pidfd_open(self.killed_training(tmp_path, HELD.format(fifo=str(fifo), forever=True)))
+        signal.pidfd_send_signal(saving, signal.SIGKILL)
+        assert select.select([saving], [], [], 60) == ([saving], [], [])  # it has ended
+        os.close(saving)
+        assert len(names(out)) == 1
+        (out / "net-1_9.ckpt").write_bytes(b"of an earlier training")
+        (out / ".other-1_1.ckpt.01234567.tmp").write_bytes(b"of another prefix")
+        ModelCheckpoint("net", str(out), CheckpointConfig()).step_end(state({"w": np.zeros(3)}, 1))
+        assert names(out) == [".other-1_1.ckpt.01234567.tmp", "net-1_9.ckpt", "net_1-1_1.ckpt"]
+
+    def killed_training(self, directory: Path, saving: str) -> int:
+        """Kill a training whose saving process is in the middle of its file; return that process's number."""
         script = (
-            "import os, sys, signal, numpy as np\n"
+            "import sys, numpy as np\n"
+            "from reshard.core.mindspore_api import saving_process\n"
             "from reshard.mindspore import CheckpointConfig, ModelCheckpoint, RunContext\n"
-            f"config = CheckpointConfig(async_save='process', **{SLOWLY!r})\n"
-            f"weights = {{'w': np.full({SLOW_BYTES}, 7, np.uint8)}}\n"
-            f"checkpoint = ModelCheckpoint('net', {str(out)!r}, config)\n"
-            "state = RunContext(train_network=weights, cur_step_num=1, cur_epoch_num=1, batch_num=1)\n"
-            "checkpoint.step_end(state)\n"
-            f"while not os.listdir({str(out)!r}): pass\n"
-            "os.kill(os.getpid(), signal.SIGKILL)\n"
+            f"saving_process._COMMAND = {saving!r}\n"
+            f"checkpoint = ModelCheckpoint('net', {str(directory / 'out')!r}, CheckpointConfig(async_save='process'))\n"
+            "weights = {'w': np.full(3, 7, np.float32)}\n"
+            "checkpoint.step_end(RunContext(train_network=weights, cur_step_num=1, cur_epoch_num=1, batch_num=4))\n"
+            "sys.stdin.read()\n"
         )
-        done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, timeout=60, check=False)
-        assert done.returncode == -signal.SIGKILL
-        deadline = time.monotonic() + 30
-        while names(out) != ["net-1_1.ckpt"]:
-            assert time.monotonic() < deadline, names(out)
-            time.sleep(0.01)
-        key = {"dec_key": SLOWLY["enc_key"], "dec_mode": SLOWLY["enc_mode"]}
-        assert set(np.asarray(mindspore.load_checkpoint(str(out / "net-1_1.ckpt"), **key)["w"])) == {7}
+        training = subprocess.Popen([sys.executable, "-c", script], cwd=PROJECT, stdin=subprocess.PIPE)
+        number = told(directory / "fifo")
+        training.kill()
+        training.communicate(timeout=60)
+        return number
 
     def test_a_directory_in_memory_is_refused(self) -> None:
         checkpoint = ModelCheckpoint("net", "memory://training", CheckpointConfig(async_save="process"))

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from reshard.core.errors import StorageError
+from reshard.core.storage import atomic_rename
+from reshard.core.storage.atomic_rename import open_temporary, remove_abandoned
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import parse_url
@@ -28,3 +30,41 @@ def test_nothing_is_written_or_removed_through_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere/a").read_bytes() == b"precious"
     remove_file(parse_url(str(tmp_path)).child("link"))
     assert os.listdir(tmp_path) == ["elsewhere"], "the link itself is removed"
+
+
+def test_only_temporary_files_whose_writers_have_ended_are_removed(tmp_path: Path) -> None:
+    directory = parse_url(str(tmp_path))
+    kept, being_written = open_temporary(directory.child("a.ckpt"))
+    _, ended = open_temporary(directory.child("a.ckpt"))
+    ended.close()
+    _, unwanted = open_temporary(directory.child("b.ckpt"))
+    unwanted.close()
+    (tmp_path / "a.ckpt").write_bytes(b"whole")
+    (tmp_path / ".a.ckpt.00000001.tmp").symlink_to(tmp_path / "a.ckpt")
+    os.mkfifo(tmp_path / ".a.ckpt.00000002.tmp")
+    others = {name for name in os.listdir(tmp_path) if name != os.path.basename(ended.name)}
+    with being_written:
+        remove_abandoned(directory, lambda name: name.startswith(".a."))
+        assert set(os.listdir(tmp_path)) == others
+    remove_abandoned(directory, lambda name: name.startswith(".a."))
+    assert set(os.listdir(tmp_path)) == others - {os.path.basename(kept)}
+    remove_abandoned(directory.child("nowhere"), lambda _: True)
+
+
+def test_a_temporary_file_that_is_taken_for_abandoned_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = parse_url(str(tmp_path))
+    lock = atomic_rename.fcntl.flock
+    removed: list[int] = []
+
+    def remove_first(file: object, operation: int) -> None:
+        if not removed:
+            removed.append(1)
+            remove_abandoned(directory, lambda _: True)
+        lock(file, operation)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(atomic_rename.fcntl, "flock", remove_first)
+    path, file = open_temporary(directory.child("a.ckpt"))
+    with file:
+        assert os.listdir(tmp_path) == [os.path.basename(path)]

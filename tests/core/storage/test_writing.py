@@ -113,14 +113,14 @@ def unclosable(path: str, mode: str, *, buffering: int = -1) -> UnclosableFile:
 
 
 def test_a_file_that_was_written_and_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.storage.writing.open", unclosable, raising=False)
+    monkeypatch.setattr("reshard.core.storage.atomic_rename.open", unclosable, raising=False)
     with pytest.raises(StorageError, match="a: cannot complete it: Input/output error"):
         write_bytes(parse_url(str(tmp_path / "a")), CONTENT)
     assert os.listdir(tmp_path) == []
 
 
 def test_a_file_that_is_given_up_and_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.storage.writing.open", unclosable, raising=False)
+    monkeypatch.setattr("reshard.core.storage.atomic_rename.open", unclosable, raising=False)
     with pytest.raises(KeyError):
         write_and_fail(parse_url(str(tmp_path / "a")), KeyError("what failed first"))
     assert os.listdir(tmp_path) == []
