@@ -53,12 +53,15 @@ def title_of(model: type[BaseModel], name: str) -> str:
 
 
 def form_schema(form: Flow[..., Any]) -> dict[str, Any]:
-    """Return the JSON schema of a deployed flow's parameters, with its fields in groups if it has any."""
+    """Return the JSON schema of a deployed flow's parameters, with its fields in groups if it has any.
+
+    The server refuses a run with any other parameter, which would crash without saying why.
+    """
     schema: dict[str, Any] = parameter_schema(form).model_dump(exclude_unset=True)
-    properties = schema["properties"]
+    schema["properties"] = properties = {name: _in_words(field) for name, field in schema["properties"].items()}
     present = {title: _parameter(title) for title in GROUPS if _parameter(title) in properties}
     if not present:
-        return schema
+        return schema | {"additionalProperties": False}
     definitions: dict[str, Any] = schema.setdefault("definitions", {})
     patterns: dict[str, Any] = {}
     for title, parameter in present.items():
@@ -75,7 +78,16 @@ def form_schema(form: Flow[..., Any]) -> dict[str, Any]:
             "position": position,
             "anyOf": [_CLOSED, group | {"title": _OPEN}],
         }
-    return schema | {"patternProperties": patterns}
+    # not `additionalProperties`: its error would list all patterns
+    return schema | {"patternProperties": patterns, "unevaluatedProperties": False}
+
+
+def _in_words(field: dict[str, Any]) -> dict[str, Any]:
+    """Let the server say in words what it expects in a field; of a pattern it would show the regular expression."""
+    if "expected" not in field:
+        return field
+    kept = {name: value for name, value in field.items() if name not in ("pattern", "expected")}
+    return kept | {"if": {"not": {"pattern": field["pattern"]}}, "then": {"const": field["expected"]}}
 
 
 def ungrouped(model: type[BaseModel], parameters: Mapping[str, Any]) -> dict[str, Any]:

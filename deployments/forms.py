@@ -28,7 +28,7 @@ from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.validation import describe_validation
 from reshard.core.request.verification import VerificationRequest
 from reshard.deployments.form_groups import EVERYDAY, groups_of, title_of, ungrouped
-from reshard.deployments.places import deployed_pattern, relative_places
+from reshard.deployments.places import deployed_places, relative_places
 from reshard.flows import compare_checkpoints as comparison
 from reshard.flows import convert_checkpoint as conversion
 from reshard.flows import convert_latest_checkpoint as latest
@@ -108,9 +108,13 @@ def _shown(model: type[BaseModel], name: str) -> FieldInfo:
     """
     field = model.model_fields[name]
     extra: dict[str, Any] = {"title": title_of(model, name), "description": field.description}
-    pattern = deployed_pattern(field)
-    if pattern is not None:
-        extra["pattern"] = pattern
+    places = deployed_places(field)
+    if places is not None:
+        extra |= {
+            "description": f"{field.description} {places.note}",
+            "pattern": places.pattern,
+            "expected": places.expected,
+        }
     shown: FieldInfo = Field(json_schema_extra=extra)
     return shown
 

@@ -10,7 +10,8 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from reshard.core.request.fields import STORAGE_NAME, WITHOUT_CREDENTIALS
+from reshard.core.request.fields import PRESET_NAME, STORAGE_NAME, WITHOUT_CREDENTIALS, is_own_preset
+from reshard.core.runtime.frozen import frozen
 
 _ADVICE = (
     "a relative path, but a deployed run works in a directory of its own, which is removed when it ends: give an "
@@ -19,22 +20,53 @@ _ADVICE = (
 _LOCAL = "|".join(LocalFileSystem.protocol)
 _ABSOLUTE = rf"(?=$|[/~]|[A-Za-z][\w+.-]*://)(?!({_LOCAL})://[^/])"
 _OF_REQUESTS, _OF_NAMES = str(WITHOUT_CREDENTIALS["pattern"]), str(STORAGE_NAME["pattern"])
-_PATTERNS = {
-    _OF_REQUESTS: f"^{_ABSOLUTE}{_OF_REQUESTS.removeprefix('^')}",
-    _OF_NAMES: _OF_NAMES.replace(r"file:\S", "file:[/~]"),
+_OF_PRESETS = str(PRESET_NAME["pattern"])
+
+
+@frozen
+class DeployedPlaces:
+    """What a form accepts in a field with a place, or with a name that may be a file's.
+
+    Attributes:
+        pattern: a regular expression, short rather than exact.
+        expected: the same in words.
+        note: addition to the field's description.
+    """
+
+    pattern: str
+    expected: str
+    note: str
+
+
+_DEPLOYED = {
+    _OF_REQUESTS: DeployedPlaces(
+        f"^{_ABSOLUTE}{_OF_REQUESTS.removeprefix('^')}",
+        "an absolute path such as /data/x, or a URL such as s3://bucket/x, without a password, token or signature",
+        "An absolute path or a URL.",
+    ),
+    _OF_PRESETS: DeployedPlaces(
+        rf"^([\w-]+$|{_ABSOLUTE}{_OF_REQUESTS.removeprefix('^')})",
+        "the name of a preset, or the absolute path or URL of a changed one, without a password, token or signature",
+        "A path is absolute.",
+    ),
+    _OF_NAMES: DeployedPlaces(
+        _OF_NAMES.replace(r"file:\S", "file:[/~]"),
+        "env:NAME, block:NAME or file:/ABSOLUTE/PATH, which name where it is kept",
+        "PATH is absolute.",
+    ),
 }
-"""A request's pattern of places, or of names that may be a file's -> the form's pattern."""
+"""A request's pattern of places, or of names that may be a file's -> what forms accept."""
 
 
-def deployed_pattern(field: FieldInfo) -> str | None:
-    """The pattern of a field in a form's schema, if the field holds a place; short rather than exact."""
-    return _PATTERNS.get(_pattern_of(field))
+def deployed_places(field: FieldInfo) -> DeployedPlaces | None:
+    """What a form accepts in a field, if the field holds a place, or a name that may be a file's."""
+    return _DEPLOYED.get(_pattern_of(field))
 
 
 def relative_places(request: BaseModel) -> dict[str, str]:
     """Fields of a request with a relative path -> the problem and the remedy."""
     fields = {name: _pattern_of(field) for name, field in type(request).model_fields.items()}
-    places = {name: str(getattr(request, name)) for name, pattern in fields.items() if pattern in _PATTERNS}
+    places = {name: str(getattr(request, name)) for name, pattern in fields.items() if pattern in _DEPLOYED}
     return {
         name: f"{place!r}: {_ADVICE}" for name, place in places.items() if place and _is_relative(place, fields[name])
     }
@@ -49,6 +81,8 @@ def _is_relative(place: str, pattern: str) -> bool:
     if pattern == _OF_NAMES:
         kind, _, path = place.partition(":")
         return kind == "file" and not _is_absolute(path)
+    if pattern == _OF_PRESETS and not is_own_preset(place):
+        return False
     protocol, separator, path = place.partition("://")
     if not separator:
         return not _is_absolute(place)

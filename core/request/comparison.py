@@ -10,6 +10,7 @@ from reshard.core.request.fields import (
     ALLOW_MODEL_DESCRIPTION,
     KeyName,
     Patterns,
+    Preset,
     RequiredUrl,
     Step,
     StorageName,
@@ -63,7 +64,7 @@ class ComparisonRequest(RequestModel):
         description="Patterns (model.layers.*) of parameters to compare, by the names of A or of B. Empty: all.",
     )
     exclude: Patterns = Field(default=[], description="Patterns of parameters to ignore, by the names of A or of B.")
-    preset: Url = Field(
+    preset: Preset = Field(
         default="",
         description="Compare what A becomes by this model family's preset (qwen3; reshard presets lists them): B may "
         "be its export to Hugging Face's names, or what it was made from.",

@@ -23,6 +23,7 @@ from reshard.core.request.fields import (
     MemoryLimit,
     Patterns,
     Prefix,
+    Preset,
     Ranks,
     Renames,
     RequiredUrl,
@@ -306,7 +307,7 @@ class ConversionOptions(SourceOptions):
         description="A YAML or JSON file that declares all these changes, and splits and joins of fused parameters "
         "(qkv, gate-up) as well. Options take precedence over it.",
     )
-    preset: Url = Field(
+    preset: Preset = Field(
         default="",
         description="The model's family (qwen3; reshard presets lists them), by which MindFormers' names and layouts "
         "become Hugging Face's, or the other way round, as the source's names tell; or a document of your own.",

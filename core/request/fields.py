@@ -1,7 +1,7 @@
 """Types that fields of requests share: URLs without credentials, names of keys and storages, sizes, ranks, patterns.
 
 Each carries its exact check. Forms that know a field only by its JSON schema, such as Prefect's, get a pattern that
-refuses what is plainly wrong; they show it to the user, so it is short rather than exact.
+refuses what is plainly wrong, short rather than exact, and in words what is `expected`.
 """
 
 import re
@@ -37,17 +37,21 @@ _SECRET_FIELDS = (
 )
 
 
-def _pattern(pattern: str) -> JsonDict:
-    return {"pattern": pattern}
+def _pattern(pattern: str, expected: str) -> JsonDict:
+    return {"pattern": pattern, "expected": expected}
 
 
 # values that their schema refuses are not even stored
-WITHOUT_CREDENTIALS = _pattern(rf"^{_NO_PASSWORD}(?!.*://.*[?&;#]({_SECRET_FIELDS}|([\w.-]*[-_.])?[Ss]ig)=)")
-STORAGE_NAME = _pattern(f"^{NAME_PATTERN}?$")
-_STEP_PATTERN = _pattern(r"^([0-9]+(_[0-9]+(_breakpoint)?)?)?$")
-_SIZE_PATTERN = _pattern(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$")
-_RANKS_PATTERN = _pattern(r"^[0-9, -]*$")
-_PREFIX_PATTERN = _pattern(r"^(?!\.)(?!.*\.\.)[^/\\]*$")
+_NO_CREDENTIALS = rf"{_NO_PASSWORD}(?!.*://.*[?&;#]({_SECRET_FIELDS}|([\w.-]*[-_.])?[Ss]ig)=)"
+WITHOUT_CREDENTIALS = _pattern(f"^{_NO_CREDENTIALS}", "a path or a URL, without a password, token or signature")
+PRESET_NAME = _pattern(rf"^([\w-]+$|{_NO_CREDENTIALS})", "the name of a preset, or the path or URL of a changed one")
+STORAGE_NAME = _pattern(f"^{NAME_PATTERN}?$", "env:NAME, file:PATH or block:NAME, which name where it is kept")
+_STEP_PATTERN = _pattern(
+    r"^([0-9]+(_[0-9]+(_breakpoint)?)?)?$", "EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration"
+)
+_SIZE_PATTERN = _pattern(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$", "a size such as 512MiB or 2GiB")
+_RANKS_PATTERN = _pattern(r"^[0-9, -]*$", "ranks such as 0-3,7")
+_PREFIX_PATTERN = _pattern(r"^(?!\.)(?!.*\.\.)[^/\\]*$", "a plain name: no '/', no '..', no dot in front")
 
 
 def _check_no_credentials(url: str) -> str:
@@ -180,6 +184,7 @@ Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS), AfterValidato
 RequiredUrl = Annotated[
     str, Field(min_length=1, json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(_check_no_credentials)
 ]
+Preset = Annotated[str, Field(json_schema_extra=PRESET_NAME), AfterValidator(_check_no_credentials)]
 Step = Annotated[
     str,
     Field(json_schema_extra=_STEP_PATTERN),
@@ -187,7 +192,7 @@ Step = Annotated[
 ]
 Iteration = Annotated[
     str,
-    Field(json_schema_extra=_pattern(r"^([0-9]{1,18})?$")),
+    Field(json_schema_extra=_pattern(r"^([0-9]{1,18})?$", "the number of an iteration, such as 40")),
     _matching(re.compile(r"([0-9]{1,18})?", re.ASCII), "must be the number of an iteration, such as 40"),
 ]
 Ranks = Annotated[str, Field(json_schema_extra=_RANKS_PATTERN), _parsed_by(parse_ranks)]
@@ -206,12 +211,12 @@ CommonTexts = Annotated[list[str], _parsed_by(parse_common_texts)]
 InfoTexts = Annotated[list[str], _parsed_by(parse_info)]
 SharedParameters = Annotated[
     str,
-    Field(json_schema_extra=_pattern(SHARED_PARAMETERS.pattern)),
+    Field(json_schema_extra=_pattern(SHARED_PARAMETERS.pattern, "first, fail, or the number of a pipeline stage")),
     _matching(SHARED_PARAMETERS, "must be first, fail, or the number of a pipeline stage"),
 ]
 DaskScheduler = Annotated[
     str,
-    Field(json_schema_extra=_pattern(_DASK_SCHEDULER.pattern)),
+    Field(json_schema_extra=_pattern(_DASK_SCHEDULER.pattern, "tcp://HOST:PORT of a Dask scheduler, or local")),
     _matching(_DASK_SCHEDULER, "must be the address of a Dask scheduler, such as tcp://10.0.0.5:8786, or local"),
 ]
 

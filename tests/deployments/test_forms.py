@@ -6,6 +6,7 @@ import pytest
 from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.schema_tools.validation import ValidationError as SchemaError
 from prefect.utilities.schema_tools.validation import validate
 from pydantic import BaseModel, ValidationError
 
@@ -19,6 +20,7 @@ from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.verification import VerificationRequest
 from reshard.deployments import forms
 from reshard.deployments.form_groups import EVERYDAY, form_schema, groups_of, ungrouped
+from reshard.deployments.places import relative_places
 
 FORMS: list[tuple[Flow[..., Any], type[BaseModel]]] = [
     (forms.convert, ConversionRequest),
@@ -29,6 +31,11 @@ FORMS: list[tuple[Flow[..., Any], type[BaseModel]]] = [
     (forms.compare, ComparisonRequest),
 ]
 EACH_FORM = pytest.mark.parametrize(("form", "model"), FORMS, ids=lambda value: getattr(value, "__name__", ""))
+PLACES = {
+    *("source", "target", "source_strategy", "target_strategy", "changes", "like", "training_config"),
+    *("a", "b", "strategy_a", "strategy_b"),
+}
+NOTES = dict.fromkeys(PLACES, "An absolute path or a URL.") | {"preset": "A path is absolute."}
 WHERE = {"source": "/data/in", "target": "/data/out"}
 
 
@@ -53,10 +60,9 @@ def test_every_field_has_its_title_and_description(form: Flow[..., Any], model: 
     for name, field in model.model_fields.items():
         assert field.title
         assert field.description
-        assert (fields[name]["title"].rpartition(": ")[2], fields[name]["description"]) == (
-            field.title,
-            field.description,
-        )
+        assert fields[name]["title"].rpartition(": ")[2] == field.title
+        note = fields[name]["description"].removeprefix(field.description).strip()
+        assert note == NOTES.get(name, "PATH is absolute." if "storage" in name or "_key" in name else "")
 
 
 @EACH_FORM
@@ -244,8 +250,25 @@ ABSOLUTE = ["/out", "~/out", "s3://bucket/out", "file:///out", "memory://out"]
 
 
 def _places(form: Flow[..., Any]) -> list[str]:
-    names = {"source", "target", "source_strategy", "target_strategy", "changes", "a", "b", "strategy_a", "strategy_b"}
-    return [name for name in fields_of(form) if name in names]
+    alone = PLACES - {"like", "training_config"}  # which have a meaning only with other fields
+    return [name for name in fields_of(form) if name in alone]
+
+
+@EACH_FORM
+def test_the_server_refuses_a_mistyped_field_by_name(form: Flow[..., Any], model: type[BaseModel]) -> None:
+    schema = form_schema(form)
+    right = dict.fromkeys(schema["required"], "/data/x")
+    assert not validate(right, schema)
+    with pytest.raises(SchemaError, match=r"properties are not allowed \('tarjet' was unexpected\)"):
+        validate(right | {"tarjet": "/data/y"}, schema, raise_on_error=True, ignore_required=True)
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_the_server_shows_no_regular_expression(name: str, value: object) -> None:
+    for form in (forms.convert, forms.convert_with_approval):
+        for error in validate(WHERE | {name: value}, form_schema(form)):
+            assert "does not match" not in error.message
+            assert "hunter2" not in error.message
 
 
 @EACH_FORM
@@ -256,6 +279,9 @@ def test_a_deployed_run_is_refused_a_relative_path_at_the_field(form: Flow[..., 
         for place in RELATIVE:
             [error] = validate(right | {name: place}, schema)
             assert list(error.absolute_path) == [name]
+            assert error.message.startswith(
+                "'an absolute path such as /data/x, or a URL such as s3://bucket/x, without"
+            )
             model.model_validate(right | {name: place})  # where it has a meaning it is taken
             ended: State[Any] = form.fn(**right | {name: place})
             title = model.model_fields[name].title
@@ -277,6 +303,24 @@ def test_a_deployed_run_is_refused_names_of_relative_files(form: Flow[..., Any],
         for kept in ("file:/run/s3.json", "file:~/s3.json", "env:S3", "block:s3"):
             assert not validate(right | {name: kept}, schema)
     assert names
+
+
+@pytest.mark.parametrize("form", [forms.convert, forms.convert_with_approval, forms.convert_latest, forms.compare])
+def test_a_preset_is_named_by_its_family_or_an_absolute_path(form: Flow[..., Any]) -> None:
+    schema = form_schema(form)
+    right = dict.fromkeys(schema["required"], "/data/x")
+    for preset in ("", "qwen3", "deepseek3", "/data/own.yaml", "s3://bucket/own.yaml"):
+        assert not validate(right | {"preset": preset}, schema)
+        assert "a relative path" not in str(
+            relative_places(form_model(form).model_validate(right | {"preset": preset}))
+        )
+    for preset in ("own.yaml", "presets/own.yaml", "s3://bob:hunter2@bucket/own.yaml"):
+        [error] = validate(right | {"preset": preset}, schema)
+        assert error.message.startswith("'the name of a preset, or the absolute path or URL of a changed one")
+
+
+def form_model(form: Flow[..., Any]) -> type[BaseModel]:
+    return next(model for each, model in FORMS if each is form)
 
 
 def test_a_user_that_does_not_exist_has_no_home() -> None:

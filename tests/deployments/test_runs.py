@@ -86,6 +86,14 @@ def test_wrong_parameters_are_refused_by_name(
         start_run(server, CONVERT, demo.parameters(tmp_path / "target", **wrong))
 
 
+@pytest.mark.parametrize("deployment", [CONVERT, "convert-checkpoint/convert-with-approval"])
+def test_a_run_is_not_even_made_for_a_mistyped_field(
+    server: PrefectServer, demo: Demo, tmp_path: Path, deployment: str
+) -> None:
+    with pytest.raises(PrefectHTTPStatusError, match="'tarjet' was unexpected"):
+        start_run(server, deployment, demo.parameters(tmp_path / "target") | {"tarjet": str(tmp_path / "other")})
+
+
 @pytest.mark.parametrize(
     ("deployment", "field"), [(CONVERT, "target"), ("verify-checkpoint/verify", "target"), (CONVERT, "source_storage")]
 )

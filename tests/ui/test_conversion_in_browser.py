@@ -45,7 +45,11 @@ def test_a_form_is_filled_in_and_the_run_followed_to_its_pages(pages: PrefectPag
     pages.fill(filled_in(demo, target) | {"Step": "the newest"})
     pages.submit()
     pages.await_refusal()
-    expect(page.locator("form").get_by_text("'the newest' does not match")).to_be_visible()
+    expect(
+        page.locator("form").get_by_text(
+            "'EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration' was expected"
+        )
+    ).to_be_visible()
     assert not target.exists()
 
     pages.fill({"Step": ""})
@@ -103,7 +107,7 @@ def test_a_plan_is_read_and_approved_in_the_dialog(pages: PrefectPages, demo: Pa
     pages.open_group("Resources")
     pages.fill(filled_in(demo, target) | {"Memory limit": "2 apples"})
     pages.submit()
-    expect(page.locator("form").get_by_text("'2 apples' does not match")).to_be_visible()
+    expect(page.locator("form").get_by_text("'a size such as 512MiB or 2GiB' was expected")).to_be_visible()
     pages.fill({"Memory limit": "64MiB"})
     pages.start_run()
     expect(page.get_by_text("Suspended", exact=True).first).to_be_visible(timeout=_RUN_MILLISECONDS)
