@@ -9,7 +9,7 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import quoted, shortened
 
 _MAX_LISTED = 4
-MAX_NAMES_MADE = 2**19
+MAX_NAMES_MADE = 2**18
 """By one rule: 61 layers of 384 experts have 70,000 names, with their moments 211,000."""
 MAX_NAME_LENGTH = 4096
 MAX_DEPTH = 128
@@ -80,8 +80,16 @@ class MakingNames:
     def __init__(self, rule: object, problems: list[str]) -> None:
         self._rule = rule
         self._problems = problems
-        self._made = 0
         self.by_name: dict[str, Making] = {}
+
+    def expect(self, count: int) -> None:
+        """Refuse, before it is made, more than may be.
+
+        Raises:
+            PlanError: the rule is about to make too many parameters.
+        """
+        if count > MAX_NAMES_MADE:
+            raise PlanError(f"{self._rule}: makes {count:,} parameters, more than {MAX_NAMES_MADE:,}, the limit")
 
     def keep(self, making: Making) -> None:
         """Add a parameter that the rule does not fit."""
@@ -94,12 +102,9 @@ class MakingNames:
         """Add a parameter that the rule makes.
 
         Raises:
-            PlanError: it makes too many, too long a name, or too many operations on one parameter. What rules make
-                may grow exponentially, so nothing more is done.
+            PlanError: too long a name, or too many operations on one parameter. What rules make may grow
+                exponentially, so nothing more is done.
         """
-        self._made += 1
-        if self._made > MAX_NAMES_MADE:
-            raise PlanError(f"{self._rule}: makes more than {MAX_NAMES_MADE:,} parameters, the limit")
         name = quoted(shortened(making.name))
         if len(making.name) > MAX_NAME_LENGTH:
             raise PlanError(

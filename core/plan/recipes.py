@@ -4,13 +4,14 @@ A recipe is a tree: source parameters are its leaves; operations such as splits 
 casts move no elements: a recipe has the last name, and the cast's rule.
 """
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from reshard.core.errors import LayoutError
+from reshard.core.errors import LayoutError, PlanError
 from reshard.core.plan.making import Making, MakingNames
 from reshard.core.plan.operations import Composed, Joined, Operation, SplitOff, Transposed
 from reshard.core.plan.other_stages import fits_other_stages
@@ -27,8 +28,12 @@ from reshard.core.tensor.slices import Shape
 _MAX_SIMILAR = 3
 _SPECIAL = frozenset("*?[")
 """Characters that make a name a pattern."""
-_MAX_PIECES_IN_ALL = 2**23
-"""Of a plan: they take three gigabytes, and minutes."""
+_MAX_PIECES_MADE, _PIECES_FOR_EACH = 2**16, 16
+"""By all operations of a plan, and more for each: experts that are split off and transposed one by one are many
+operations of one piece. Making so many takes two seconds, and 100 MB."""
+_MAX_GROWTH = 2**10
+_FEW_ELEMENTS = 8
+"""A parameter has `_MAX_GROWTH` times as many elements as its sources at most, or as so many."""
 _Groups = tuple[str | None, ...]
 """Groups of a regular expression, as one name has them; parts with the same groups are joined."""
 _PatternRule = TypeVar("_PatternRule", TransposeRule, CastRule)
@@ -131,7 +136,7 @@ class Composer:
     """Composes target parameters; those with equal operations and source shapes share their pieces."""
 
     def __init__(self) -> None:
-        self._piece_count = 0
+        self._pieces_left = _MAX_PIECES_MADE
         self._known: dict[object, tuple[Pieces, Shape, int]] = {}
         self._checked: set[int] = set()
 
@@ -139,14 +144,21 @@ class Composer:
         """Return the pieces of a target parameter and its shape; `shapes` are its sources'.
 
         Raises:
-            LayoutError: its shapes do not fit the operations, or there are too many pieces, in it or in all.
+            LayoutError: its shapes do not fit the operations.
+            PlanError: there are too many pieces, in it or in all. They may be as many for each parameter after it, so
+                nothing more is done.
         """
         numbers = {name: number for number, name in enumerate(recipe.sources)}
-        composed, number = self._composed(recipe.making, numbers, shapes, {})
-        if number not in self._checked:
-            if not fill_once(composed.pieces, composed.shape):
-                raise LayoutError(f"its {len(composed.pieces)} pieces do not fill its shape. This is a bug in reshard")
-            self._checked.add(number)
+        try:
+            composed, number = self._composed(recipe.making, numbers, shapes, {})
+            if number not in self._checked:
+                if not fill_once(composed.pieces, composed.shape):
+                    raise LayoutError(
+                        f"its {len(composed.pieces)} pieces do not fill its shape. This is a bug in reshard"
+                    )
+                self._checked.add(number)
+        except PlanError as error:
+            raise PlanError(f"parameter {recipe.name!r}: {error}") from None
         return composed.pieces, composed.shape
 
     def _composed(
@@ -167,6 +179,8 @@ class Composer:
             inputs, those = zip(*(self._composed(each, numbers, shapes, visited) for each in making.of), strict=True)
             known = self._known.get((operation, those))
             if known is None:
+                if len(inputs) > 1:
+                    _check_growth(operation, inputs, [shapes[name] for name in making.sources])
                 known = self._known[operation, those] = *self._applied(operation, inputs), len(self._known)
         pieces, shape, number = known
         node = visited[id(making)] = Composed(making.name, pieces, shape), number
@@ -174,13 +188,23 @@ class Composer:
 
     def _applied(self, operation: Operation, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:
         pieces, shape = operation.apply(inputs)
-        self._piece_count += len(pieces)
-        if self._piece_count > _MAX_PIECES_IN_ALL:
-            raise LayoutError(
-                f"{operation.rule}: with it, parameters that are not made alike have more than "
-                f"{_MAX_PIECES_IN_ALL:,} pieces, the limit"
+        self._pieces_left += _PIECES_FOR_EACH - len(pieces)
+        if self._pieces_left < 0:
+            raise PlanError(
+                f"{operation.rule}: with it, parameters that are not made alike have more than {_MAX_PIECES_MADE:,} "
+                f"pieces, and {_PIECES_FOR_EACH} for each operation, the limit"
             )
         return pieces, shape
+
+
+def _check_growth(operation: Operation, inputs: Sequence[Composed], sources: Sequence[Shape]) -> None:
+    """Refuse what is put together of so many repetitions of its sources that it must be a mistake, or hostile."""
+    elements, of = (sum(map(math.prod, shapes)) for shapes in ([each.shape for each in inputs], sources))
+    if elements > _MAX_GROWTH * max(of, _FEW_ELEMENTS):
+        raise PlanError(
+            f"{operation.rule}: makes {elements:,} elements from {of:,} source elements, more than {_MAX_GROWTH:,} "
+            "times as many, the limit"
+        )
 
 
 class _Steps:
@@ -226,9 +250,11 @@ class _Steps:
     def _split(self, current: Mapping[str, Making], rule: SplitRule) -> dict[str, Making]:
         check_expressions([rule.parameters], current)
         pattern = re.compile(rule.parameters)
+        matches = {name: match for name in current if (match := pattern.fullmatch(name))}
         after = MakingNames(rule, self._problems)
+        after.expect(len(matches) * len(rule.into))
         for name, making in current.items():
-            match = pattern.fullmatch(name)
+            match = matches.get(name)
             if match is None:
                 after.keep(making)
                 continue

@@ -126,7 +126,7 @@ class StepNames:
                 operation = SplitOff(str(rule), rule.axis, rule.shares, rule.groups, number)
                 yield each.making.made(each.prefix + part.expanded(each.values), operation)
 
-        return self._replace(rule, fused, split)
+        return self._replace(rule, fused, split, makes=len(parts))
 
     @_apply.register
     def _(self, rule: JoinStep) -> bool:
@@ -150,7 +150,7 @@ class StepNames:
                 name = each.prefix + family.expanded({**each.values, index: number})
                 yield each.making.made(name, Unstacked(str(rule), rule.count, number))
 
-        return self._replace(rule, one, unstack)
+        return self._replace(rule, one, unstack, makes=rule.count)
 
     @_apply.register
     def _(self, rule: TransposeStep) -> bool:
@@ -179,7 +179,7 @@ class StepNames:
                 name = each.prefix + family.expanded({**each.values, index: number})
                 yield each.making.made(name, Repeated(str(rule)))
 
-        return self._replace(rule, one, repeat)
+        return self._replace(rule, one, repeat, makes=1 + rule.count)
 
     @_apply.register
     def _(self, rule: DropStep) -> bool:
@@ -285,14 +285,16 @@ class StepNames:
         template: Template,
         results: "Callable[[_Fitting], Iterator[Making] | Sequence[Making]]",
         *,
+        makes: int = 1,
         keeps_shape: bool = False,
         needs_values: bool = True,
     ) -> bool:
-        """Put the results of each parameter that fits a template in its place; False if none does."""
+        """Put the results of each parameter that fits a template, `makes` at most, in its place; False if none does."""
         fitting = {each.making.name: each for each in self._fitting(rule, template, needs_values=needs_values)}
         if not fitting:
             return False
         after = MakingNames(rule, self._problems)
+        after.expect(len(fitting) * makes)
         for name, making in self.current.items():
             each = fitting.get(name)
             if each is None:

@@ -9,6 +9,7 @@ import pytest
 from reshard.core.errors import InputError, PlanError
 from reshard.core.plan import making, recipes
 from reshard.core.plan.change_summary import changes_of
+from reshard.core.plan.operations import Joined
 from reshard.core.request.changes_file import parse_changes
 from reshard.core.tensor import segments
 from tests.support.changed_plans import changed
@@ -71,11 +72,16 @@ def test_names_do_not_grow_without_end() -> None:
 
 
 def test_names_do_not_become_more_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "MAX_NAMES_MADE", 2**10)  # of 2**19 it takes half a minute
+    monkeypatch.setattr(making, "MAX_NAMES_MADE", 2**10)  # of 2**18 it takes seconds
     repeats: Steps = [{"repeat": {"parameters": "{x:*}", "to": f"{{x}}.{number}"}} for number in range(24)]
-    assert refused({"a": (4,)}, repeats) == "the repetition of '{x:*}': makes more than 1,024 parameters, the limit"
+    assert (
+        refused({"a": (4,)}, repeats) == "the repetition of '{x:*}': makes 2,048 parameters, more than 1,024, the limit"
+    )
     unstack = {"unstack": {"parameters": "{x:*}", "into": "{x}.{e}", "count": 2**20}}
-    assert refused({"a": (4,)}, [unstack]) == "the unstacking of '{x:*}': makes more than 1,024 parameters, the limit"
+    assert (
+        refused({"a": (4,)}, [unstack])
+        == "the unstacking of '{x:*}': makes 1,048,576 parameters, more than 1,024, the limit"
+    )
 
 
 def test_names_that_no_rule_makes_have_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,12 +118,67 @@ def test_pieces_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert changes_of(plan)
     monkeypatch.setattr(segments, "MAX_PIECES", 63)
     assert "parameter 'a': it would be cut into more than 63 pieces, the limit" in refused(shapes, steps)
-    monkeypatch.setattr(segments, "MAX_PIECES", 2**22)
-    monkeypatch.setattr(recipes, "_MAX_PIECES_IN_ALL", 100)
-    assert (
-        "the division of the first axis of 'a': with it, parameters that are not made alike have more than 100 pieces"
-        in refused(shapes, steps)
+    monkeypatch.setattr(segments, "MAX_PIECES", 2**16)
+    monkeypatch.setattr(recipes, "_MAX_PIECES_MADE", 60)
+    assert refused(shapes, steps) == (
+        "parameter 'a': the division of the first axis of 'a': with it, parameters that are not made alike have more "
+        "than 60 pieces, and 16 for each operation, the limit"
     )
+
+
+def test_pieces_that_lie_near_many_runs_are_not_looked_at_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "_MAX_LOOKED_AT", 63)
+    # a long piece behind which all short ones are near to each run
+    shapes = {f"a{number}": (2, 1) for number in range(16)} | {"b": (32, 1)}
+    steps: Steps = [
+        {"join": {"parameters": [*shapes], "into": "c", "parts": [1] * 16 + [16]}},
+        {"divide": {"parameters": "c", "count": 8}},
+    ]
+    assert "parameter 'c': its pieces lie so that more than 63, the limit, would have to be looked at" in refused(
+        shapes, steps
+    )
+    monkeypatch.undo()
+    assert planned(shapes, steps) == {"c": (8, 8, 1)}
+
+
+DOUBLED: Steps = [
+    step
+    for number in range(40)
+    for step in (
+        {"repeat": {"parameters": f"n{number}", "to": "again"}},
+        {"join": {"parameters": [f"n{number}", "again"], "into": f"n{number + 1}"}},
+    )
+]
+
+
+def test_what_is_doubled_again_and_again_is_refused_before_its_pieces_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    apply = Joined.apply
+
+    def counted(self: Joined, inputs: Any) -> Any:
+        made.append(sum(len(each.pieces) for each in inputs))
+        return apply(self, inputs)
+
+    monkeypatch.setattr(Joined, "apply", counted)
+    assert refused({"n0": (6,)}, DOUBLED) == (
+        "parameter 'n40': the join into 'n11': makes 12,288 elements from 6 source elements, more than 1,024 times as "
+        "many, the limit"
+    )
+    assert sum(made) == 2**11 - 2
+    stacks = [{"stack": {"parameters": "n{i}", "into": "n", "count": 2}}, {"merge": {"parameters": "n", "count": 2}}]
+    again = [{"rename": {"parameters": "n", "to": "n0"}}, {"repeat": {"parameters": "n0", "to": "n1"}}, *stacks]
+    assert "the stack into 'n': makes 8,192 elements from 4 source elements" not in refused({"n": (4,)}, again * 20)
+    assert "the stack into 'n': makes 16,384 elements from 4 source elements" in refused({"n": (4,)}, again * 20)
+
+
+def test_the_first_parameter_beyond_a_limit_is_the_last_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MAX_PIECES", 63)
+    steps: Steps = [
+        {"join": {"parameters": ["a", "b"], "into": "c", "groups": 64}},
+        {"split": {"parameters": "c", "into": [f"d{number}" for number in range(16)]}},
+    ]
+    # the rows of 64 groups: too many pieces, whichever part is made of them
+    assert refused({"a": (4096, 2), "b": (4096, 2)}, steps).startswith("parameter 'd0': it would be cut into more than")
 
 
 def test_boxes_that_are_counted_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.errors import LayoutError
+from reshard.core.errors import PlanError
 from reshard.core.tensor.segments import (
     Piece,
     Pieces,
@@ -291,5 +291,5 @@ def test_pieces_whose_steps_have_no_small_common_multiple_are_refused_before_mem
     ]
     rest = length - sum(piece.box.size for piece in pieces)
     pieces.append(Piece(0, TensorSlice((0,), (rest,)), (0,), (0,)))
-    with pytest.raises(LayoutError, match="its 13 pieces cut it into [0-9]+ boxes, more than 134,217,728, the limit"):
+    with pytest.raises(PlanError, match="its 13 pieces cut it into [0-9]+ boxes, more than 16,777,216, the limit"):
         fill_once(pieces, (length,))
