@@ -9,13 +9,16 @@ import json
 import math
 from collections.abc import Mapping
 
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.request.common_texts import Number
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import load_json
-from reshard.core.storage.checkpoint2_names import COMMON_KEYS, COMMON_NAME
+from reshard.core.storage.checkpoint2_names import COMMON_KEYS, COMMON_NAME, parse_tensor_file
+from reshard.core.storage.joined import parts_of
+from reshard.core.storage.listing import exists
 from reshard.core.storage.reading import read_small_file
-from reshard.core.storage.urls import Location
+from reshard.core.storage.urls import Location, parse_url
 
 NEWER_KEYS = ("consumed_samples",)
 _MAX_BYTES = 1 << 20
@@ -74,3 +77,17 @@ def read_common(directory: Location) -> Common:
         return parse_common(read_small_file(location, _MAX_BYTES), str(location))
     except CheckpointError as error:
         raise CatalogError(str(error)) from error
+
+
+def common_beside(catalog: CheckpointCatalog) -> Mapping[str, Number] | None:
+    """Return the values of common.json beside the files of a Checkpoint 2.0; None for others, and without one.
+
+    Raises:
+        CatalogError: it is damaged, or far too large.
+        StorageError: it cannot be read.
+    """
+    location = parse_url(next(iter(catalog.records.values())).location)
+    files = parts_of(location) or (location,)
+    if not all(parse_tensor_file(file.name) for file in files) or not exists(location.parent.child(COMMON_NAME)):
+        return None
+    return read_common(location.parent).values

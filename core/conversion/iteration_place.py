@@ -10,7 +10,7 @@ from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, parse_step
 from reshard.core.checkpoint.catalog.iterations import find_number
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import survey
-from reshard.core.checkpoint.common_document import NEWER_KEYS, read_common
+from reshard.core.checkpoint.common_document import NEWER_KEYS, common_beside
 from reshard.core.checkpoint.content_samples import read_samples
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import CatalogError, InputError, PlanError
@@ -19,10 +19,8 @@ from reshard.core.plan.model import IterationLayout
 from reshard.core.request.common_texts import Number
 from reshard.core.request.conversion import ConversionRequest, TargetLayout
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.checkpoint2_names import COMMON_KEYS, COMMON_NAME, parse_iteration, parse_tensor_file
-from reshard.core.storage.joined import parts_of
-from reshard.core.storage.listing import exists
-from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.checkpoint2_names import COMMON_KEYS, COMMON_NAME, parse_iteration
+from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.casting import NUMPY_TYPES
 
 Request = TypeVar("Request", bound=ConversionRequest)
@@ -73,20 +71,20 @@ def iteration_layout(request: ConversionRequest, catalog: CheckpointCatalog) -> 
 
 def with_common_noted(catalog: CheckpointCatalog) -> CheckpointCatalog:
     """Return the catalog with a note of what only the source's common.json has, which other targets do not get."""
-    directory = _iteration_directory(catalog)
-    if directory is None or not exists(directory.child(COMMON_NAME)):
+    common = common_beside(catalog)
+    if common is None:
         return catalog
     in_files = {name for index in catalog.indexes() for name in index.entries}
-    left = {key: value for key, value in read_common(directory).values.items() if key not in in_files}
+    left = {key: value for key, value in common.items() if key not in in_files}
     known = [f"{key} {value}" for key, value in left.items() if value is not None]
     note = f"in {COMMON_NAME} of the source, and not in the result: {listed(known)}"
     return replace(catalog, notes=(*catalog.notes, note)) if known else catalog
 
 
 def _source_values(catalog: CheckpointCatalog) -> Mapping[str, Number]:
-    directory = _iteration_directory(catalog)
-    if directory is not None and exists(directory.child(COMMON_NAME)):
-        return read_common(directory).values
+    common = common_beside(catalog)
+    if common is not None:
+        return common
     values: dict[str, Number] = {}
     step = parse_step(catalog.step) if catalog.step else None
     if step is not None and step.epoch != NO_EPOCH:
@@ -96,13 +94,6 @@ def _source_values(catalog: CheckpointCatalog) -> Mapping[str, Number]:
         if record is not None:
             values[key] = _number(catalog, record, record.index.entries[key])
     return values
-
-
-def _iteration_directory(catalog: CheckpointCatalog) -> Location | None:
-    """The directory of a source's files if these are of a Checkpoint 2.0."""
-    location = parse_url(next(iter(catalog.records.values())).location)
-    files = parts_of(location) or (location,)
-    return location.parent if all(parse_tensor_file(file.name) for file in files) else None
 
 
 def _number(catalog: CheckpointCatalog, record: CatalogRecord, entry: TensorEntry) -> int | float:

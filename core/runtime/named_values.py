@@ -65,7 +65,7 @@ _RESOLVERS: Mapping[str, Resolver] = {"env": _of_environment, "file": _of_file}
 
 
 NAME_PATTERN = r"(env:[A-Za-z_][A-Za-z0-9_]*|file:\S.*|block:[a-z0-9-]+)"
-"""Names of values. What cannot be the name of a variable or a block may be the value itself, and is repeated nowhere."""
+"""Names of values. What cannot be the name of a variable or a block may be the value itself: it is never repeated."""
 
 _NAME = re.compile(NAME_PATTERN)
 

@@ -7,6 +7,7 @@ Parameters that differ are read again from both sides, to locate and measure the
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from threading import Event
 from typing import Literal
 
@@ -22,6 +23,7 @@ from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import counted, printable, size_text
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.verification.accumulator import Contents
+from reshard.core.verification.common_values import InCommon, held_against_common
 from reshard.core.verification.comparison_report import (
     ComparisonReport,
     Kind,
@@ -68,8 +70,9 @@ def compare_checkpoints(
         is_secret = bool(request.decrypt_key_a or request.decrypt_key_b)
         comparison = _Comparison(a, b, a.contents(a.tensors), b.contents(b.tensors), is_secret)
         differences, notes = comparison.differences(request.ignore_dtype)
-        only_a = tuple(name for name in a.tensors if name not in b.tensors)
-        only_b = tuple(name for name in b.tensors if name not in a.tensors)
+        in_common_b, in_common_a = comparison.in_common
+        only_a = tuple(name for name in a.tensors if name not in b.tensors and name not in in_common_b.names)
+        only_b = tuple(name for name in b.tensors if name not in a.tensors and name not in in_common_a.names)
         if differences and not (isinstance(a, CheckpointView) and isinstance(b, CheckpointView)):
             notes.append("fingerprints alone do not show where contents differ, and by how much")
         if only_a and only_b and len(only_a) == len(a.tensors):
@@ -155,6 +158,14 @@ class _Comparison:
     is_secret: bool
     """True if a side is encrypted: reports, which are printed, logged and stored, then show no values."""
 
+    @cached_property
+    def in_common(self) -> tuple[InCommon, InCommon]:
+        """The parameters of A that B has in common.json only, and those of B that A has there only."""
+        return (
+            _held_against(self.a, self.contents_a, self.b),
+            _held_against(self.b, self.contents_b, self.a),
+        )
+
     def differences(self, ignore_dtype: bool) -> tuple[list[ParameterDifference], list[str]]:
         """Differences of parameters that both have, in the order of A, and notes on some that do not differ."""
         found: list[ParameterDifference] = []
@@ -186,7 +197,16 @@ class _Comparison:
         if ignore_dtype and any(cast.values()):
             count = sum(equal is True for equal in cast.values())
             notes.append(f"{counted(count, 'parameter')} of other dtypes, equal when cast")
-        order = {name: place for place, name in enumerate(self.a.tensors)}
+        for letter, side, other, in_common in zip(
+            "BA", (self.a, self.b), (self.b, self.a), self.in_common, strict=True
+        ):
+            if in_common.equal:
+                notes.append(f"in common.json of {letter}, with equal values: {', '.join(in_common.equal)}")
+            for name in in_common.different:
+                value = "another value" if self.is_secret else other.common[name]
+                difference = _difference(name, side.tensors[name], side.tensors[name])
+                found.append(difference.model_copy(update={"message": f"common.json of {letter} has {value}"}))
+        order = {name: place for place, name in enumerate([*self.a.tensors, *self.b.tensors])}
         return sorted(found, key=lambda each: order[each.name]), notes
 
     def _same_contents(self, ones: tuple[int, ...], others: tuple[int, ...]) -> bool:
@@ -294,6 +314,12 @@ def _difference(
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}…"
+
+
+def _held_against(side: View, contents: Contents, other: View) -> InCommon:
+    names = [name for name in side.tensors if name not in other.tensors]
+    kinds = {name: (side.tensors[name].dtype, side.tensors[name].shape) for name in names}
+    return held_against_common(names, kinds, contents.fingerprints, other.common)
 
 
 def _note_on_rank_contents(name: str, ones: int, others: int) -> Iterator[str]:

@@ -1,12 +1,13 @@
 """The fingerprints of a model's parameters as a document: written on one machine, compared on another."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reshard.core.errors import CheckpointError, InputError, StorageError
+from reshard.core.request.common_texts import Number
 from reshard.core.request.rules import Several
 from reshard.core.runtime.metadata import parsing, records_bytes
 from reshard.core.storage.reading import read_small_file
@@ -59,6 +60,7 @@ class ModelFingerprint(_Document):
         parameters: the parameters, ordered by name.
         differing: replicas that differ, in sentences; the checkpoint is then not a single model.
         notes: what was chosen, in sentences.
+        common: numbers in the common.json of a Checkpoint 2.0, by name.
     """
 
     kind: Literal["reshard-fingerprint-1"] = "reshard-fingerprint-1"
@@ -72,6 +74,7 @@ class ModelFingerprint(_Document):
     parameters: Several[ParameterFingerprint]
     differing: Several[str] = ()
     notes: Several[str] = ()
+    common: Mapping[str, Number] = {}
 
 
 def fingerprint_of_all(parameters: Iterable[ParameterFingerprint]) -> str:

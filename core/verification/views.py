@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
+from reshard.core.checkpoint.common_document import common_beside
 from reshard.core.checkpoint.content_blocks import worker_ranges
 from reshard.core.errors import InputError, PlanError
 from reshard.core.plan.matching import holding_file
@@ -22,6 +23,7 @@ from reshard.core.plan.model import ParameterPlan, PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.request.changes import Changes
+from reshard.core.request.common_texts import Number
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.frozen import frozen
@@ -79,6 +81,7 @@ class _Facts:
         notes: what was chosen, in sentences.
         tensors: the selected parameters by name, in the order of the files.
         unused: patterns of the selection that fit no parameter's name.
+        common: numbers in the common.json of a Checkpoint 2.0, by name.
     """
 
     url: str
@@ -89,6 +92,7 @@ class _Facts:
     notes: tuple[str, ...]
     tensors: Mapping[str, Tensor]
     unused: frozenset[str]
+    common: Mapping[str, Number]
 
     @property
     def ranks_of_stage(self) -> int:
@@ -136,6 +140,7 @@ def view_of(document: ModelFingerprint, request: FingerprintRequest, url: str) -
         notes=document.notes,
         tensors={name: _recorded_tensor(parameters[name]) for name in chosen},
         unused=unused,
+        common=document.common,
         document=document,
     )
 
@@ -168,6 +173,7 @@ def _checkpoint_view(request: FingerprintRequest, source: Source, plan: Conversi
         notes=tuple(map(utf8_text, catalog.notes)),
         tensors={},
         unused=unused,
+        common=common_beside(catalog) or {},
         workers=max(1, min(request.worker_count, request.memory_limit_bytes // WORKER_BYTES)),
         plan=plan,
         wholes=wholes,
@@ -304,6 +310,7 @@ class CheckpointView(_Facts):
             parameters=parameters,
             differing=contents.differing,
             notes=self.notes,
+            common=self.common,
         )
 
 
