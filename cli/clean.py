@@ -34,8 +34,9 @@ def command(target: str, yes: bool, decrypt_key: str, decrypt_mode: str, storage
     TARGET is the one that 'reshard convert' was given: of a Checkpoint 2.0, all iterations in it are looked at.
 
     Never removes a finished conversion, or a complete one that only lacks its final name. On object stores it removes
-    only files that the unfinished conversion wrote, by its records and its plan. On disks it knows files by their names: it stops at any that
-    conversions do not write, but removes .ckpt and .safetensors files that somebody put into rank folders there.
+    only files that the unfinished conversion wrote, by its records and its plan. On disks it knows files by their
+    names: it stops at any that conversions do not write, but removes .ckpt and .safetensors files that somebody put
+    into rank folders there.
 
     Exits with 0 if no unfinished work is left, with 1 if it is, and with 2 if nothing at all is at TARGET.
 

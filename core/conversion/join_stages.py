@@ -183,12 +183,12 @@ def _check_together(parts: Sequence[_Part]) -> None:
     wanted = first.plan.inputs.target_strategy.parameters if first.plan.inputs.target_strategy else frozenset()
     lacking = wanted.difference(*(part.parameters for part in parts))
     left_out = frozenset(name for part in parts for name in part.left_out(wanted) if name in lacking)
-    other = next((part for part in parts if part.selection != first.selection), None)
-    if left_out and other is not None:
+    differing = [part for part in parts if part.selection != first.selection]
+    if left_out and differing:
         raise InputError(
-            f"{first.location} and {other.location} do not go together: they have different selections, and parameters "
-            f"of the target's strategy were left out of one of them only: {listed(sorted(left_out), 6)}. Convert all "
-            "stages with the same --select, --include and --exclude"
+            f"{first.location} and {differing[0].location} do not go together: they have different selections, and "
+            f"parameters of the target's strategy were left out of one of them only: {listed(sorted(left_out), 6)}. "
+            "Convert all stages with the same --select, --include and --exclude"
         )
     missing = sorted(name for name in lacking - left_out if not any(part.allows_missing(name) for part in parts))
     if missing:

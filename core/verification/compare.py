@@ -197,17 +197,22 @@ class _Comparison:
         if ignore_dtype and any(cast.values()):
             count = sum(equal is True for equal in cast.values())
             notes.append(f"{counted(count, 'parameter')} of other dtypes, equal when cast")
-        for letter, side, other, in_common in zip(
-            "BA", (self.a, self.b), (self.b, self.a), self.in_common, strict=True
-        ):
+        found += self._different_in_common("B", self.a, self.b, self.in_common[0])
+        found += self._different_in_common("A", self.b, self.a, self.in_common[1])
+        for letter, in_common in zip("BA", self.in_common, strict=True):
             if in_common.equal:
                 notes.append(f"in common.json of {letter}, with equal values: {', '.join(in_common.equal)}")
-            for name in in_common.different:
-                value = "another value" if self.is_secret else other.common[name]
-                difference = _difference(name, side.tensors[name], side.tensors[name])
-                found.append(difference.model_copy(update={"message": f"common.json of {letter} has {value}"}))
         order = {name: place for place, name in enumerate([*self.a.tensors, *self.b.tensors])}
         return sorted(found, key=lambda each: order[each.name]), notes
+
+    def _different_in_common(
+        self, letter: str, side: View, other: View, in_common: InCommon
+    ) -> Iterator[ParameterDifference]:
+        for name in in_common.different:
+            tensor, value = side.tensors[name], "another value" if self.is_secret else other.common[name]
+            yield _difference(name, tensor, tensor).model_copy(
+                update={"message": f"common.json of {letter} has {value}"}
+            )
 
     def _same_contents(self, ones: tuple[int, ...], others: tuple[int, ...]) -> bool:
         """True if ranks' contents are the same; a side may lack some that a conversion would not take.
