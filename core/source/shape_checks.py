@@ -24,6 +24,8 @@ NUMBER = re.compile(r"[0-9]+")
 """In a name; names that differ in numbers alone are of different layers."""
 _MAJORITY = 3
 """So many layers must be alike for each one that differs."""
+_LAYERS_OF_STAGE = 2
+"""Stages with fewer layers show no rule of their own."""
 
 _SOME_INTEGRATED = Cause(
     "ranks hold the whole of what the strategy cuts, though they hold slices of others",
@@ -75,8 +77,8 @@ def shape_findings(shards: Mapping[str, Sequence[StageShards]], integrated: bool
 def similarity_findings(shards: Mapping[str, Sequence[StageShards]]) -> list[Finding]:
     """Wholes that differ in shape although their shards are alike: the strategy cuts one along a wrong axis.
 
-    Compares a parameter with its counterparts in most other layers, and the states of an optimizer with their
-    parameter. No shard shows along which axis it was cut, and protobuf strategies hold no shapes.
+    Compares a parameter with its counterparts in most other layers or in other stages, and the states of an optimizer
+    with their parameter. No shard shows along which axis it was cut, and protobuf strategies hold no shapes.
     """
     joined: dict[object, Shape | None] = {}  # layers repeat: most parameters are of a few kinds
     for first, *_ in shards.values():
@@ -87,12 +89,13 @@ def similarity_findings(shards: Mapping[str, Sequence[StageShards]]) -> list[Fin
         for name, stages in shards.items()
         if (whole := joined[stages[0].kind]) is not None
     }
+    stage_of = {name: shards[name][0].stage.stage for name in wholes}
     pairs = set(wholes.values())
     if len({shard for shard, _ in pairs}) == len(pairs):  # no shards that are alike make different wholes
         return []
     details = [
         f"{name!r} {list(wholes[name][1])} but {other!r} {list(wholes[other][1])}, of shards {list(wholes[name][0])}"
-        for name, other in (*_unlike_owner(wholes), *_unlike_layers(wholes))
+        for name, other in (*_unlike_owner(wholes), *_unlike_layers(wholes, stage_of))
     ]
     if not details:
         return []
@@ -113,14 +116,17 @@ def _unlike_owner(wholes: Mapping[str, tuple[Shape, Shape]]) -> Iterable[tuple[s
             yield name, owner
 
 
-def _unlike_layers(wholes: Mapping[str, tuple[Shape, Shape]]) -> Iterable[tuple[str, str]]:
-    """(parameter, its counterpart in most layers) with equal shards and different wholes."""
+def _unlike_layers(wholes: Mapping[str, tuple[Shape, Shape]], stage_of: Mapping[str, int]) -> Iterable[tuple[str, str]]:
+    """(parameter, its counterpart in most layers, or in another stage) with equal shards and different wholes."""
     layers: dict[tuple[str, Shape], list[str]] = {}
     for name, (shard, _) in wholes.items():
         layers.setdefault((NUMBER.sub("", name), shard), []).append(name)
     for alike in layers.values():
         [(usual, count), *_] = Counter(wholes[name][1] for name in alike).most_common(1)
-        if count >= _MAJORITY * (len(alike) - count):
+        stages = {stage_of[name] for name in alike}
+        one_in_each = len({(stage_of[name], wholes[name][1]) for name in alike}) == len(stages)
+        by_stage = one_in_each and len(alike) >= _LAYERS_OF_STAGE * len(stages)
+        if by_stage or count >= _MAJORITY * (len(alike) - count):
             usual_name = next(name for name in alike if wholes[name][1] == usual)
             yield from ((name, usual_name) for name in alike if wholes[name][1] != usual)
 

@@ -20,9 +20,11 @@ from reshard.core.source.findings import OWN_STRATEGY, Cause, Finding, findings_
 from reshard.core.tensor.slices import Shape
 
 _ROLE = re.compile(
-    r"(?P<attention_in>w[qkv]|[qkv]_proj|linear_[qkv]|query|key|value|w_?qkv|qkv|qkv_proj|linear_qkv|query_key_value)"
+    r"(?P<attention_in>w[qkv]|[qkv]_proj|linear_[qkv]|query|key|value|w_?qkv|qkv|qkv_proj|linear_qkv|query_key_value"
+    r"|q_a_proj|kv_a_proj_with_mqa|linear_q_proj|linear_(?:q|kv|qkv)_down_proj)"
     r"|(?P<attention_out>wo|o_proj|out_proj|linear_proj)"
-    r"|(?P<feed_forward_in>w[13]|w_gate_hidden|gate_proj|up_proj|gate_up_proj|linear_fc1|fc1|dense_h_to_4h)"
+    r"|(?P<feed_forward_in>w[13]|w_gate_hidden|gate_proj|up_proj|gate_up_proj|linear_fc1|fc1|dense_h_to_4h"
+    r"|router|gate)"
     r"|(?P<feed_forward_out>w2|down_proj|linear_fc2|fc2|dense_4h_to_h)"
 )
 """Usual names of matrices, and on which side each has the hidden length."""

@@ -272,7 +272,7 @@ def test_doctor_takes_what_reshard_made_for_slices(job: Path) -> None:
     run(job, integrated_save="no")
     diagnosis = diagnose(str(job / "out"))
     assert diagnosis.fits
-    assert "experts" in dict(diagnosis.facts)["makes"]
+    assert "experts" in dict(diagnosis.facts)["shapes"]
 
 
 def test_doctor_finds_slices_that_are_said_to_be_whole(sliced: Path) -> None:

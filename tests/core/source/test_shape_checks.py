@@ -75,6 +75,13 @@ def test_one_layer_along_another_axis(tmp_path: Path, names: Sequence[str]) -> N
     assert "'adam_m.l.3.wq'" in finding.found or "'l.3.wq' [4, 16] but 'l.0.wq' [8, 8]" in finding.found
 
 
+def test_layers_of_one_stage_along_another_axis(tmp_path: Path) -> None:
+    layers = [{f"l.{n}.w": ROWS for n in numbers} for numbers in ((0, 1), (2, 3))]
+    write(tmp_path / "src", layers)
+    finding = only(looked_at(tmp_path, [layers[0], dict.fromkeys(layers[1], COLUMNS)]), "shapes")
+    assert "'l.2.w' [4, 16] but 'l.0.w' [8, 8], of shards [4, 8]" in finding.found
+
+
 def test_layers_that_all_differ_are_no_finding(tmp_path: Path) -> None:
     unlike = {"l.0.w": ROWS, "l.1.w": COLUMNS, "l.2.w": ROWS}
     write(tmp_path / "src", [unlike])

@@ -14,8 +14,10 @@ from reshard.core.source.diagnosis import Diagnosis, diagnose
 from reshard.core.source.sibling_checks import sibling_findings
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
+from tests.support.checkpoints import read_safetensors
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.diagnosed import only
+from tests.support.families import ALL_FAMILIES, Family, directory_contents
 from tests.support.two_stages import COLUMNS, NORM, ROWS, put, strategy
 
 SHAPES = {
@@ -168,3 +170,19 @@ def test_networks_with_other_rules_contradict_nothing(
     layer: dict[str, tuple[tuple[int, ...], tuple[int, ...]]],
 ) -> None:
     assert sibling_findings(wholes(**{f"layers__0__{name}": each for name, each in layer.items()})) == []
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES, ids=str)
+@pytest.mark.parametrize("pieces", [2, 4])
+def test_no_family_of_models_contradicts_itself(family: Family, pieces: int) -> None:
+    for tensors in (read_safetensors(family.mf), directory_contents(family.hf)):
+        for axis in (0, 1):
+            cut = tuple(pieces if each == axis else 1 for each in (0, 1))
+            shapes = {name: tuple(shape) for name, (_, shape, _) in tensors.items()}
+            sharded = {name for name, shape in shapes.items() if len(shape) == 2 and shape[axis] % pieces == 0}
+            assert sharded
+            of_family = {
+                name: Whole(shape, cut, "") if name in sharded else Whole(shape, (1,) * len(shape), BY_FILES)
+                for name, shape in shapes.items()
+            }
+            assert sibling_findings(of_family) == []
