@@ -27,7 +27,7 @@ from reshard.core.request.changes import Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.fields import MAX_SHARDS, check_prefix
 from reshard.core.runtime.keys import needed_target_key, target_key
-from reshard.core.runtime.metadata import json_bytes, metadata_limit_bytes, parsing
+from reshard.core.runtime.metadata import check_metadata, json_bytes, parsing
 from reshard.core.runtime.sealing import is_sealed, keyed_digest, seal, unseal
 from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.unified_names import COMPANION_NAMES
@@ -44,6 +44,9 @@ _PLAN = "plan"
 MAX_PLAN_BYTES = 2**30
 # real plans are up to 50 times as large as their files; gzip can reach a thousand times
 _SMALL_PLAN_BYTES, _MOST_COMPRESSION = 2**16, 250
+_BLOCK_BYTES = 2**20
+_GZIP = zlib.MAX_WBITS | 16
+"""zlib's name for gzip's format."""
 
 Content = TypeVar("Content")
 
@@ -68,14 +71,16 @@ def _identity_of(document: dict[str, Any], *, encrypted: bool) -> str:
 
 
 @lru_cache(maxsize=4)
-def load_plan(url: str, identity: str) -> ConversionPlan:
+def load_plan(url: str, identity: str, digest: str | None = None) -> ConversionPlan:
     """Return the plan in a file; cached, since every rank of a conversion asks for the same one.
+
+    `digest` is the manifest's digest of the file, if it has one; then it is compared before anything is unpacked.
 
     Raises:
         TargetError: the file holds another plan, or none.
         StorageError: it cannot be read.
     """
-    plan, found = _read(url, _identified_plan)
+    plan, found = _read(url, _identified_plan, digest)
     if found != identity:
         raise TargetError(f"{url}: holds plan {found}, not {identity}: another conversion has taken this target over")
     return plan
@@ -109,10 +114,11 @@ def rebuild_plan(url: str, digest: str | None = None) -> ConversionPlan:
 
 
 @lru_cache(maxsize=4)
-def load_target_strategy(url: str, identity: str, *, encrypted: bool) -> Strategy | None:
+def load_target_strategy(url: str, identity: str, digest: str | None = None, *, encrypted: bool) -> Strategy | None:
     """Return the target strategy of the plan in a file, None without one. Any version may have written the plan.
 
-    `encrypted`: the target is encrypted, and the plan is authentic if the target's key unseals it.
+    `digest` is the manifest's digest of the file, if it has one. `encrypted`: the target is encrypted, and the plan is
+    authentic if the target's key unseals it.
 
     Raises:
         TargetError: the file holds no plan, or not that of `identity`, or its strategy is invalid.
@@ -129,7 +135,7 @@ def load_target_strategy(url: str, identity: str, *, encrypted: bool) -> Strateg
         check_layouts(strategy)
         return replace(strategy, origin=url)
 
-    return _read(url, parse)
+    return _read(url, parse, digest)
 
 
 def _identified_plan(document: dict[str, Any]) -> tuple[ConversionPlan, str]:
@@ -145,7 +151,7 @@ def _read(url: str, parse: Callable[[Any], Content], digest: str | None = None) 
         data = unseal(data, target_key(), _PLAN, url)
     try:
         with parsing(url) as taking:
-            document = _decompressed(data)
+            document = _decompressed(data, url)
             taking.take(json_bytes(document))
             return parse(json.loads(document))
     except LimitError:
@@ -154,15 +160,20 @@ def _read(url: str, parse: Callable[[Any], Content], digest: str | None = None) 
         raise TargetError(f"{url}: not a readable plan: {error}") from error
 
 
-def _decompressed(data: bytes) -> bytes:
-    """Decompress a gzip file, but not one that is made to fill the memory."""
-    most_bytes = min(MAX_PLAN_BYTES, metadata_limit_bytes())
-    limit = min(most_bytes, _SMALL_PLAN_BYTES + _MOST_COMPRESSION * len(data))
-    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)  # that is gzip
-    content = decompressor.decompress(data, limit)
-    if not decompressor.eof:
-        raise ValueError(f"it is cut off, or unpacks to more than {limit} bytes")
-    return content
+def _decompressed(data: bytes, url: str) -> bytes:
+    """Decompress a gzip file, but not one that is made to fill the memory: a block at a time tells."""
+    limit = min(MAX_PLAN_BYTES, _SMALL_PLAN_BYTES + _MOST_COMPRESSION * len(data))
+    decompressor, rest = zlib.decompressobj(_GZIP), data
+    unpacked_bytes = needed_bytes = 0
+    while not decompressor.eof:
+        block = decompressor.decompress(rest, _BLOCK_BYTES)
+        rest = decompressor.unconsumed_tail
+        unpacked_bytes += len(block)
+        needed_bytes += json_bytes(block)
+        if unpacked_bytes > limit or not (block or rest or decompressor.eof):
+            raise ValueError(f"it is cut off, or unpacks to more than {limit} bytes")
+        check_metadata(needed_bytes, url)
+    return zlib.decompressobj(_GZIP).decompress(data)
 
 
 def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:

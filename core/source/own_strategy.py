@@ -138,7 +138,9 @@ def _read(location: Location, manifest: Manifest) -> OwnStrategy | None:
     with keys_in_force(Keys(target=source_key())):
         # joined parts have no common plan
         strategy = unless_missing(
-            lambda: load_target_strategy(url, manifest.identity, encrypted=bool(manifest.encryption))
+            lambda: load_target_strategy(
+                url, manifest.identity, manifest.plan_digest, encrypted=bool(manifest.encryption)
+            )
         )
     if strategy is None:
         return None

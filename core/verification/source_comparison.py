@@ -91,7 +91,7 @@ class SourceComparison:
 def _plan_of(workspace: Workspace, manifest: Manifest) -> ConversionPlan:
     try:
         if manifest.writer == f"reshard {__version__}":
-            return load_plan(workspace.plan_url, manifest.identity)
+            return load_plan(workspace.plan_url, manifest.identity, manifest.plan_digest)
         # the identities of other versions cannot be reproduced
         return rebuild_plan(workspace.plan_url, manifest.plan_digest)
     except StorageError as error:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -12,10 +13,11 @@ import pytest
 from reshard.core.checkpoint.manifest import parse_manifest, parse_shard_record
 from reshard.core.checkpoint.map_parameters import parse_map_parameter
 from reshard.core.conversion.planning import make_plan
-from reshard.core.errors import CheckpointError, InputError, StrategyError, TargetError
-from reshard.core.plan.plan_file import load_plan, load_sources
+from reshard.core.errors import CheckpointError, InputError, LimitError, StrategyError, TargetError
+from reshard.core.plan.plan_file import load_plan, load_sources, load_target_strategy, rebuild_plan
 from reshard.core.request.conversion import build_request
 from reshard.core.request.fields import parse_ranks
+from reshard.core.runtime.metadata import metadata_limited
 from reshard.core.runtime.secrets import carries_credentials, scrubbed
 from reshard.core.storage.lease_holder import parse_holder
 from reshard.core.storage.named_options import resolve_storages
@@ -136,6 +138,40 @@ def test_a_plan_that_unpacks_to_far_more_than_it_takes_is_refused_before_it_does
         with pytest.raises(TargetError, match="bomb.json.gz: not a readable plan: it is cut off, or unpacks to more"):
             load_sources(url, "")
         assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_plan_of_too_many_lists_is_refused_before_all_of_it_is_unpacked() -> None:
+    chance = random.Random(7)
+    lists = b"".join(b"[]," * 460 + b'"%05x",' % chance.getrandbits(20) for _ in range(20_000))
+    url = _plan_file("lists.json.gz", gzip.compress(b'{"a":[' + lists + b"[]]}", 1))
+    tracemalloc.start()
+    try:
+        with metadata_limited(1), pytest.raises(LimitError, match="lists.json.gz: reading its metadata would take"):
+            load_sources(url, "")
+        assert tracemalloc.get_traced_memory()[1] < len(lists) // 3
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        load_plan,
+        load_sources,
+        lambda url, _, digest: rebuild_plan(url, digest),
+        lambda url, identity, digest: load_target_strategy(url, identity, digest, encrypted=False),
+    ],
+    ids=["plan", "sources", "rebuilt", "strategy"],
+)
+def test_a_plan_that_is_not_the_manifest_s_is_not_unpacked(load: Callable[[str, str, str], object]) -> None:
+    url = _plan_file("changed.json.gz", gzip.compress(b'{"a":"' + random.Random(7).randbytes(1 << 20).hex().encode()))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TargetError, match="changed.json.gz: is not the plan that was written: it was changed"):
+            load(url, "", "0" * 32)
+        assert tracemalloc.get_traced_memory()[1] < 3 << 20
     finally:
         tracemalloc.stop()
 

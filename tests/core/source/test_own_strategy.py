@@ -163,7 +163,7 @@ def test_a_plain_plan_beside_encrypted_files_is_not_believed(tmp_path: Path, mon
     convert(FOUR_TO_THREE.request(made, encrypt_key="env:RESHARD_KEY"))
     convert(FOUR_TO_THREE.request(tmp_path / "plain"))
     shutil.copy(origin_of(tmp_path / "plain"), origin_of(made))
-    with pytest.raises(StrategyError, match="is not the plan that the manifest beside it was written for"):
+    with pytest.raises(StrategyError, match="is not the plan that was written: it was changed"):
         whole(made, tmp_path / "whole", decrypt_key="env:RESHARD_KEY")
 
 
@@ -221,6 +221,15 @@ def of_another_plan(made: Path) -> None:
     shutil.copy(origin_of(other), origin_of(made))
 
 
+def of_another_plan_and_its_digest(made: Path) -> None:
+    of_another_plan(made)
+    change_record(made / ".reshard/manifest.json", plan_digest=digest_of(Path(origin_of(made))))
+
+
+def digest_of(file: Path) -> str:
+    return xxhash.xxh3_128_hexdigest(file.read_bytes())
+
+
 def damaged_manifest(made: Path) -> None:
     (made / ".reshard/manifest.json").write_text("{}")
 
@@ -234,7 +243,7 @@ def forged(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
         Path(origin_of(made)).write_bytes(gzip.compress(json.dumps(document).encode()))
         del document["catalog"]["notes"], document["catalog"]["assumed"]
         identity = xxhash.xxh3_128_hexdigest(json.dumps(document, separators=(",", ":"), sort_keys=True).encode())
-        change_record(made / ".reshard/manifest.json", identity=identity)
+        change_record(made / ".reshard/manifest.json", identity=identity, plan_digest=digest_of(Path(origin_of(made))))
 
     return harm
 
@@ -246,8 +255,9 @@ def layout_of(strategy: dict[str, Any], place: int, value: object) -> None:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (garbage, "not a readable plan"),
-        (of_another_plan, "it is not the plan that the manifest beside it was written for"),
+        (garbage, "is not the plan that was written: it was changed"),
+        (of_another_plan, "is not the plan that was written: it was changed"),
+        (of_another_plan_and_its_digest, "it is not the plan that the manifest beside it was written for"),
         (damaged_manifest, "not a readable manifest"),
         (forged(lambda strategy: layout_of(strategy, 0, [3.0])), "stage 0 cannot have 3.0 devices"),
         (forged(lambda strategy: layout_of(strategy, 0, [3, 1.0])), "cannot have 3.0 devices"),
