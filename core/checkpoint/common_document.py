@@ -40,7 +40,7 @@ def parse_common(data: bytes, origin: str) -> Common:
     try:
         document = load_json(data, origin)
     except (ValueError, RecursionError) as error:
-        raise CatalogError(f"{origin}: is not JSON: {error}") from error
+        raise CatalogError(f"{origin}: cannot be read as JSON: {error}") from error
     if not isinstance(document, dict):
         raise CatalogError(f"{origin}: is not a JSON object")
     values: dict[str, Number] = {}

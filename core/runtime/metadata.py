@@ -11,7 +11,8 @@ less than two.
 
 import json
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -102,19 +103,39 @@ def parsing(origin: object) -> Iterator[Parse]:
         parse.end()
 
 
-def load_json(
-    data: bytes, origin: object, *, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None
-) -> Any:
+class DuplicateKeyError(ValueError):
+    """An object of a JSON document has a key twice: one of the values would be lost."""
+
+
+def load_json(data: bytes, origin: object) -> Any:
     """Parse a JSON document in UTF-8, within the memory limit.
 
     Raises:
         LimitError: parsing would exceed the limit.
-        ValueError: the document is not JSON.
+        ValueError: the document is not JSON, or an object has a key twice.
         RecursionError: the document is nested too deeply.
     """
     with parsing(origin) as parse:
         parse.take(json_bytes(data))
-        return json.loads(data.decode(), object_pairs_hook=object_pairs_hook)
+        return json.loads(data.decode(), object_pairs_hook=_unique)
+
+
+def check_unique_keys(data: bytes) -> None:
+    """Check that no object of a JSON document has a key twice; objects are not kept.
+
+    Raises:
+        ValueError: one has, or the document is not JSON.
+        RecursionError: the document is nested too deeply.
+    """
+    json.loads(data.decode(), object_pairs_hook=lambda pairs: _unique(pairs) and None)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise DuplicateKeyError(f"{twice!r} occurs twice in one object")
+    return unique
 
 
 def json_bytes(data: bytes) -> int:

@@ -20,7 +20,7 @@ import msgspec
 
 from reshard.core.errors import LayoutError, StrategyError
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.metadata import parsing
+from reshard.core.runtime.metadata import check_unique_keys, parsing
 from reshard.core.storage.checkpoint2_names import parse_tensor_file
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
@@ -138,13 +138,15 @@ def parse_metadata(data: bytes, origin: str) -> Metadata:
         LimitError: parsing would exceed the memory limit.
     """
     with parsing(origin) as parse:
-        parse.take(len(data) + data.count(b":") * _MEMBER_BYTES)
+        text_width = 1 if data.isascii() else 4
+        parse.take(len(data) * (1 + text_width) + data.count(b":") * _MEMBER_BYTES)
         try:
+            check_unique_keys(data)  # msgspec takes the last
             document = msgspec.json.decode(data, type=_Document)
             found = _parse_tensors(document.state_dict_metadata, origin)
             files = _parse_storage(document.storage_data, found, origin)
             _check_ranks(files, len(data), origin)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, RecursionError, ValueError) as error:
             raise StrategyError(f"{origin}: is not the metadata of a Checkpoint 2.0: {error}") from error
         strategy = _strategy(found, files, origin)
     return Metadata(origin, {name: each.tensor for name, each in found.items()}, files, strategy)

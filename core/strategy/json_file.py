@@ -13,12 +13,11 @@ and its training reports that it is missing, but would believe an invented one.
 """
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from reshard.core.errors import LayoutError, StrategyError
-from reshard.core.runtime.metadata import load_json
+from reshard.core.runtime.metadata import DuplicateKeyError, load_json
 from reshard.core.strategy.file_kinds import START_BYTES, guess_suffix
 from reshard.core.strategy.model import OperatorStrategy, Strategy
 from reshard.core.strategy.records import (
@@ -46,7 +45,7 @@ def parse_json(data: bytes, origin: str) -> Strategy:
     if not data.strip():
         raise StrategyError(f"{origin}: is empty, not a strategy")
     try:
-        document = load_json(data, origin, object_pairs_hook=_unique_object)
+        document = load_json(data, origin)
         items = _object(document, "the document")
         operators = _object(items.get("parallel_strategy_item", {}), "parallel_strategy_item")
         layouts = _object(_required(items, "parallel_layout_item"), "parallel_layout_item")
@@ -54,7 +53,7 @@ def parse_json(data: bytes, origin: str) -> Strategy:
             [_parse_operator(name, item) for name, item in operators.items()],
             [(name, _parse_layout(item, f"parameter {name!r}")) for name, item in layouts.items()],
         )
-    except _UnsuitableError as error:
+    except (_UnsuitableError, DuplicateKeyError) as error:
         raise StrategyError(f"{origin}: is not a strategy: {error}") from error
     except (ValueError, RecursionError) as error:
         what = guess_suffix(data[:START_BYTES]) or _reason(data, error)
@@ -87,14 +86,6 @@ def _reason(data: bytes, error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f": no UTF-8 text at byte {error.start}"
     return ": it is nested too deeply, or has a number of thousands of digits"
-
-
-def _unique_object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise _UnsuitableError(f"{twice!r} occurs twice in one object")
-    return document
 
 
 def _parse_operator(name: str, value: object) -> OperatorStrategy:

@@ -289,7 +289,7 @@ def _parse_starts(text: str, location: Location) -> dict[str, Shape]:
     try:
         document = load_json(text.encode(), location)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{location}: {_SHARDING_INFO} is not JSON: {error}") from error
+        raise CheckpointError(f"{location}: {_SHARDING_INFO} cannot be read as JSON: {error}") from error
     starts: dict[str, Shape] = {}
     for name, entry in document.items() if isinstance(document, dict) else [("", document)]:
         start = entry.get("saved_offsets") if isinstance(entry, dict) else None

@@ -62,7 +62,7 @@ def _check_config(location: Location) -> None:
     try:
         document = load_json(read_small_file(location, _MAX_CONFIG_BYTES), location)
     except (ValueError, RecursionError) as error:
-        raise CatalogError(f"{location}: is not JSON: {error}") from error
+        raise CatalogError(f"{location}: cannot be read as JSON: {error}") from error
     fields = document if isinstance(document, dict) else {}
     backend = fields.get("sharded_backend"), fields.get("sharded_backend_version")
     if backend != _BACKEND:

@@ -5,9 +5,7 @@ Hugging Face's `*.safetensors.index.json` and MindSpore's `param_name_map.json` 
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
@@ -40,7 +38,7 @@ def read_weight_map(location: Location) -> dict[str, str]:
         StorageError: the file cannot be read.
     """
     try:
-        found = load_json(read_small_file(location, MAX_INDEX_BYTES), location, object_pairs_hook=_unique)
+        found = load_json(read_small_file(location, MAX_INDEX_BYTES), location)
         found = found.get("weight_map", found)
     except (AttributeError, RecursionError, ValueError) as error:
         raise CatalogError(f"{location}: is not a map of parameters to files: {error}") from error
@@ -57,11 +55,3 @@ def check_file_names(weights: Mapping[str, str], location: Location) -> None:
                 f"{location}: places parameter {name!r} in {file!r}, which is not the name of a .safetensors "
                 "file beside it"
             )
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"{twice!r} occurs twice")
-    return found

@@ -402,7 +402,8 @@ def test_shards_for_hugging_face_must_fill_their_tensors(tmp_path: Path) -> None
     ("information", "message"),
     [
         (None, "its header has no DCP_SHARDING_INFO"),
-        ("[", "DCP_SHARDING_INFO is not JSON: "),
+        ("[", "DCP_SHARDING_INFO cannot be read as JSON: "),
+        ('{"w": {"saved_offsets": [1]}, "w": {"saved_offsets": [0]}}', "'w' occurs twice in one object"),
         ("[1]", "DCP_SHARDING_INFO gives no saved_offsets of parameter ''"),
         (json.dumps({"w": {"saved_offsets": [-1]}}), "DCP_SHARDING_INFO gives no saved_offsets of parameter 'w'"),
         (json.dumps({"w": {"saved_offsets": [0, 0]}}), r"'w' is \[0, 0\], its shape \[2\]"),

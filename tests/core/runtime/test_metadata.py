@@ -14,6 +14,7 @@ from reshard.core.runtime import metadata
 from reshard.core.runtime.metadata import (
     Parse,
     check_metadata,
+    check_unique_keys,
     json_bytes,
     load_json,
     metadata_limit_bytes,
@@ -70,7 +71,7 @@ def test_parsing_json_takes_no_more_memory_than_was_estimated(kind: str) -> None
     data = DOCUMENTS[kind]
     tracemalloc.start()
     try:
-        load_json(data, kind, object_pairs_hook=dict)
+        load_json(data, kind)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -80,7 +81,7 @@ def test_parsing_json_takes_no_more_memory_than_was_estimated(kind: str) -> None
 def test_a_real_header_is_not_estimated_at_more_than_three_times_what_it_takes() -> None:
     tracemalloc.start()
     try:
-        load_json(DOCUMENTS["a header"], "a header", object_pairs_hook=dict)
+        load_json(DOCUMENTS["a header"], "a header")
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -194,3 +195,22 @@ def test_an_error_does_not_keep_what_was_parsed() -> None:
     assert raised.value is not None
     assert large is not None
     assert large() is None
+
+
+@pytest.mark.parametrize("document", [b'{"a": 1, "b": 2, "a": 1}', b'{"b": [{"c": {"a": 1, "\\u0061": 2}}]}'])
+def test_a_key_that_is_there_twice_is_refused_in_every_document(document: bytes) -> None:
+    with pytest.raises(ValueError, match="'a' occurs twice in one object"):
+        load_json(document, "a document")
+    with pytest.raises(ValueError, match="'a' occurs twice in one object"):
+        check_unique_keys(document)
+    check_unique_keys(b'[{"a": 1}, {"a": 1}]')
+
+
+def test_keys_are_compared_without_keeping_what_they_lead_to() -> None:
+    document = b"[" + b",".join([b'{"a": {"b": [1, 2, 3]}}'] * 20_000) + b"]"
+    tracemalloc.start()
+    try:
+        check_unique_keys(document)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(document)
+    finally:
+        tracemalloc.stop()

@@ -173,6 +173,18 @@ def test_refusals(change: Callable[[dict[str, Any]], object], message: str) -> N
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "key", ["state_dict_metadata", NAME, "global_shape", "device_matrix", KEY, "storage_rank", "storage_data"]
+)
+def test_a_key_that_is_there_twice_is_refused(key: str) -> None:
+    text = json.dumps(document())
+    member = json.dumps(key) + ": "
+    with pytest.raises(
+        StrategyError, match="m: is not the metadata of a Checkpoint 2.0: .* occurs twice in one object"
+    ):
+        parse_metadata(text.replace(member, f"{member}0, {member}", 1).encode(), "m")
+
+
 def test_layouts_of_different_device_counts() -> None:
     content = document()
     other = json.loads(json.dumps(content["state_dict_metadata"][NAME]))
