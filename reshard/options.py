@@ -80,6 +80,7 @@ class TransformOptions(SelectionOptions, SourceOptions, ResourceOptions, total=F
             Hugging Face's, or the other way round.
         switch: `NAME=VALUE`: what a checkpoint does not show, for the preset.
         training_config: the training's YAML, in which the preset finds that.
+        allow_model: values of `model_type` in config.json to convert although the preset does not list them.
         check_crc: check the CRC of source files that have one, as those of DCP: reads all of them whole, also for a
             plan, and in each process that loads a rank. `convert` checks DCP's as it reads them.
         unmatched: what happens to parameters that the target's strategy lacks.
@@ -99,6 +100,7 @@ class TransformOptions(SelectionOptions, SourceOptions, ResourceOptions, total=F
     preset: PathOrUrl
     switch: Texts
     training_config: PathOrUrl
+    allow_model: Texts
     check_crc: bool
     unmatched: UnmatchedPolicy | Literal["drop", "fail"]
     allow_missing: Texts
@@ -221,6 +223,7 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
         changes: compare what A becomes by a document of changes, after a preset's.
         switch: `NAME=VALUE`: what a checkpoint does not show, for the preset.
         training_config: the training's YAML, in which the preset finds that.
+        allow_model: values of `model_type` in config.json to compare although the preset does not list them.
         ignore_dtype: count values as equal that are so once cast to the narrower dtype.
         decrypt_key_a: name of the key: `env:NAME`, `file:PATH` or `block:NAME`.
         decrypt_key_b: the same for B.
@@ -238,6 +241,7 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
     changes: PathOrUrl
     switch: Texts
     training_config: PathOrUrl
+    allow_model: Texts
     ignore_dtype: bool
     decrypt_key_a: str
     decrypt_key_b: str

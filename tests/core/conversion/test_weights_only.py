@@ -71,7 +71,7 @@ def test_the_optimizer_of_a_dcp_is_left_out_and_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"preset": "deepseek3"}, {"select": "weights-only"}])
-def test_experts_that_may_have_moved_are_refused(options: dict[str, str], tmp_path: Path) -> None:
+def test_experts_that_may_have_moved_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     """Their order is in the mapping, so that weights alone would be those of other experts."""
     names = [router.replace("router.", "expert_mapping") for router in routers()]
     source = trained(tmp_path / "mf", {name: np.arange(4, dtype=np.int32) for name in names})
