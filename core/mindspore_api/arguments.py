@@ -129,6 +129,7 @@ def given_rank(rank_id: int | None) -> int | None:
     launched = rank_in_environment()
     if rank_id is not None and launched is not None and rank_id != launched:
         raise ValueError(
-            f"'rank_id' is {rank_id}, the environment's {rank_variable()} is {launched}: make them equal, or leave one out"
+            f"'rank_id' is {rank_id}, the environment's {rank_variable()} is {launched}: make them equal, or leave one "
+            "out"
         )
     return launched if rank_id is None else rank_id

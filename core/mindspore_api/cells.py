@@ -6,10 +6,11 @@ Nothing here imports MindSpore: what was not imported before has made no Cells, 
 import sys
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from reshard.core.checkpoint.numpy_values import Value, dtype_of
 from reshard.core.tensor import dtypes
+
 
 def is_cell(network: object) -> bool:
     """True for a Cell of MindSpore."""
@@ -49,7 +50,7 @@ def join_mindspore(instance: object, name: str) -> None:
     """Make an object one of `mindspore.train`'s class of a name as well, if MindSpore is imported."""
     theirs = getattr(sys.modules.get("mindspore.train"), name, None)
     if theirs is not None and not isinstance(instance, theirs):
-        object.__setattr__(instance, "__class__", _subclass(type(instance), theirs))
+        object.__setattr__(instance, "__class__", _subclass(cast(type, type(instance)), theirs))
 
 
 @cache

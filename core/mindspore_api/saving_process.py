@@ -94,7 +94,6 @@ class Snapshot:
         if message:
             raise OSError(number, message)
 
-
     def _removed_remains(self) -> str:
         """Remove what a child that has ended early left unfinished; return what to add to a message if that fails."""
         location = self._location

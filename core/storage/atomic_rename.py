@@ -1,7 +1,7 @@
 """Local files that appear at once: written beside their place under a temporary name, then renamed into it.
 
-Whoever writes keeps the temporary file locked. The kernel releases the lock when the process ends, however it ends, so a
-temporary file that can be locked is abandoned.
+Whoever writes keeps the temporary file locked. The kernel releases the lock when the process ends, however it ends, so
+a temporary file that can be locked is abandoned.
 """
 
 import errno

@@ -4,7 +4,7 @@ import shutil
 
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.local_files import check_regular
-from reshard.core.storage.atomic_rename import flush_to_disk, rename_into_place, temporary_path, unlink_if_exists
+from reshard.core.storage.atomic_rename import flush_to_disk, open_temporary, rename_into_place, unlink_if_exists
 from reshard.core.storage.azure import await_copy, is_azure
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.listing import file_info
@@ -28,15 +28,16 @@ def copy_file(source: Location, target: Location) -> None:
         return
     with mapped_errors(target, action):
         check_regular(source.path)  # a device would be copied without end
-        temporary = temporary_path(target)
-        try:
-            shutil.copyfile(source.path, temporary)
-            flush_to_disk(temporary)
-            check_claim()
-            rename_into_place(temporary, target.path)
-        except BaseException:
-            unlink_if_exists(temporary)
-            raise
+        temporary, locked = open_temporary(target)
+        with locked:
+            try:
+                shutil.copyfile(source.path, temporary)
+                flush_to_disk(temporary)
+                check_claim()
+                rename_into_place(temporary, target.path)
+            except BaseException:
+                unlink_if_exists(temporary)
+                raise
 
 
 def _copy_remote(source: Location, target: Location, action: str) -> None:

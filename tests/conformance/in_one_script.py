@@ -116,7 +116,7 @@ def what_does_not_fit_is_refused_as_by_mindspore() -> None:
 
 def a_cell_has_no_parameters_to_send_in_one_stage() -> None:
     """Neither here nor there; and a network that is no Cell is refused by both."""
-    assert ours.sync_pipeline_shared_parameters(Net()) is None
+    ours.sync_pipeline_shared_parameters(Net())
     for function in (mindspore.parallel.sync_pipeline_shared_parameters, ours.sync_pipeline_shared_parameters):
         try:
             function(5)
@@ -169,7 +169,7 @@ def a_configuration_is_still_frozen_and_ours() -> None:
     assert (config.save_checkpoint_steps, config.append_dict, config.map_param_inc) == (5, None, False)
     assert config.get_checkpoint_policy() == train.CheckpointConfig(5).get_checkpoint_policy()
     try:
-        config.format = "safetensors"
+        config.format = "safetensors"  # type: ignore[misc]
     except AttributeError:
         return
     raise AssertionError("it can be changed")

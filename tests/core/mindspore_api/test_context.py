@@ -43,9 +43,9 @@ def test_a_seed_is_numpys() -> None:
     drawn = []
     for _ in range(2):
         mindspore.set_seed(1)
-        drawn.append(np.random.rand())  # noqa: NPY002
-    np.random.seed(1)  # noqa: NPY002
-    assert drawn == [np.random.rand()] * 2  # noqa: NPY002
+        drawn.append(np.random.rand())
+    np.random.seed(1)
+    assert drawn == [np.random.rand()] * 2
     assert mindspore.get_seed() == 1
 
 

@@ -1,4 +1,4 @@
-"""Files that only their owner may read, in directories that only their owner may enter: as MindSpore 2.10 makes them."""
+"""Files that only their owner may read, in directories that only their owner may enter, as MindSpore makes them."""
 
 import os
 import stat

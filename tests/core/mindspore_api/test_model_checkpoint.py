@@ -18,6 +18,7 @@ import pytest
 from reshard import mindspore
 from reshard.core.mindspore_api import background, checkpoint_manager, model_checkpoint, saving, saving_process
 from reshard.core.mindspore_api.model_checkpoint import free_prefix
+from reshard.core.storage import publishing
 from reshard.core.storage.urls import Location
 from reshard.mindspore import CheckpointConfig, ModelCheckpoint, RunContext
 from tests.support.places import PROJECT
@@ -148,7 +149,7 @@ class TestOldFiles:
         checkpoint = ModelCheckpoint("net", str(tmp_path), CheckpointConfig(keep_checkpoint_max=1))
         network = {"w": np.ones(3, np.float32)}
         checkpoint.step_end(state(network, 1))
-        list_names = checkpoint_manager.list_names
+        list_names = publishing.list_names
 
         def listed_and_gone(location: Location) -> list[str]:
             found = list_names(location)

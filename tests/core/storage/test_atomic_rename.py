@@ -1,12 +1,13 @@
 """Local files appear at once, and nothing is changed through links."""
 
+import fcntl
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from reshard.core.errors import StorageError
-from reshard.core.storage import atomic_rename
 from reshard.core.storage.atomic_rename import open_temporary, remove_abandoned
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.removal import remove_file
@@ -55,16 +56,16 @@ def test_a_temporary_file_that_is_taken_for_abandoned_before_it_is_locked_is_mad
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = parse_url(str(tmp_path))
-    lock = atomic_rename.fcntl.flock
+    lock = fcntl.flock
     removed: list[int] = []
 
-    def remove_first(file: object, operation: int) -> None:
+    def remove_first(file: BinaryIO, operation: int) -> None:
         if not removed:
             removed.append(1)
             remove_abandoned(directory, lambda _: True)
-        lock(file, operation)  # type: ignore[arg-type]
+        lock(file, operation)
 
-    monkeypatch.setattr(atomic_rename.fcntl, "flock", remove_first)
+    monkeypatch.setattr(fcntl, "flock", remove_first)
     path, file = open_temporary(directory.child("a.ckpt"))
     with file:
         assert os.listdir(tmp_path) == [os.path.basename(path)]
