@@ -1,19 +1,27 @@
-"""The automation that sends alerts by a notification block: of runs that failed, are late or wait for approval."""
+"""The automations that send alerts by a notification block: of runs that were killed, are late or wait for approval.
 
-from collections.abc import Sequence
+A run that fails sends its alert by itself (`failure_alerts`): the automation would send a second one. One failure is
+the server's own: an approval that nobody gave in time. A second automation tells of it, with the actions of the first.
+"""
+
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.events import EventTrigger, Posture, ResourceSpecification
 from prefect.events.actions import SendNotification
-from prefect.events.schemas.automations import AutomationCore
+from prefect.events.schemas.automations import Automation, AutomationCore
 from prefect.exceptions import ObjectNotFound
 
 from reshard.core.errors import InputError
 
 ALERTS_AUTOMATION = "reshard: alerts"
-_STATES = ("Failed", "Crashed", "TimedOut", "Late", "Suspended")
+EXPIRED_AUTOMATION = "reshard: alerts of expired approvals"
+_STATES = ("Crashed", "TimedOut", "Late", "Suspended")
+_FAILED = "prefect.flow-run.Failed"
+_EXPIRED = "The flow was * and never resumed."
+"""What Prefect says of a run that was paused or suspended for too long."""
 _SUBJECT = "{{ flow_run.state.name }}: {{ flow_run.name }}"
 _BODY = """\
 {{ flow_run.name }} ({{ deployment.name }}): {{ flow_run.state.name }}
@@ -63,18 +71,45 @@ def alerts_automation(tags: Sequence[str], block: UUID) -> AutomationCore:
     """Return the automation that notifies of deployed runs with these tags; one message each time."""
     return AutomationCore(
         name=ALERTS_AUTOMATION,
-        description="Notifies of runs that failed, were killed, are late (no worker takes them) or wait for approval.",
-        trigger=EventTrigger(
-            expect={f"prefect.flow-run.{state}" for state in _STATES},
-            match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
-            # the conversion below a scheduled run has the same tags, and no deployment: it fails together with it
-            match_related=[
-                ResourceSpecification({"prefect.resource.id": [f"prefect.tag.{tag}" for tag in tags]}),
-                ResourceSpecification({"prefect.resource.id": "prefect.deployment.*"}),
-            ],
-            for_each={"prefect.resource.id"},
-            posture=Posture.Reactive,
-            threshold=1,
-        ),
+        description="Notifies of runs that were killed, are late (no worker takes them) or wait for approval. Failed "
+        "runs notify by themselves, by the same block, while this automation is on.",
+        trigger=_trigger(tags, {f"prefect.flow-run.{state}" for state in _STATES}),
         actions=[SendNotification(block_document_id=block, subject=_SUBJECT, body=_BODY)],
+    )
+
+
+def expired_automation(tags: Sequence[str], alerts: AutomationCore) -> AutomationCore:
+    """Return the automation that notifies, as that of the alerts does, of approvals that nobody gave in time."""
+    return AutomationCore(
+        name=EXPIRED_AUTOMATION,
+        description=f"Notifies, as {ALERTS_AUTOMATION!r} does, of runs that failed because nobody decided in time.",
+        enabled=alerts.enabled,
+        trigger=_trigger(tags, {_FAILED}, {"prefect.state-message": _EXPIRED}),
+        actions=alerts.actions,
+    )
+
+
+def leave_failures_to_runs(client: SyncPrefectClient, there: Automation) -> bool:
+    """Let an older version's automation tell of no failure that the run tells of; return True if that was needed."""
+    trigger = there.trigger
+    if not isinstance(trigger, EventTrigger) or _FAILED not in trigger.expect:
+        return False
+    kept = there.model_dump(exclude={"id", "trigger"}, exclude_unset=True)
+    mended = trigger.model_copy(update={"expect": trigger.expect - {_FAILED}})
+    client.update_automation(there.id, AutomationCore.model_validate(kept | {"trigger": mended}))
+    return True
+
+
+def _trigger(tags: Sequence[str], events: set[str], labels: Mapping[str, str] | None = None) -> EventTrigger:
+    return EventTrigger(
+        expect=events,
+        match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*", **(labels or {})}),
+        # the conversion below a scheduled run has the same tags, and no deployment: it fails together with it
+        match_related=[
+            ResourceSpecification({"prefect.resource.id": [f"prefect.tag.{tag}" for tag in tags]}),
+            ResourceSpecification({"prefect.resource.id": "prefect.deployment.*"}),
+        ],
+        for_each={"prefect.resource.id"},
+        posture=Posture.Reactive,
+        threshold=1,
     )

@@ -31,7 +31,15 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.workers.process import ProcessWorker
 
 from reshard import __version__
-from reshard.deployments.alerts import ALERTS_AUTOMATION, alerts_automation, find_block, notified_blocks
+from reshard.deployments.alerts import (
+    ALERTS_AUTOMATION,
+    EXPIRED_AUTOMATION,
+    alerts_automation,
+    expired_automation,
+    find_block,
+    leave_failures_to_runs,
+    notified_blocks,
+)
 from reshard.deployments.described import Described, WorkPool
 from reshard.deployments.form_groups import form_schema
 
@@ -123,12 +131,19 @@ def _tags(descriptions: Sequence[Described]) -> list[str]:
 
 def _make_alerts(client: SyncPrefectClient, tags: Sequence[str], block: UUID | None) -> str:
     there = client.read_automations_by_name(ALERTS_AUTOMATION)
-    if there:
-        notified = notified_blocks(client, there)
-        return _made_if(False) + (f"; it notifies by {', '.join(notified)}" if notified else "")
-    if block is None:
+    if not there and block is None:
         return "not made: whom to notify is named by --notify TYPE/NAME"
-    return _made_if(_make_automation(client, alerts_automation(tags, block)))
+    if not there and block is not None:
+        made = alerts_automation(tags, block)
+        for former in client.read_automations_by_name(EXPIRED_AUTOMATION):
+            client.delete_automation(former.id)
+        _make_automation(client, expired_automation(tags, made))
+        return _made_if(_make_automation(client, made))
+    _make_automation(client, expired_automation(tags, there[0]))
+    mended = [leave_failures_to_runs(client, each) for each in there]
+    done = "mended: runs that fail notify by themselves" if any(mended) else _made_if(False)
+    notified = notified_blocks(client, there)
+    return done + (f"; it notifies by {', '.join(notified)}" if notified else "")
 
 
 def _made_if(made: bool) -> str:

@@ -27,6 +27,7 @@ from reshard.core.request.groups import GROUPS
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.validation import describe_validation
 from reshard.core.request.verification import VerificationRequest
+from reshard.deployments.failure_alerts import alert_of_failure
 from reshard.deployments.form_groups import EVERYDAY, groups_of, title_of, ungrouped
 from reshard.deployments.places import deployed_places, relative_places
 from reshard.flows import compare_checkpoints as comparison
@@ -73,7 +74,12 @@ def form_of(inner: Flow[[Request], Any], model: type[Request], name_of: Callable
 
     run.__signature__ = inspect.Signature(_parameters(model))  # type: ignore[attr-defined]
     # Prefect's own validation adds nothing to the request's; it logs a stack trace and all parameters
-    options: dict[str, Any] = {"name": inner.name, "flow_run_name": run_name, "persist_result": False}
+    options: dict[str, Any] = {
+        "name": inner.name,
+        "flow_run_name": run_name,
+        "persist_result": False,
+        "on_failure": [alert_of_failure],
+    }
     form: Flow[..., Any] = flow(**options, validate_parameters=False)(run)
     return form
 

@@ -62,7 +62,11 @@ def _tidied(record: logging.LogRecord) -> bool:
     if record.exc_info and isinstance(record.exc_info[1], ReshardError):
         return False  # the stack trace of an error with a message
     message = record.getMessage()
-    if message == _CANCELLED_RUN or (record.name == "prefect.task_runs" and _ENDED_WITH_ITS_RUN.match(message)):
+    if (
+        message == _CANCELLED_RUN
+        or _OF_HOOK.match(message)
+        or (record.name == "prefect.task_runs" and _ENDED_WITH_ITS_RUN.match(message))
+    ):
         return False
     record.msg, record.args = printable_lines(scrubbed(message)), ()
     if record.exc_info:
@@ -73,6 +77,7 @@ def _tidied(record: logging.LogRecord) -> bool:
 _TRACES = logging.Formatter()
 _CANCELLED_RUN = "Finished in state Running()"
 """Logged for a cancelled run after "Flow run was cancelled"; its worker sets the state a moment later."""
+_OF_HOOK = re.compile(r"Running hook '|Hook '.*' finished running successfully$")
 _ENDED_WITH_ITS_RUN = re.compile(
     r"(Crash detected! |Finished in state Crashed\(')Execution was aborted by a termination signal"
     r"|Finished in state Cancelled\("

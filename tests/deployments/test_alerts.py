@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.blocks.system import Secret
+from prefect.events import EventTrigger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from pydantic import SecretStr
 
-from reshard.deployments.alerts import ALERTS_AUTOMATION
+from reshard.deployments.alerts import ALERTS_AUTOMATION, EXPIRED_AUTOMATION, alerts_automation, find_block
 from tests.support.deployed import Demo, reshard
 from tests.support.prefect_server import PrefectServer, await_run, start_run, until
 
 pytestmark = pytest.mark.slow
+
+_TAKEN_UP_SECONDS = 5
+"""An automation misses events for a moment: the server takes it up after it has answered."""
 
 
 class Receiver(HTTPServer):
@@ -62,8 +66,9 @@ def block(server: PrefectServer, receiver: Receiver) -> Iterator[str]:
         ).save("ops", overwrite=True)
         Secret(value=SecretStr("x")).save("quiet", overwrite=True)
     yield "custom-webhook/ops"
-    for automation in server.client.read_automations_by_name(ALERTS_AUTOMATION):
-        server.client.delete_automation(automation.id)
+    for name in (ALERTS_AUTOMATION, EXPIRED_AUTOMATION):
+        for automation in server.client.read_automations_by_name(name):
+            server.client.delete_automation(automation.id)
 
 
 @pytest.mark.usefixtures("worker")
@@ -76,19 +81,53 @@ def test_somebody_is_told_once_of_a_run_that_fails(
     )
     done = reshard(server, "deploy", "--notify", block)
     assert f"automation {ALERTS_AUTOMATION}: made\n" in done.stdout, done.stderr
-    parameters = demo.parameters(tmp_path / "target") | {"source": str(tmp_path / "nowhere")}
-
-    def messages() -> list[dict[str, Any]]:
-        # an automation misses events for a moment: the server takes it up after it has answered
-        run_id = start_run(server, "convert-latest-checkpoint/convert-latest", parameters)
-        await_run(server, run_id, "Failed")
-        return until_some(receiver)
-
-    [message] = until(messages, "no message", 120)
+    [message] = messages_of_a_failure(server, receiver, demo, tmp_path)
     assert message["title"].startswith("Failed: convert latest of")
     assert "(convert-latest): Failed" in message["text"]
     assert f"{tmp_path / 'nowhere'}" in message["text"]
     assert "/runs/flow-run/" in message["text"]
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_older_automation_does_not_tell_of_a_failure_again(
+    server: PrefectServer, block: str, receiver: Receiver, demo: Demo, tmp_path: Path
+) -> None:
+    made = alerts_automation(["reshard"], find_block(server.client, block))
+    assert isinstance(made.trigger, EventTrigger)
+    everything = made.trigger.model_copy(update={"expect": {"prefect.flow-run.Failed", "prefect.flow-run.Crashed"}})
+    server.client.create_automation(made.model_copy(update={"trigger": everything}))
+    done = reshard(server, "deploy")
+    assert f"automation {ALERTS_AUTOMATION}: mended: runs that fail notify by themselves; it notifies by {block}\n" in (
+        done.stdout
+    )
+    assert f"automation {ALERTS_AUTOMATION}: is there already" in reshard(server, "deploy").stdout
+    [there] = server.client.read_automations_by_name(ALERTS_AUTOMATION)
+    threading.Event().wait(_TAKEN_UP_SECONDS)
+    assert len(messages_of_a_failure(server, receiver, demo, tmp_path)) == 1
+    server.client.pause_automation(there.id)
+    receiver.received.clear()
+    assert messages_of_a_failure(server, receiver, demo, tmp_path) == []
+
+
+@pytest.mark.usefixtures("worker")
+def test_somebody_is_told_of_an_approval_that_nobody_gave_in_time(
+    server: PrefectServer, block: str, receiver: Receiver, demo: Demo, tmp_path: Path
+) -> None:
+    assert reshard(server, "deploy", "--notify", block).returncode == 0
+    threading.Event().wait(_TAKEN_UP_SECONDS)
+    parameters = demo.parameters(tmp_path / "target", approval_seconds=10)
+    run_id = start_run(server, "convert-checkpoint/convert-with-approval", parameters)
+    await_run(server, run_id, "Failed", seconds=120)
+    until(lambda: len(receiver.received) >= 2, "no message of the failure", 60)
+    assert {message["title"].partition(":")[0] for message in until_some(receiver)} == {"Suspended", "Failed"}
+
+
+def messages_of_a_failure(
+    server: PrefectServer, receiver: Receiver, demo: Demo, tmp_path: Path
+) -> list[dict[str, Any]]:
+    parameters = demo.parameters(tmp_path / "target") | {"source": str(tmp_path / "nowhere")}
+    await_run(server, start_run(server, "convert-latest-checkpoint/convert-latest", parameters), "Failed")
+    return until_some(receiver)
 
 
 def until_some(receiver: Receiver) -> list[dict[str, Any]]:
