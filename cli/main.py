@@ -21,6 +21,7 @@ from reshard.core.errors import InputError, ReshardError, VerificationError
 from reshard.core.runtime.arenas import share_arenas
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.shortage import naming_shortage
+from reshard.core.runtime.suggestions import close_words
 from reshard.core.runtime.threads import rare_collections
 from reshard.core.runtime.wording import printable_lines
 
@@ -209,6 +210,8 @@ def _exit_code(error: ReshardError) -> int:
 
 
 def _usage_message(error: click.ClickException) -> str:
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        error.possibilities = close_words(error.option_name, error.possibilities)
     message = error.format_message().replace("\n\t", " ")  # click lists choices on lines of their own
     context = error.ctx if isinstance(error, click.UsageError) else None
     return f"{message}\nTry '{context.command_path} --help' for help." if context else message

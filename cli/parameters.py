@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reshard.core.runtime.suggestions import close_words
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -60,9 +62,7 @@ class Choice(click.Choice[str]):
 
 def did_you_mean(word: str, words: list[str]) -> str:
     """Format a suggestion of similar words, to append to a message; empty if there is none."""
-    from difflib import get_close_matches
-
-    close = [repr(each) for each in get_close_matches(word.lower(), words, n=2)]
+    close = [repr(each) for each in close_words(word, words)]
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 

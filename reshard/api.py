@@ -11,7 +11,6 @@ and each file that cannot be used, and a `StorageError` if reading or writing fa
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar, Unpack
@@ -42,6 +41,7 @@ from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import EncryptionMode, KeyNames, named_keys
 from reshard.core.runtime.progress import Progress, reporting_to
 from reshard.core.runtime.progress_lines import LoggedProgress
+from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.source import diagnosis, recovery
 from reshard.core.source.description import describe
 from reshard.core.source.diagnosis import Diagnosis
@@ -126,7 +126,8 @@ def _checked(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _R
         try:
             parameters.bind(*arguments, **keywords)
         except TypeError as error:
-            raise InputError(f"{function.__name__}: {error}") from None
+            unknown = next((name for name in keywords if name not in parameters.parameters), "")
+            raise InputError(f"{function.__name__}: {error}{did_you_mean(unknown, parameters.parameters)}") from None
         return function(*arguments, **keywords)
 
     return call
@@ -526,15 +527,15 @@ def _build(model: type[_Request], known: type, options: Mapping[str, object], **
     """Build a request of a call's arguments; `known` is the TypedDict of its options."""
     unknown = [name for name in options if name not in known.__annotations__]
     if unknown:
-        raise InputError("\n".join(f"{name}: {_advice(name, known)}" for name in unknown))
+        possible = [*named, *known.__annotations__]
+        raise InputError("\n".join(f"{name}: {_advice(name, possible)}" for name in unknown))
     return build_options(model, str, **{name: _text(value) for name, value in (named | dict(options)).items()})
 
 
-def _advice(name: str, known: type) -> str:
+def _advice(name: str, known: Collection[str]) -> str:
     if name in _OF_FLOWS:
         return "is for flows: give a ConversionRequest to reshard.flows.convert_checkpoint"
-    near = get_close_matches(name, known.__annotations__, 3)
-    return "there is no such option" + (f"; is it {' or '.join(near)}?" if near else "")
+    return f"there is no such option{did_you_mean(name, known)}"
 
 
 def _text(value: Any) -> Any:

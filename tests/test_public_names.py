@@ -140,7 +140,7 @@ def test_loading_has_no_options_about_writing(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: reshard.convert("a", "b", formt="ckpt"), "formt: there is no such option; is it format?"),  # type: ignore[call-arg]
+        (lambda: reshard.convert("a", "b", formt="ckpt"), "formt: there is no such option; did you mean format?"),  # type: ignore[call-arg]
         (lambda: reshard.convert("a", "b", format="onnx"), "format 'onnx': "),  # type: ignore[arg-type]
         (lambda: reshard.convert("a", "b", dask_scheduler="local"), "dask_scheduler: is for flows"),  # type: ignore[call-arg]
         (lambda: reshard.convert(5, "b"), "source 5: "),  # type: ignore[arg-type]

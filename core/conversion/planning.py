@@ -37,6 +37,7 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.threads import expect_parameters
 from reshard.core.runtime.wording import listed, printable
 from reshard.core.source.absences import check_absences
+from reshard.core.source.exchanged import naming_exchanged
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import Source, TargetOutline, open_source
 from reshard.core.source.other_stages import check_part
@@ -89,6 +90,11 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
         StrategyError: the source's contents contradict its strategy.
         PlanError: source, target and options do not fit together.
     """
+    with naming_exchanged(source.request, target.strategy):
+        return _planned(request, source, target)
+
+
+def _planned(request: ConversionRequest, source: Source, target: TargetOutline) -> ConversionPlan:
     current_progress().begin("planning")
     expect_parameters(sum(len(index.entries) for index in source.catalog.indexes()))
     catalog, strategy, asked = source.catalog, source.strategy, source.integrated_save

@@ -21,6 +21,7 @@ from reshard.core.request.templates import Template, parse_template
 from reshard.core.request.training_config import GENERATIONS, TrainingConfig
 from reshard.core.request.training_state import STATE_PREFIXES
 from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.runtime.wording import listed, quoted
 
 _MAX_LISTED = 4
@@ -139,10 +140,10 @@ class _Compiler:
             raise InputError(f"--switch names={world}: must be one of {', '.join(preset.worlds)}")
         unknown = settings.given.keys() - preset.switches.keys() - {"names"}
         if unknown:
-            raise InputError(
-                f"preset {preset.preset} has no switch {quoted(min(unknown))}: it has "
-                f"{', '.join(preset.switches) or 'none'}"
-            )
+            switch, known = min(unknown), ", ".join(preset.switches) or "none"
+            suggestion = did_you_mean(switch, preset.switches)
+            listing = f"{suggestion} It has {known}" if suggestion else f": it has {known}"
+            raise InputError(f"preset {preset.preset} has no switch {quoted(switch)}{listing}")
 
     def compiled(self) -> CompiledPreset:
         direction, world = self._direction()

@@ -21,6 +21,7 @@ from reshard.core.request.changes import CastRule, Changes, JoinRule, RenameRule
 from reshard.core.request.steps import StepRule
 from reshard.core.request.training_state import StateKind, expert_order_problem, state_kind
 from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.suggestions import close_words, did_you_mean
 from reshard.core.runtime.wording import listed, quoted
 from reshard.core.tensor.segments import Pieces, fill_once, whole_piece
 from reshard.core.tensor.slices import Shape
@@ -371,7 +372,7 @@ def _excluded_copies(copies: Sequence[DroppedCopy]) -> dict[str, str]:
 
 def _unused_rule(kind: str, rule: object, names: Sequence[str], made: Mapping[str, Recipe]) -> str:
     rule_text = f"the pattern {rule!r} ({kind})" if kind in ("include", "exclude") else str(rule)
-    near: list[str] = []
+    advice = ""
     part = None
     if isinstance(rule, RenameRule) and rule.name:
         now = [repr(recipe.making.name) for recipe in made.values() if rule.name in recipe.sources]
@@ -380,11 +381,13 @@ def _unused_rule(kind: str, rule: object, names: Sequence[str], made: Mapping[st
                 f"{rule_text} fits no parameter: steps, or a preset, come before it and leave {listed(now, 3)} of "
                 "that: rename what they leave"
             )
-        near = _close_names(rule.name, [recipe.making.name for recipe in made.values()], 3)
+        advice = did_you_mean(rule.name, [recipe.making.name for recipe in made.values()])
     elif isinstance(rule, RenameRule | SplitRule):
         pattern = rule.pattern if isinstance(rule, RenameRule) else rule.parameters
         part = next((name for name in names if re.search(pattern, name)), None) if is_quick(pattern) else None
-    advice = f"; is it one of {', '.join(near)}?" if near else ""
+    elif isinstance(rule, str | CastRule | TransposeRule):
+        pattern = rule if isinstance(rule, str) else rule.parameters
+        advice = did_you_mean(pattern.strip("*"), names)
     if part is not None:
         advice = f" as a whole, though a part of {part!r}, say: put .* for any text"
     return f"{rule_text} fits no parameter{advice}"
@@ -392,12 +395,6 @@ def _unused_rule(kind: str, rule: object, names: Sequence[str], made: Mapping[st
 
 def _unused_step(number: int, rule: StepRule, names: Sequence[str]) -> str:
     example = rule.templates[0]
-    near = _close_names(example.expanded(dict.fromkeys(example.names, 0)), names, 1)
+    near = close_words(example.expanded(dict.fromkeys(example.names, 0)), names, 1)
     advice = f"; there is {near[0]!r}, say" if near else ""
     return f"step {number + 1}, {rule}, fits no parameter{advice}: correct it, or say 'optional: true'"
-
-
-def _close_names(name: str, names: Sequence[str], count: int) -> list[str]:
-    from difflib import get_close_matches
-
-    return get_close_matches(name, names, count)

@@ -19,10 +19,20 @@ from reshard.core.request.expressions import VariableName
 from reshard.core.request.rules import Axis, Count, Length, Name, Regular, Rule, Several, regular_expression, shares_of
 from reshard.core.request.steps import Step, with_variables
 from reshard.core.request.training_state import STATE_PREFIXES
+from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.runtime.wording import quoted
 
 FLOAT_NAMES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", "float64": "Float64"}
 """Spelling of a dtype to cast to -> its name in `reshard.core.tensor.dtypes`."""
+_USUAL_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+    "fp64": "float64",
+    "double": "float64",
+}
 _EXPRESSION_PREFIX = "re:"
 MAX_STEPS = 4096
 """Each looks at all names."""
@@ -45,7 +55,8 @@ class OverflowPolicy(StrEnum):
 
 def _dtype(name: str) -> str:
     if name.lower() not in FLOAT_NAMES:
-        raise ValueError(f"{name!r} is no dtype that can be cast to: {', '.join(FLOAT_NAMES)}")
+        suggestion = did_you_mean(name, FLOAT_NAMES, _USUAL_NAMES) or f"; choose from {', '.join(FLOAT_NAMES)}"
+        raise ValueError(f"unsupported dtype {name!r}{suggestion}")
     return name.lower()
 
 

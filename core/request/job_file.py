@@ -5,7 +5,6 @@ of it takes numbers of steps and the like for texts.
 """
 
 from collections.abc import Collection
-from difflib import get_close_matches
 from typing import Any
 
 import yaml
@@ -13,6 +12,7 @@ from pydantic import BaseModel
 
 from reshard.core.errors import InputError
 from reshard.core.request.documents import parse_mapping
+from reshard.core.runtime.suggestions import did_you_mean
 
 _COMMAND_LINE_ONLY = ("dry_run", "engine", "json")
 """Options of commands that decide how a request is carried out, not what it is."""
@@ -60,5 +60,4 @@ def _dumped(document: dict[str, Any], *, allow_unicode: bool) -> str:
 def _advice(name: str, model: type[BaseModel], options: Collection[str]) -> str:
     if name in _COMMAND_LINE_ONLY and name in options:
         return f"there is no such field; it belongs on the command line: --{name.replace('_', '-')}"
-    near = get_close_matches(name.replace("-", "_"), model.model_fields, 2)
-    return "there is no such field" + (f"; is it {' or '.join(near)}?" if near else "")
+    return f"there is no such field{did_you_mean(name, model.model_fields)}"

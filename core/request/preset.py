@@ -19,6 +19,7 @@ from reshard.core.request.fields import is_own_preset
 from reshard.core.request.rules import Name, Rule
 from reshard.core.request.templates import parse_template
 from reshard.core.request.training_config import GENERATIONS
+from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import listed, listed_lines, quoted
 
@@ -318,7 +319,10 @@ def preset_text(name: str) -> str:
         InputError: there is no such preset.
     """
     if name not in preset_names():
-        raise InputError(f"there is no preset {quoted(name)}: {', '.join(preset_names())}, or a .yaml file of your own")
+        names = preset_names()
+        suggestion = did_you_mean(name, names)
+        known = f"{suggestion} There are" if suggestion else ":"
+        raise InputError(f"there is no preset {quoted(name)}{known} {', '.join(names)}, or a .yaml file of your own")
     text: str = (_directory() / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
     return text
 

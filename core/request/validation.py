@@ -1,12 +1,19 @@
 """The base of requests; builds them from loose options, and reports what is wrong with them in the user's words."""
 
+import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.secrets import carries_credentials
+from reshard.core.runtime.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_QUOTED = re.compile(r"'([^']*)'")
 
 
 class RequestModel(BaseModel):
@@ -48,5 +55,11 @@ def describe_validation(error: ValidationError, name_of: Callable[[str], str] = 
         # an error in a list names the item itself
         hidden = detail["type"] == "missing" or secret or isinstance(detail["input"], list | tuple)
         given = "" if hidden else f" {detail['input']!r}"
-        lines.append(f"{name_of(name)}{given}: {detail['msg'].removeprefix('Value error, ')}")
+        meant = did_you_mean(str(detail["input"]), _choices(detail)) if given else ""
+        lines.append(f"{name_of(name)}{given}: {detail['msg'].removeprefix('Value error, ')}{meant}")
     return "\n".join(lines)
+
+
+def _choices(detail: "ErrorDetails") -> list[str]:
+    """Return the values that a field of a few values may have; none for other fields."""
+    return _QUOTED.findall(str(detail.get("ctx", {}).get("expected", "")))

@@ -34,6 +34,7 @@ from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed, rank_names, size_text
 from reshard.core.source.damage import damage_policy
+from reshard.core.source.exchanged import naming_exchanged
 from reshard.core.source.own_strategy import OwnStrategy, check_named, check_own_files, read_own_strategy
 from reshard.core.storage.checkpoint2_names import METADATA_NAME
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
@@ -137,6 +138,15 @@ def open_source(request: SourceRequest, target: TargetOutline = NO_TARGET) -> So
 
 
 def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: TargetOutline = NO_TARGET) -> Source:
+    """Catalog the files of a checkpoint whose strategy is known; see `_opened` for the errors.
+
+    An error says so if the strategies of source and target seem to be exchanged.
+    """
+    with naming_exchanged(request, target.strategy):
+        return _opened(request, given, target)
+
+
+def _opened(request: SourceRequest, given: GivenStrategy, target: TargetOutline) -> Source:
     """Catalog the files of a checkpoint whose strategy is known.
 
     Raises:

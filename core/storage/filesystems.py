@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.secrets import ADVICE, carries_credentials, scrubbed
+from reshard.core.runtime.suggestions import close_words
 from reshard.core.storage.azure import is_azure, shorten_retries
 from reshard.core.storage.endpoints import check_endpoint, same_server
 from reshard.core.storage.local_disk import LOCAL_DISK
@@ -147,9 +148,7 @@ def _class_of(url: str, protocol: str) -> Any:
     try:
         return fsspec.get_filesystem_class(protocol)
     except ValueError as error:
-        from difflib import get_close_matches
-
-        near = get_close_matches(protocol.lower(), [*fsspec.available_protocols(), "obs"], 3) or _USUAL
+        near = close_words(protocol, [*fsspec.available_protocols(), "obs"], 3) or _USUAL
         names = ", ".join(f"{name}://" for name in dict.fromkeys(near))
         raise InputError(f"{url!r}: unknown storage {protocol}://; known are {names} and others") from error
 

@@ -78,7 +78,7 @@ def test_reads_of_a_text_have_no_offsets(reshard: Callable[..., Any]) -> None:
 def test_a_parameter_that_is_not_there(reshard: Callable[..., Any]) -> None:
     shown = reshard("plan", SOURCE, *STRATEGIES, "--rank", 1, "--param", "layers.1.weight")
     assert (shown.code, shown.out) == (2, "")
-    assert "target rank 1 has no parameter 'layers.1.weight'; is it one of layers.1.weight_1" in shown.err
+    assert "target rank 1 has no parameter 'layers.1.weight'; did you mean layers.1.weight_1" in shown.err
 
 
 def test_a_rank_that_is_not_there(reshard: Callable[..., Any]) -> None:
@@ -146,7 +146,7 @@ def test_cells_of_a_parameter_as_json(reshard: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("layers.1.weight", "the target has no parameter 'layers.1.weight'; is it one of layers.1.weight_1"),
+        ("layers.1.weight", "the target has no parameter 'layers.1.weight'; did you mean layers.1.weight_1"),
         (
             "global_step",
             "no strategy knows 'global_step': every target rank gets a whole copy; --rank R shows its source",

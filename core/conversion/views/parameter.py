@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from reshard.core.errors import InputError
 from reshard.core.plan.model import ParameterPlan, ReadItem
 from reshard.core.plan.overlaps import ParameterOverlaps, TargetCell, overlaps_of
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.tensor.slices import Extent, bounding_extent, contiguous_axis
 
 
@@ -25,7 +25,9 @@ def find_overlaps(plan: ConversionPlan, name: str) -> ParameterOverlaps:
         raise InputError(f"{name!r} is dropped: the target's strategy does not have it")
     if name in plan.match.excluded:
         raise InputError(f"{name!r} is left out by {plan.match.excluded[name]}")
-    raise InputError(f"the target has no parameter {name!r}{_near(name, [each.name for each in plan.match.resharded])}")
+    raise InputError(
+        f"the target has no parameter {name!r}{did_you_mean(name, [each.name for each in plan.match.resharded])}"
+    )
 
 
 def describe_reads(plan: ConversionPlan, rank: int, name: str) -> dict[str, Any]:
@@ -41,9 +43,8 @@ def describe_reads(plan: ConversionPlan, rank: int, name: str) -> dict[str, Any]
     rank_plan = plan.rank_plan(rank)
     parameter = next((found for found in rank_plan.parameters if found.name == name), None)
     if parameter is None:
-        raise InputError(
-            f"target rank {rank} has no parameter {name!r}{_near(name, [each.name for each in rank_plan.parameters])}"
-        )
+        names = [each.name for each in rank_plan.parameters]
+        raise InputError(f"target rank {rank} has no parameter {name!r}{did_you_mean(name, names)}")
     return {
         "rank": rank,
         "file": plan.file_name(rank),
@@ -87,11 +88,6 @@ def _file_offset(extents: Sequence[Extent], position: int) -> int:
             return extent.offset + position
         position -= extent.length
     raise ValueError(f"{position} bytes beyond the end of the shard")
-
-
-def _near(name: str, names: Sequence[str]) -> str:
-    near = get_close_matches(name, names, 3)
-    return f"; is it one of {', '.join(near)}?" if near else ""
 
 
 def describe_overlaps(overlaps: ParameterOverlaps) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def test_rules_that_fit_nothing_are_refused() -> None:
         "the split of 'qkv' fits no parameter",
         "the join into 'gate_up' fits no parameter",
         "the transposition of 'dense*' fits no parameter",
-        "the rename of 'wieght' fits no parameter; is it one of weight?",
+        "the rename of 'wieght' fits no parameter; did you mean weight?",
         "the rename of 'x(.*)' fits no parameter",
         "the cast of 'norm*' fits no parameter",
     ]

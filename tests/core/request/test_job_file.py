@@ -120,8 +120,8 @@ def test_fields_of_other_commands_are_passed_over_if_they_may_be_there() -> None
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        (b"wrokers: 3\nnone: 1", "j.yaml: wrokers: there is no such field; is it workers?\nj.yaml: none: there is no "),
-        (b"source-strategy: s", "j.yaml: source-strategy: there is no such field; is it source_strategy or "),
+        (b"wrokers: 3\nnone: 1", "wrokers: there is no such field; did you mean workers?\nj.yaml: none: there is no "),
+        (b"source-strategy: s", "j.yaml: source-strategy: there is no such field; did you mean source_strategy?"),
         (b"- source", "j.yaml: not a document of options: it must be a mapping, such as 'source: checkpoint'"),
         (b"source: a\nsource: b", "j.yaml: not a readable document of options: 'source' is there twice"),
         (b"source: [", "j.yaml: not a readable document of options: while parsing"),

@@ -1,0 +1,47 @@
+"""Recognizes a source strategy and a target strategy that were exchanged on the command line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from reshard.core.checkpoint.catalog.survey import survey
+from reshard.core.errors import CatalogError, InputError, PlanError, ReshardError, StrategyError
+from reshard.core.request.source import SourceRequest
+from reshard.core.strategy.model import Strategy
+
+
+@contextmanager
+def naming_exchanged(request: SourceRequest, target: Strategy | None) -> Iterator[None]:
+    """Say in errors inside the block that the strategies are exchanged, if only the target's fits the source."""
+    try:
+        yield
+    except (CatalogError, PlanError, StrategyError) as error:
+        if target is None or not request.source_strategy or not _are_exchanged(request, target):
+            raise
+        raise type(error)(
+            f"--source-strategy and --target-strategy seem to be exchanged: {target.origin}, given as the target's, "
+            f"fits the source {request.source}, and {request.source_strategy} does not:\n{error}"
+        ) from error
+
+
+def _are_exchanged(request: SourceRequest, target: Strategy) -> bool:
+    try:
+        has_its_ranks = set(survey(request.source, request.step).ranks) == set(target.ranks)
+        return has_its_ranks and _fits(request, target.origin) and not _fits(request, request.source_strategy)
+    except ReshardError:
+        return False  # the error that this was to explain stays
+
+
+def _fits(request: SourceRequest, strategy: str) -> bool:
+    from reshard.core.source.diagnosis import diagnose  # opens sources itself
+
+    try:
+        diagnosis = diagnose(
+            request.source,
+            strategy,
+            step=request.step,
+            source_prefix=request.source_prefix,
+            integrated_save=request.integrated_save,
+        )
+    except InputError:
+        return False
+    return bool(diagnosis.fits)
