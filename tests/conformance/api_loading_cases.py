@@ -552,6 +552,17 @@ _CONTEXT = [
             ),
         ],
     ),
+    ApiCase(
+        "set_seed: seeds, and what is none",
+        [
+            *(Call("set_seed", (seed,)) for seed in (0, 2**32 - 1, "1", None, True, 1.5, -1, 2**32)),
+            Call("get_seed"),
+        ],
+    ),
+    ApiCase(
+        "sync_pipeline_shared_parameters: what is no network",
+        [Call("sync_pipeline_shared_parameters", (wrong,)) for wrong in (None, 5, "net", [1])],
+    ),
 ]
 
 
