@@ -37,11 +37,11 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.threads import expect_parameters
 from reshard.core.runtime.wording import listed, printable
 from reshard.core.source.absences import check_absences
-from reshard.core.source.exchanged import naming_exchanged
+from reshard.core.source.exchanged import check_not_exchanged, naming_exchanged
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import Source, TargetOutline, open_source
 from reshard.core.source.other_stages import check_part
-from reshard.core.source.strategy_warnings import integrated_save_warnings, sibling_warnings, strategy_warnings
+from reshard.core.source.strategy_warnings import WARNING, integrated_save_warnings, sibling_warnings, strategy_warnings
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import free_room
 from reshard.core.storage.urls import parse_url
@@ -91,7 +91,10 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
         PlanError: source, target and options do not fit together.
     """
     with naming_exchanged(source.request, target.strategy):
-        return _planned(request, source, target)
+        plan = _planned(request, source, target)
+    if not request.trust_strategy and any(note.startswith(WARNING) for note in plan.inputs.catalog.notes):
+        check_not_exchanged(source.request, target.strategy)
+    return plan
 
 
 def _planned(request: ConversionRequest, source: Source, target: TargetOutline) -> ConversionPlan:

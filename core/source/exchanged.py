@@ -15,15 +15,27 @@ def naming_exchanged(request: SourceRequest, target: Strategy | None) -> Iterato
     try:
         yield
     except (CatalogError, PlanError, StrategyError) as error:
-        if target is None or not request.source_strategy or not _are_exchanged(request, target):
+        if target is None or not _are_exchanged(request, target):
             raise
-        raise type(error)(
-            f"--source-strategy and --target-strategy seem to be exchanged: {target.origin}, given as the target's, "
-            f"fits the source {request.source}, and {request.source_strategy} does not:\n{error}"
-        ) from error
+        raise type(error)(f"{_text(request, target)}:\n{error}") from error
+
+
+def check_not_exchanged(request: SourceRequest, target: Strategy | None) -> None:
+    """Raise StrategyError if the target's strategy fits the source, and the source's does not."""
+    if target is not None and _are_exchanged(request, target):
+        raise StrategyError(f"{_text(request, target)}. If they are right, pass --trust-strategy")
+
+
+def _text(request: SourceRequest, target: Strategy) -> str:
+    return (
+        f"--source-strategy and --target-strategy seem to be exchanged: {target.origin}, given as the target's, fits "
+        f"the source {request.source}, and {request.source_strategy} does not"
+    )
 
 
 def _are_exchanged(request: SourceRequest, target: Strategy) -> bool:
+    if not request.source_strategy:
+        return False
     try:
         has_its_ranks = set(survey(request.source, request.step).ranks) == set(target.ranks)
         return has_its_ranks and _fits(request, target.origin) and not _fits(request, request.source_strategy)
