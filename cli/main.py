@@ -211,7 +211,8 @@ def _exit_code(error: ReshardError) -> int:
 
 def _usage_message(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption) and error.possibilities:
-        error.possibilities = close_words(error.option_name, error.possibilities)
+        meant = close_words(error.option_name, error.possibilities)
+        error = click.NoSuchOption(error.option_name, possibilities=meant, ctx=error.ctx)
     message = error.format_message().replace("\n\t", " ")  # click lists choices on lines of their own
     context = error.ctx if isinstance(error, click.UsageError) else None
     return f"{message}\nTry '{context.command_path} --help' for help." if context else message

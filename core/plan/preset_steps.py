@@ -140,9 +140,9 @@ class _Compiler:
             raise InputError(f"--switch names={world}: must be one of {', '.join(preset.worlds)}")
         unknown = settings.given.keys() - preset.switches.keys() - {"names"}
         if unknown:
-            switch, known = min(unknown), ", ".join(preset.switches) or "none"
+            switch, switches = min(unknown), ", ".join(preset.switches) or "none"
             suggestion = did_you_mean(switch, preset.switches)
-            listing = f"{suggestion} It has {known}" if suggestion else f": it has {known}"
+            listing = f"{suggestion} It has {switches}" if suggestion else f": it has {switches}"
             raise InputError(f"preset {preset.preset} has no switch {quoted(switch)}{listing}")
 
     def compiled(self) -> CompiledPreset:

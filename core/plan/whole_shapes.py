@@ -92,10 +92,10 @@ class WholeShapes(Summary):
         more = max(0, len(texts) - _MAX_SHOWN) + self.more
         shown = ", ".join(texts[:_MAX_SHOWN]) + (f" and {counted(more, 'more kind')}" if more else "")
         if self.confirmed:
-            return f"{shown}; confirmed by {self.witnesses}"
+            return f"confirmed by {self.witnesses}: {shown}"
         return (
-            f"{shown}; NOT CONFIRMED for {counted(self.unconfirmed, 'parameter')}: only the strategy says along which "
-            "axes they are sharded. Compare them with the network's"
+            f"NOT CONFIRMED for {counted(self.unconfirmed, 'parameter')}: only the strategy says along which axes they "
+            f"are sharded, so compare them with the network's. {shown}"
         )
 
 

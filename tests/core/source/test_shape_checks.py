@@ -93,8 +93,8 @@ def test_a_strategy_without_shapes_shows_those_it_makes(tmp_path: Path) -> None:
     write(tmp_path / "src", [LAYERS])
     facts = dict(looked_at(tmp_path, [LAYERS]).facts)
     assert facts["shapes"] == (
-        "l.*.wq [8, 8], l.*.wo [8, 8], l.*.norm [8]; NOT CONFIRMED for 8 parameters: only the strategy says along "
-        "which axes they are sharded. Compare them with the network's"
+        "NOT CONFIRMED for 8 parameters: only the strategy says along which axes they are sharded, so compare them "
+        "with the network's. l.*.wq [8, 8], l.*.wo [8, 8], l.*.norm [8]"
     )
     shown = dict(looked_at(tmp_path, shaped([LAYERS]), "s.json").facts)["shapes"]
-    assert shown.endswith("l.*.norm [8]; confirmed by recorded shapes")
+    assert shown.startswith("confirmed by recorded shapes: l.*.wq [8, 8], ")

@@ -1,6 +1,7 @@
 """Whole shapes compared with those of a model that has them."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from reshard.core.errors import InputError
 from reshard.core.request.conversion import build_request
 from reshard.core.source.diagnosis import Diagnosis, diagnose
 from reshard.core.strategy.files import write_strategy
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.diagnosed import LAYERS, only, shaped
 from tests.support.families import ALL_FAMILIES, Family, sharded, switches_of
 from tests.support.two_stages import COLUMNS, strategy, write
@@ -18,8 +20,8 @@ from tests.support.two_stages import COLUMNS, strategy, write
 WRONG = LAYERS | {name: COLUMNS for name in LAYERS if name.endswith("wq")}
 
 
-def compared(tmp_path: Path, like: Path, layouts: object = LAYERS) -> Diagnosis:
-    write_strategy(strategy([layouts]), str(tmp_path / "strategy.ckpt"))  # type: ignore[list-item]
+def compared(tmp_path: Path, like: Path, layouts: Mapping[str, ParameterLayout] = LAYERS) -> Diagnosis:
+    write_strategy(strategy([layouts]), str(tmp_path / "strategy.ckpt"))
     return diagnose(str(tmp_path / "src"), str(tmp_path / "strategy.ckpt"), like=str(like))
 
 

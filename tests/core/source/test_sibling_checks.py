@@ -48,9 +48,9 @@ def saved(tmp_path: Path, layouts: Mapping[str, ParameterLayout] = LAYOUTS) -> N
         put(tmp_path / "src", rank, *entries)
 
 
-def diagnosed(tmp_path: Path, misread: Mapping[str, ParameterLayout], **options: str) -> Diagnosis:
-    write_strategy(strategy([LAYOUTS | misread]), str(tmp_path / "strategy.ckpt"))
-    return diagnose(str(tmp_path / "src"), str(tmp_path / "strategy.ckpt"), **options)
+def diagnosed(tmp_path: Path, misread: Mapping[str, ParameterLayout], like: str = "") -> Diagnosis:
+    write_strategy(strategy([{**LAYOUTS, **misread}]), str(tmp_path / "strategy.ckpt"))
+    return diagnose(str(tmp_path / "src"), str(tmp_path / "strategy.ckpt"), like=like)
 
 
 def misread_in_all_layers(part: str, layout: ParameterLayout) -> dict[str, ParameterLayout]:
