@@ -13,6 +13,8 @@ COMPILE := $(RUN) uv pip compile --quiet --universal --python-version 3.11 --gen
 # so they stay few; tests/conftest.py says which files come first
 PARALLEL = --numprocesses $(shell $(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))') --dist loadfile \
 	--no-loadscope-reorder
+# tests start hundreds of processes, each of which would compile the same sources again
+unexport PYTHONDONTWRITEBYTECODE
 DEMO := demo-out
 MINDSPORE := .venv-mindspore
 JUDGE := $(MINDSPORE)/installed

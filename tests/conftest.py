@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 _LONGEST = (
     "endurance/test_kills",
@@ -34,3 +35,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((number for number, start in enumerate(_LONGEST) if file.startswith(start)), len(_LONGEST))
 
     items.sort(key=place)
+
+
+class _Scheduling(LoadFileScheduling):
+    """Gives each process whole files, and one of them all tests of flows: they share a Prefect server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        flows = "tests/flows/"
+        return flows if nodeid.startswith(flows) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+    """Take our order with `--dist loadfile`."""
+    return _Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None

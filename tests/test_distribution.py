@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 import reshard
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 
 SUBPACKAGES = ("cli", "core", "deployments", "flows", "tasks")
@@ -66,7 +67,7 @@ class Environment(NamedTuple):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         environment |= {"PREFECT_HOME": str(self.directory / "prefect"), **({"PYTHONPATH": path} if path else {})}
         done = subprocess.run(
-            command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300
+            command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

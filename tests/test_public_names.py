@@ -20,6 +20,7 @@ from reshard.cli.main import _COMMANDS as COMMANDS
 from reshard.core.errors import InputError, ReshardError
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.source import FingerprintRequest, SourceRequest
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 
 _LEFT_TO_FLOWS = {"dask_scheduler", "concurrency_limit"}
@@ -61,7 +62,7 @@ def loaded(program: str) -> set[str]:
     heavy = ("numpy", "pydantic", "fsspec", "prefect", "click", "google.protobuf")
     shown = f"{program}\nimport sys; print(*(name for name in {heavy} if name in sys.modules))"
     ran = subprocess.run(
-        [sys.executable, "-c", shown], cwd=PROJECT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", shown], cwd=PROJECT, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
     )
     return set(ran.stdout.split())
 

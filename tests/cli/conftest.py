@@ -11,9 +11,8 @@ import pytest
 
 from reshard.cli.main import run
 from tests.support.command import Result
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
-
-_MOST_SECONDS = 60
 
 
 @pytest.fixture
@@ -34,7 +33,9 @@ def spawned() -> Callable[..., Result]:
 
     def call(*arguments: object) -> Result:
         command = [sys.executable, "-m", "reshard.cli.main", *map(str, arguments)]
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, cwd=PROJECT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
         return Result(done.returncode, done.stdout, done.stderr)
 
     return call
@@ -48,7 +49,7 @@ def bounded(reshard: Callable[..., Result], tmp_path: Path) -> Callable[..., Res
         results: list[Result] = []
         thread = threading.Thread(target=lambda: results.append(reshard(*arguments)), daemon=True)
         thread.start()
-        thread.join(_MOST_SECONDS)
+        thread.join(PATIENCE_SECONDS)
         if thread.is_alive():
             for path in tmp_path.rglob("*"):
                 if path.is_fifo():  # unblocks a reader that waits for a writer, else the tests would never end

@@ -12,6 +12,7 @@ import pytest
 
 from reshard.cli.completion import complete
 from reshard.cli.main import cli
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 
 _BASH = r"""
@@ -55,7 +56,7 @@ def shell(tmp_path: Path, *command: str) -> list[str]:
     program.chmod(0o755)
     environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     return [line for line in done.stdout.splitlines() if line]

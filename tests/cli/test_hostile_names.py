@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.checkpoints import case, read_tree
 from tests.support.command import Result
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 from tests.support.records import change_record
 
@@ -100,7 +101,7 @@ def test_a_name_that_is_no_text_can_be_printed(tmp_path: Path) -> None:
     file = os.fsencode(tmp_path) + b"/net\xff\x1b.ckpt"
     Path(os.fsdecode(file)).write_bytes(b"\x0a\xff\xff\xff")
     command = [os.fsencode(sys.executable), b"-m", b"reshard.cli.main", b"inspect", file]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 2
     assert b"/net\\udcff\\x1b.ckpt: " in done.stderr
 

@@ -14,6 +14,7 @@ import pytest
 from reshard.cli.main import run
 from reshard.core.errors import ConversionError, StorageError, VerificationError
 from tests.support.checkpoints import case
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 
 CASE = case(7010)
@@ -344,7 +345,7 @@ def test_a_signal_stops_the_workers_at_once_and_gives_the_target_back(
         assert process.stdout is not None
         assert process.stdout.readline() == "working\n"
         process.send_signal(number)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == exit_code
     assert err == f"reshard: {word}; a rerun of the same command resumes where it stopped\n"
     assert not list(tmp_path.rglob("leases"))

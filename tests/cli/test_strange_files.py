@@ -12,6 +12,7 @@ import pytest
 
 from reshard.core.conversion.convert import convert
 from tests.support.checkpoints import case, read_tree
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 from tests.support.special_files import make_socket
 
@@ -135,7 +136,7 @@ def test_a_key_without_end_is_not_read(tmp_path: Path) -> None:
         "reshard.cli.main",
         *map(str, arguments),
     ]
-    shown = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    shown = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert shown.returncode == 2
     assert "file:/dev/zero: cannot be read: a device, not a regular file" in shown.stderr
 

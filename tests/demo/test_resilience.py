@@ -10,6 +10,7 @@ import pytest
 from demo.resilience import AFTER, BEFORE
 from demo.training import replica_groups
 from reshard.mindspore import load_checkpoint
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 
 
@@ -26,7 +27,7 @@ def test_the_model_is_that_of_a_training_that_nothing_disturbed(tmp_path: Path) 
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1: SIGKILL, 2: SIGTERM" in done.stdout

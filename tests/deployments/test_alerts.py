@@ -16,7 +16,8 @@ from pydantic import SecretStr
 
 from reshard.deployments.alerts import ALERTS_AUTOMATION, EXPIRED_AUTOMATION, alerts_automation, find_block
 from tests.support.deployed import Demo, reshard
-from tests.support.prefect_server import PrefectServer, await_run, start_run, until
+from tests.support.patience import until
+from tests.support.prefect_server import PrefectServer, await_run, start_run
 
 pytestmark = pytest.mark.slow
 

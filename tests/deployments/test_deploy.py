@@ -19,7 +19,8 @@ from prefect.schedules import Interval
 from reshard import __version__
 from reshard.deployments.deploy import CRASHED_AUTOMATION, RANKS_LIMIT
 from tests.support.deployed import reshard
-from tests.support.prefect_server import PrefectServer, until
+from tests.support.patience import until
+from tests.support.prefect_server import PrefectServer
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,9 @@ import pytest
 
 from demo.make_checkpoint import make_demo
 from reshard.core.storage.urls import parse_url
+from tests.support.patience import until
 from tests.support.places import PROJECT
-from tests.support.prefect_server import START_SECONDS, free_port, until
+from tests.support.prefect_server import free_port
 
 BLOCKS = re.findall(
     r"^```(shell|console|python)\n(.*?)^```",
@@ -84,7 +85,7 @@ class Operator:
             )
         self._running.append(process)
         if "server start" in command:
-            until(self.server_answers, "the server does not answer", START_SECONDS)
+            until(self.server_answers, "the server does not answer")
 
     def _run(self, command: list[str]) -> None:
         ran = subprocess.run(

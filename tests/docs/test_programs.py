@@ -11,8 +11,9 @@ from prefect.exceptions import ObjectNotFound
 
 from demo.make_checkpoint import make_demo
 from reshard.core.storage.urls import parse_url
+from tests.support.patience import until
 from tests.support.places import PROJECT
-from tests.support.prefect_server import PrefectServer, Worker, prefect_server, until
+from tests.support.prefect_server import PrefectServer, Worker, prefect_server
 
 PAGE = (PROJECT / "docs" / "guides" / "programs.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

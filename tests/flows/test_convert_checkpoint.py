@@ -35,6 +35,7 @@ from tests.support.conversions import failing
 from tests.support.dcp import dcp_case
 from tests.support.flow_runs import Run
 from tests.support.iterations import iteration_case, iteration_request, read_metadata, tracked
+from tests.support.patience import PATIENCE_SECONDS
 
 FOUR_TO_THREE = case(7009)
 """MindSpore itself refuses it: the device counts do not divide."""
@@ -217,15 +218,19 @@ def test_progress_and_notes_reach_the_caller(target: Path) -> None:
 
 def test_no_more_ranks_at_once_than_workers(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = threading.Lock()
-    at_once = highest = 0
+    at_once = highest = begun = 0
+    first_three = threading.Barrier(3)
 
     def count(step: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
-            nonlocal at_once, highest
+            nonlocal at_once, highest, begun
             with lock:
                 at_once += 1
+                begun += 1
                 highest = max(highest, at_once)
-            time.sleep(0.02)
+                waits = begun <= 3
+            if waits:
+                first_three.wait(PATIENCE_SECONDS)
             try:
                 return step(*args, **kwargs)
             finally:

@@ -22,6 +22,7 @@ from reshard.flows.convert_latest_checkpoint import convert_latest_checkpoint
 from tests.support.checkpoints import read_tree
 from tests.support.conversions import failing
 from tests.support.flow_runs import Run
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.training import CASE, latest_request, save_step, saving_slowly
 
 
@@ -145,11 +146,10 @@ def test_a_dry_run_does_nothing(source: Path, target: Path) -> None:
 def test_a_step_that_is_being_written_is_waited_for(source: Path, target: Path) -> None:
     save_step(source, "1_0")
     save_step(source, "1_1", ranks=[0], age_seconds=0)
-    training = saving_slowly(source, "1_1", 2.0)
-    try:
-        report = convert_latest_checkpoint(latest_request(source, target, settle_seconds=1, patience_seconds=60))
-    finally:
-        training.wait()
+    with saving_slowly(source, "1_1", 2.0) as go_on:
+        go_on()
+        request = latest_request(source, target, settle_seconds=1, patience_seconds=PATIENCE_SECONDS)
+        report = convert_latest_checkpoint(request)
     assert (report.outcome.value, report.step) == ("converted", "1_1")
     assert read_tree(target / "1_1") == CASE.want
 

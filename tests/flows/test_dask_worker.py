@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_API_URL
 from reshard.flows import dask_worker
 from reshard.flows.dask_worker import pickled_context, run_in_context
 from reshard.tasks.policies import RETRIED
-from tests.support.prefect_server import until
+from tests.support.patience import until
 
 
 @task(name="look", **RETRIED)

@@ -18,8 +18,8 @@ from reshard.core.runtime.progress import SilentProgress
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.local import run_locally
 from tests.support.checkpoints import case, read_tree
+from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.places import PROJECT
-from tests.support.prefect_server import until
 from tests.support.run_events import event_of, run_id_of
 
 FOUR_TO_THREE = case(7009)
@@ -124,7 +124,7 @@ def test_sigterm_is_left_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_embedded_server_is_quiet_and_records_everything(tmp_path: Path) -> None:
     run = start(ONE_RUN, tmp_path)
-    out, err = run.communicate(timeout=120)
+    out, err = run.communicate(timeout=PATIENCE_SECONDS)
     assert (run.returncode, out, err) == (0, "True\n", "")
     assert read_tree(tmp_path / "out") == FOUR_TO_THREE.want
     assert states(tmp_path, "flow_run") == states(tmp_path, "task_run") == {"Completed"}
@@ -135,7 +135,7 @@ def test_an_embedded_server_that_does_not_start_is_told_at_once(tmp_path: Path) 
     (tmp_path / "prefect").mkdir()
     (tmp_path / "prefect" / "prefect.db").write_text("no database")
     run = start(ONE_RUN, tmp_path)
-    _, err = run.communicate(timeout=60)
+    _, err = run.communicate(timeout=PATIENCE_SECONDS)
     assert run.returncode == 1
     assert "ConversionError: the embedded Prefect server does not answer" in err
     assert "--engine direct" in err
@@ -151,7 +151,7 @@ def test_a_signal_ends_the_run_and_the_embedded_server(number: signal.Signals, t
         os.killpg(run.pid, number)  # as a terminal does: the server gets it too
     else:
         run.send_signal(number)
-    run.communicate(timeout=60)
+    run.communicate(timeout=PATIENCE_SECONDS)
     assert run.returncode in (-number, 128 + number)
     assert not is_alive(server)
     assert states(tmp_path, "flow_run") == {"Crashed"}
@@ -164,5 +164,5 @@ def test_the_embedded_server_of_a_killed_run_ends(tmp_path: Path) -> None:
     server = int(run.stdout.readline())
     assert is_alive(server)
     run.kill()
-    run.communicate(timeout=60)
-    until(lambda: not is_alive(server), "the server is still there", 30)
+    run.communicate(timeout=PATIENCE_SECONDS)
+    until(lambda: not is_alive(server), "the server is still there")

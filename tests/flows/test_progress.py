@@ -1,6 +1,5 @@
 """How far a run is, as its page in the UI shows it; and the events that go out when it ends."""
 
-import time
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,6 +18,7 @@ from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case
 from tests.support.conversions import failing
+from tests.support.patience import until
 from tests.support.run_events import event_of, run_id_of
 
 FOUR_TO_THREE = case(7009)
@@ -95,10 +95,16 @@ def test_it_is_brought_up_to_date_while_work_goes_on(target: Path, monkeypatch: 
         return update_progress_artifact(artifact, percent, **options)
 
     class Slow:
+        """Waits before the second and third block until the ones before are shown."""
+
+        blocks = 0
+
         def note(self, message: str) -> None: ...
         def begin(self, phase: str, total_bytes: int = 0) -> None: ...
         def advance(self, count_bytes: int) -> None:
-            time.sleep(0.1)
+            if count_bytes and self.blocks < 3:
+                until(lambda: len(set(shown)) >= self.blocks, "progress is not shown")
+                self.blocks += 1
 
     monkeypatch.setattr(reshard.tasks.progress, "update_progress_artifact", watched)
     slow: Progress = Slow()

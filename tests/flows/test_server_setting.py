@@ -11,6 +11,7 @@ import pytest
 
 from reshard.flows import server_setting
 from reshard.flows.server_setting import configured_server
+from tests.support.patience import PATIENCE_SECONDS
 
 URL = "http://configured.example:4200/api"
 PROFILES = f"""
@@ -141,7 +142,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         input=json.dumps(given),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import pytest
 
 from demo.make_checkpoint import make_demo
 from reshard.core.storage.urls import parse_url
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 from tests.support.s3_server import S3Server, s3_server
 
@@ -75,7 +76,12 @@ def test_an_example_does_what_it_says(server: S3Server, directory: Path, example
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
     ran = subprocess.run(
-        ["sh", "-eu", "-c", example], cwd=directory, env=environment, capture_output=True, text=True, timeout=300
+        ["sh", "-eu", "-c", example],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert ran.returncode == 0, ran.stderr
     assert server.secret_key not in ran.stdout + ran.stderr

@@ -1,5 +1,6 @@
 """Scheduled conversions from and to object stores: the newest complete step, once, and what is kept of them."""
 
+import os
 import shutil
 import threading
 import time
@@ -16,6 +17,7 @@ from reshard.core.storage.publishing import REMOVING_NAME
 from reshard.core.storage.removal import remove_files
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import read_tree
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stores import Store
 from tests.support.training import CASE, RANKS, file_of, latest_request, save_step, truncate
 
@@ -82,7 +84,7 @@ def test_a_step_that_comes_rank_by_rank_is_waited_for(store: Store, tmp_path: Pa
 
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(go_on)
-        report = run(store, settle_seconds=1, patience_seconds=60)
+        report = run(store, settle_seconds=1, patience_seconds=PATIENCE_SECONDS)
         training.result()
     assert (report.outcome.value, report.step) == ("converted", "1_1")
     assert read_tree(store.files("converted/1_1")) == CASE.want
@@ -113,8 +115,10 @@ def test_what_was_changed_is_left_alone(store: Store, tmp_path: Path) -> None:
         run(store)
     fs = parse_url(store.url("converted")).fs
     url = store.url("converted/1_0/rank_0/checkpoint_0.ckpt")
-    time.sleep(1.1)  # modification times have seconds
     fs.pipe_file(url, fs.cat_file(url))
+    # modification times have seconds
+    os.utime(store.files("converted/1_0/rank_0/checkpoint_0.ckpt"), (time.time() + 10, time.time() + 10))
+    store.server.look_again()
     report = run(store, keep_checkpoint_max=1)
     assert report.removed == ()
     assert report.notes == (f"{store.url('converted/1_0')}: left as it is: {url} was changed after it was written",)

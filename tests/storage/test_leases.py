@@ -1,7 +1,6 @@
 """Leases on S3 servers: one that judges conditions, so that a takeover has one winner; and others, as ever."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +17,7 @@ from reshard.core.storage.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from tests.support.leases import take
+from tests.support.patience import until
 from tests.support.s3_client import s3_client
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_server import S3Server
@@ -26,7 +26,6 @@ from tests.support.stores import BUCKET, Store, forget_connections
 
 DEAD = LeaseHolder("0dead000", "far", "someone", 7, "2026-01-01T00:00:00+00:00", (0, 1))
 KEY = "out/.reshard/leases/0dead000.json"
-PATIENCE_SECONDS = 10
 
 
 @pytest.fixture(autouse=True)
@@ -82,23 +81,29 @@ def at(proxy: S3Proxy, operation: str, act: Callable[[Exchange], object], *, num
 
 def await_loss() -> str:
     """The message of the error that ends a run whose lease is lost."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
+
+    def message() -> str:
         try:
             check_claim()
         except TargetError as error:
             return str(error)
-        time.sleep(0.01)
-    raise AssertionError("the lease is not lost")
+        return ""
+
+    return until(message, "the lease is not lost")
 
 
-def await_puts(proxy: S3Proxy, count: int) -> list[int]:
-    """The statuses of so many writes."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while proxy.counts()["PutObject"] <= count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return [each.status for each in proxy.exchanges() if each.call.operation == "PutObject"][:count]
+def puts(proxy: S3Proxy) -> list[int]:
+    """The statuses of all writes, in the order in which they came."""
+    return [each.status for each in proxy.exchanges() if each.call.operation == "PutObject"]
+
+
+def await_renewals(proxy: S3Proxy, since: int) -> None:
+    """Waits until two writes have succeeded after the first `since`.
+
+    What is answered in between depends on time: renewals overlap on a busy machine, and all but the first of those that
+    overlap find another etag than they know.
+    """
+    until(lambda: puts(proxy)[since:].count(200) >= 2, "the lease is not renewed")
 
 
 def test_a_renewal_on_its_way_does_not_bring_back_a_lease_that_was_removed(
@@ -146,7 +151,7 @@ def test_a_dead_lease_that_its_holder_gives_back_at_the_last_moment(
 def test_a_dead_lease_is_removed_and_a_living_one_renewed(proxy: S3Proxy, directory: Location, client: Any) -> None:
     leave_lease(client)
     with held_lease(directory, new_holder([1])):
-        assert await_puts(proxy, 3) == [200] * 3
+        await_renewals(proxy, 1)
         check_claim()
         assert len(keys_in(client)) == 1
     assert keys_in(client) == []
@@ -156,7 +161,9 @@ def test_a_renewal_that_was_carried_out_unheard_counts(proxy: S3Proxy, directory
     """Its repetition finds the etag of the first attempt, which is this run's own."""
     proxy.set_faults(Fault(Kind.ANSWER_LOST, ("PutObject",), lambda put: put.number == 2))
     with held_lease(directory, new_holder([0])):
-        assert await_puts(proxy, 4) == [200, 0, 412, 200]
+        await_renewals(proxy, 2)
+        assert puts(proxy)[:2] == [200, 0]
+        assert 412 in puts(proxy)
         check_claim()
 
 
@@ -168,7 +175,8 @@ def test_a_server_that_refuses_every_condition_is_asked_without(
     refused = kind.value.status
     proxy.set_faults(Fault(kind, ("PutObject", "DeleteObject"), lambda each: bool(each.call.if_match)))
     with held_lease(directory, new_holder([1])):
-        assert await_puts(proxy, 4) == [200, refused, 200, 200]
+        await_renewals(proxy, 2)
+        assert puts(proxy)[:2] == [200, refused]
         check_claim()
         assert len(keys_in(client)) == 1
     assert keys_in(client) == []
@@ -181,6 +189,7 @@ def test_a_server_that_ignores_conditions(store: Store) -> None:
     left.write_bytes(lease_text(3))
     store.server.look_again()
     with held_lease(directory, new_holder([1])):
-        assert await_puts(store.proxy, 3) == [200] * 3
+        await_renewals(store.proxy, 1)
+        assert {*puts(store.proxy)} == {200}
         check_claim()
     assert list(left.parent.glob("*")) == []

@@ -98,7 +98,7 @@ def test_failures_are_explained_as_ever(location: Location, store: Store, kind: 
 
 def test_a_silent_server_is_not_waited_for_without_end(location: Location, store: Store) -> None:
     store.proxy.set_faults(Fault(Kind.SILENCE, ("GetObject",), most=1))
-    fs, path = open_filesystem(str(location), {"config_kwargs": {"read_timeout": 1}})
+    fs, path = open_filesystem(str(location), {"config_kwargs": {"read_timeout": 3}})
     with counting_retries() as retries:
         assert read(Location(fs, path)) == WANTED
     assert retries.value == 1

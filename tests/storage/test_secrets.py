@@ -25,6 +25,7 @@ from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage.named_options import named_storages
 from tests.support.checkpoints import case, read_tree
 from tests.support.http_wire import Head
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.runs import RESHARD, start
 from tests.support.s3_server import ACCESS_KEY, SECRET_KEY
 from tests.support.s3_traffic import Call, Exchange, Fault, Kind, S3Error
@@ -37,7 +38,6 @@ SIDES = (("source", "src"), ("target", "dst"))
 OURS = ("core", "cli", "tasks", "flows", "prefect", "s3fs", "fsspec")
 TALKATIVE = ("botocore", "aiobotocore", "aiohttp", "urllib3")
 """Their debug logs have headers and signatures."""
-PATIENCE_SECONDS = 120
 
 
 @dataclass

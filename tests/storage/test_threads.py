@@ -18,12 +18,12 @@ from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes, write_file
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stores import Store
 
 PROTOCOLS = ["s3", pytest.param("obs", marks=pytest.mark.slow)]
 THREADS = 32
 PART = 2**16
-PATIENCE_SECONDS = 15
 
 
 def at_once(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:

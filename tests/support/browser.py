@@ -10,7 +10,8 @@ from pathlib import Path
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
-from tests.support.prefect_server import START_SECONDS, Worker, prefect_server, until
+from tests.support.patience import until
+from tests.support.prefect_server import Worker, prefect_server
 
 CHROMIUM = shutil.which("chromium")
 NO_CHROMIUM = "there is no chromium here: apt-get install chromium"
@@ -26,7 +27,7 @@ def served_to_a_browser(directory: Path) -> Iterator["PrefectPages"]:
     with prefect_server(directory / "home") as server:
         serving = Worker(server, directory, serve, {})
         try:
-            until(server.client.read_deployments, "nothing is served", START_SECONDS)
+            until(server.client.read_deployments, "nothing is served")
             with browser_page(server.api_url.removesuffix("/api")) as pages:
                 yield pages
         finally:

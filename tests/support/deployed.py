@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 from tests.support.prefect_server import (
     PrefectServer,
@@ -50,7 +51,7 @@ def reshard(server: PrefectServer, *arguments: str, **settings: str) -> subproce
         env=server.environment | settings,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
 

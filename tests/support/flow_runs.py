@@ -1,6 +1,5 @@
 """Runs of flows in this process, as Prefect's API shows them."""
 
-import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 from uuid import UUID
@@ -10,6 +9,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.objects import TaskRun as PrefectTaskRun
 from prefect.client.schemas.sorting import TaskRunSort
+
+from tests.support.patience import until
 
 Request = TypeVar("Request")
 Report = TypeVar("Report")
@@ -40,12 +41,11 @@ class Run(Generic[Request, Report]):
     def tasks(self, complete: Callable[[dict[str, PrefectTaskRun]], bool]) -> dict[str, PrefectTaskRun]:
         """Its finished tasks, by name, once they are complete: the server learns of them a little later."""
         ours = FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
-        deadline = time.monotonic() + 20
-        while True:
+
+        def found() -> dict[str, PrefectTaskRun] | None:
             with get_client(sync_client=True) as client:
                 runs = client.read_task_runs(flow_run_filter=ours, sort=TaskRunSort.ID_DESC, limit=100)
-            found = {run.name: run for run in runs if run.state and run.state.is_final()}
-            if complete(found):
-                return found
-            assert time.monotonic() < deadline, found.keys()
-            time.sleep(0.1)
+            ended = {run.name: run for run in runs if run.state and run.state.is_final()}
+            return ended if complete(ended) else None
+
+        return until(found, f"tasks of run {self.id} are missing")

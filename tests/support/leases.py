@@ -6,7 +6,7 @@ from reshard.core.storage.listing import list_folder
 from reshard.core.storage.urls import Location
 
 DEAD_AFTER_SECONDS = 0.5
-"""In tests a remote lease that is not renewed is dead after so long."""
+"""A remote lease that is not renewed is dead after so long, where the fixture `quickly_dead` is used."""
 
 
 def leases_in(directory: Location) -> list[str]:

@@ -5,13 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import psutil
@@ -26,11 +25,9 @@ from prefect.client.schemas.objects import FlowRun, Log, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import LogSort
 
-PREFECT = (sys.executable, "-m", "prefect")
-START_SECONDS = 120
-RUN_SECONDS = 120
+from tests.support.patience import PATIENCE_SECONDS, until
 
-Answer = TypeVar("Answer")
+PREFECT = (sys.executable, "-m", "prefect")
 
 
 class PrefectServer:
@@ -64,7 +61,7 @@ class PrefectServer:
         }
         command = [*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
         self._process = _started(command, self.home, self.environment | settings, self.home / "server.log")
-        until(self._answers, "the server does not answer", START_SECONDS)
+        until(self._answers, "the server does not answer")
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Sends it a signal, and waits for its end."""
@@ -167,7 +164,7 @@ def cancel_run(server: PrefectServer, run_id: UUID) -> None:
     server.client.set_flow_run_state(run_id, State(type=StateType.CANCELLING, name="Cancelling"))
 
 
-def await_run(server: PrefectServer, run_id: UUID, *states: str, seconds: float = RUN_SECONDS) -> FlowRun:
+def await_run(server: PrefectServer, run_id: UUID, *states: str, seconds: float = PATIENCE_SECONDS) -> FlowRun:
     """Waits until a run is in one of these states (by name); by default any in which it ends."""
 
     def reached() -> FlowRun | None:
@@ -197,17 +194,6 @@ def artifacts_of(server: PrefectServer, run_id: UUID) -> dict[str | None, Any]:
         "POST", "/artifacts/filter", json={"artifacts": ours.model_dump(mode="json"), "limit": 200, "offset": 0}
     )
     return {artifact["key"]: artifact["data"] for artifact in answer.json()}
-
-
-def until(found: Callable[[], Answer | None], problem: str, seconds: float) -> Answer:
-    """What `found` returns once that is true."""
-    deadline = time.monotonic() + seconds
-    while True:
-        answer = found()
-        if answer:
-            return answer
-        assert time.monotonic() < deadline, f"after {seconds} s {problem}"
-        time.sleep(0.2)
 
 
 def _started(command: list[str], directory: Path, environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

@@ -1,11 +1,12 @@
 """Events that flow runs of this process cause, as the server tells of them."""
 
-import time
 from typing import Any
 from uuid import UUID
 
 from prefect import get_client
 from prefect.events.worker import EventsWorker
+
+from tests.support.patience import until
 
 
 def run_id_of(state: Any) -> UUID:
@@ -28,9 +29,5 @@ def events_of(run_id: UUID, *names: str) -> list[dict[str, Any]]:
 
 def event_of(run_id: UUID, name: str) -> dict[str, Any]:
     """The event of that name which the run caused; the server learns of it a little later."""
-    deadline = time.monotonic() + 90
-    while not (found := events_of(run_id, name)):
-        assert time.monotonic() < deadline, f"no event {name}"
-        time.sleep(0.2)
-    [event] = found
+    [event] = until(lambda: events_of(run_id, name), f"there is no event {name}")
     return event

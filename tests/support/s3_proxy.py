@@ -18,7 +18,7 @@ from tests.support.http_wire import ClosedError, Head, Wire
 from tests.support.s3_server import S3Server, environment_for
 from tests.support.s3_traffic import Exchange, Fault, Faults, Kind, S3Error, parse_call
 
-_WAIT_SECONDS = 10
+_WAIT_SECONDS = 60
 _PRECONDITION_FAILED = S3Error(412, "PreconditionFailed")
 
 

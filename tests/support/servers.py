@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-START_SECONDS = 30
+from tests.support.patience import PATIENCE_SECONDS
+
 # whatever becomes of this process, its end of the shell's standard input is closed, and the server is killed
 _KILLED_WITH_US = 'exec 3<&0; "$@" & server=$!; (cat <&3 >/dev/null; kill -9 $server) & wait $server'
 
@@ -39,7 +40,7 @@ def server_process(
 
 
 def _await(started: re.Pattern[str], log_path: Path, process: subprocess.Popen[bytes]) -> re.Match[str]:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         # before the log: what it says last is read
         ended = process.poll() is not None

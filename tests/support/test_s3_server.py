@@ -3,13 +3,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.patience import until
 from tests.support.places import PROJECT
 from tests.support.s3_client import code_of, s3_client
 from tests.support.s3_server import S3Server, s3_server
@@ -83,10 +83,7 @@ def test_it_does_not_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
         address = (url.hostname or "", url.port or 0)
         assert answers(address)
         os.kill(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while answers(address):
-        assert time.monotonic() < deadline, "the server is still there"
-        time.sleep(0.01)
+    until(lambda: not answers(address), "the server is still there")
 
 
 def answers(address: tuple[str, int]) -> bool:

@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.validation import build_options
@@ -68,10 +70,20 @@ def latest_request(source: Path | str, target: Path | str, **options: object) ->
     )
 
 
-def saving_slowly(directory: Path, step: str, seconds: float) -> subprocess.Popen[bytes]:
-    """Starts a process that writes a step's files one after another, each in small pieces, in so many seconds."""
+@contextmanager
+def saving_slowly(directory: Path, step: str, seconds: float) -> Iterator[Callable[[], None]]:
+    """A process that writes a step's files one after another, each in small pieces.
+
+    It has begun with the first file; the function that the block gets lets it do the rest, in so many seconds. The
+    block's end waits for it.
+    """
     command = [sys.executable, "-m", "tests.support.training", str(CASE.directory / "src"), str(directory), step]
-    return subprocess.Popen([*command, str(seconds)], cwd=PROJECT)
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*command, str(seconds)], cwd=PROJECT, **pipes) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == b"begun\n"
+        yield process.stdin.close
 
 
 def _save_slowly(source: Path, directory: Path, step: str, seconds: float) -> None:
@@ -85,6 +97,9 @@ def _save_slowly(source: Path, directory: Path, step: str, seconds: float) -> No
         with path.open("wb", buffering=0) as file:
             for piece in range(pieces):
                 file.write(content[piece * size : (piece + 1) * size])
+                if (rank, piece) == (0, 0):
+                    os.write(1, b"begun\n")
+                    sys.stdin.read()
                 time.sleep(seconds / pieces / len(RANKS))
 
 

@@ -11,6 +11,7 @@ from reshard.core.errors import CatalogError
 from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.patience import PATIENCE_SECONDS
 
 RANKS = 4
 NAMES = [f"w{number:02}" for number in range(20)]
@@ -63,7 +64,7 @@ def test_ranks_on_a_remote_storage_are_read_at_once(remote: Source, monkeypatch:
     all_open = threading.Barrier(RANKS)
 
     def open_with_the_others(location: Location, version: str) -> SourceFile:
-        all_open.wait(timeout=10)
+        all_open.wait(timeout=PATIENCE_SECONDS)
         return open_source(location, version)
 
     monkeypatch.setattr("reshard.core.checkpoint.encryption.opening.open_source", open_with_the_others)

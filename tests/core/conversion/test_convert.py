@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.conversions import outcomes, stop_before_commit, whole_copies
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 from tests.support.runs import partial
 
@@ -93,33 +93,36 @@ def test_copies_of_a_failed_rank_are_not_written(target: Path, monkeypatch: pyte
 
 
 SLOW_RUN = """
-import sys, time
+import sys
 from reshard.core.conversion.convert import convert
 from reshard.core.request.conversion import build_request
 class Slow:
     def note(self, message): pass
     def begin(self, phase, total=0): total and print("begun", flush=True)
-    def advance(self, count): print("block", flush=True); time.sleep(0.05)
+    def advance(self, count): print("block", flush=True); sys.stdin.readline()
 convert(build_request(**eval(sys.argv[1])), Slow())
 """
 
 
 def start_slowly(options: dict[str, object]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SLOW_RUN, repr(options)], cwd=PROJECT, stdout=subprocess.PIPE, text=True
-    )
+    """Starts a conversion that waits for a line of input after each block."""
+    command = [sys.executable, "-c", SLOW_RUN, repr(options)]
+    return subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 5])
 def test_killed_in_the_middle_and_run_again(target: Path, blocks: int) -> None:
     request = FOUR_TO_THREE.request(target, workers=1, memory_limit="16MiB")
     run = start_slowly(request.model_dump(mode="json"))
+    assert run.stdin is not None
     assert run.stdout is not None
-    for _ in range(blocks + 1):
-        run.stdout.readline()
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-    run.stdout.close()
+    assert run.stdout.readline() == "begun\n"
+    run.stdin.write("\n" * (blocks - 1))
+    run.stdin.flush()
+    for _ in range(blocks):
+        assert run.stdout.readline() == "block\n"
+    run.kill()
+    run.communicate()
     assert not target.exists()
     for file in partial(target).glob("rank_*/[!.]*"):
         rank = int(file.parent.name.removeprefix("rank_"))
@@ -286,7 +289,8 @@ def test_small_memory_gives_the_same_bytes(tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
 
 
-def test_no_time_is_lost_waiting_for_a_dead_run(target: Path) -> None:
+def test_no_time_is_lost_waiting_for_a_dead_run(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", PATIENCE_SECONDS)
     request = FOUR_TO_THREE.request(target, workers=1)
     run = start_slowly(request.model_dump(mode="json"))
     assert run.stdout is not None
@@ -294,11 +298,10 @@ def test_no_time_is_lost_waiting_for_a_dead_run(target: Path) -> None:
     with pytest.raises(TargetError, match=f"process {run.pid}"):
         convert(request)
     run.kill()
-    run.wait()
-    run.stdout.close()
+    run.communicate()
     started = time.monotonic()
     assert convert(request).committed
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < PATIENCE_SECONDS
 
 
 def test_links_from_the_source_into_the_target(tmp_path: Path, target: Path) -> None:

@@ -121,10 +121,10 @@ def test_thousands_of_ranks_take_seconds() -> None:
     source = make_strategy(dict.fromkeys(names, vector(1)))
     target = make_strategy(dict.fromkeys(names, ParameterLayout((1024, 4), ((0,),), nested=True)))
     catalog = make_catalog({0: [entry(name, (4096 * (1 + number % 7),)) for number, name in enumerate(names)]})
-    started = time.monotonic()
+    started = time.process_time()
     plan = plan_of(catalog, source, target, replicas=2)
     sizes = [totals.shard_bytes for totals in plan.totals]
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
     assert max(sizes) - min(sizes) <= 4096 * 7
 
 

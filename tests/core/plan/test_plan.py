@@ -174,9 +174,9 @@ def test_four_thousand_ranks_to_three_thousand(stages: int) -> None:
         catalog,
         records={r: dataclasses.replace(rec, index=shared[id(records[r])]) for r, rec in catalog.records.items()},
     )
-    started = time.monotonic()
+    started = time.process_time()
     plan = plan_of(catalog, source, target)
     assert sum(len(totals.source_ranks) for totals in plan.totals) > 3072
     assert plan.written_bytes == sum(totals.shard_bytes for totals in plan.totals)
     plan.rank_plan(3071)
-    assert time.monotonic() - started < 60
+    assert time.process_time() - started < 60

@@ -25,6 +25,7 @@ from reshard.core.runtime.metadata import (
 )
 from reshard.core.strategy.protobuf_file import parse_protobuf
 from tests.support.ckpt_writer import blob
+from tests.support.patience import PATIENCE_SECONDS
 
 SIZE_BYTES = 200_000
 
@@ -138,12 +139,12 @@ def test_large_parses_run_one_after_another_and_small_ones_at_once() -> None:
     def small(_: int) -> None:
         with metadata_limited(64 << 20), parsing("small") as parse:
             parse.take(1 << 20)
-            together.wait(timeout=30)
+            together.wait(timeout=PATIENCE_SECONDS)
 
     def large(number: int) -> int:
         with metadata_limited(64 << 20), parsing("large") as parse:
             parse.take(1 << 20)
-            together.wait(timeout=30)
+            together.wait(timeout=PATIENCE_SECONDS)
             parse.take(40 << 20)
             under_way.append("large")
             most = len(under_way)

@@ -7,6 +7,7 @@ import pytest
 
 from reshard.core.storage.urls import Location, parse_url
 from tests.support.leases import DEAD_AFTER_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.small_files import CONTENT
 
 
@@ -18,11 +19,19 @@ def local(tmp_path: Path) -> Location:
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
     monkeypatch.setattr("reshard.core.storage.remote_lease.RENEWAL_SECONDS", 0.05)
-    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", DEAD_AFTER_SECONDS)
+    # a living one is renewed in time, however long it takes here
+    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("reshard.core.storage.remote_lease.IN_DOUBT_AFTER_SECONDS", PATIENCE_SECONDS)
     location = parse_url("memory://bucket/leases")
     yield location
     location.fs.store.clear()
     location.fs.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def quickly_dead(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests whose remote leases are all dead, except the test's own."""
+    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", DEAD_AFTER_SECONDS)
 
 
 @pytest.fixture(params=["local", "remote"])

@@ -20,26 +20,31 @@ from tests.support.leases import leases_in, take
 from tests.support.places import PROJECT
 
 HOLDING = """
-import sys, time
+import sys
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
 with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
     print("held", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
 def test_another_process_is_refused_until_it_is_killed(local: Location) -> None:
-    run = subprocess.Popen([sys.executable, "-c", HOLDING, str(local)], cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        [sys.executable, "-c", HOLDING, str(local)],
+        cwd=PROJECT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert run.stdout is not None
     assert run.stdout.readline() == "held\n"
     with pytest.raises(TargetError, match=f"process {run.pid}, since .* target ranks 1"):
         take(local, 1)
     take(local, 2)
     run.kill()
-    run.wait()
-    run.stdout.close()
+    run.communicate()
     assert len(leases_in(local)) == 1, "a killed process tidies nothing"
     take(local, 1)
     assert leases_in(local) == []
@@ -93,7 +98,7 @@ def test_who_waited_for_a_directory_that_was_renamed_begins_in_a_new_one(local: 
         time.sleep(0.1)
         assert not entered.is_set()
         os.rename(tmp_path / "state", tmp_path / "published")
-    waiting.join(10)
+    waiting.join()
     assert entered.is_set()
     assert (tmp_path / "published" / "leases" / ".gate").exists()
 

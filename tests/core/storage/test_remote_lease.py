@@ -9,6 +9,8 @@ from dataclasses import asdict
 import pytest
 
 from reshard.core.errors import StorageError, TargetBusyError, TargetError
+from reshard.core.runtime import retry
+from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.lease import held_lease, living_holders
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
@@ -16,6 +18,7 @@ from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes, write_file
 from tests.support.leases import DEAD_AFTER_SECONDS, leases_in, take
+from tests.support.patience import PATIENCE_SECONDS, until
 
 
 def leave_lease(directory: Location, *ranks: int, run: str = "0dead000") -> LeaseHolder:
@@ -25,6 +28,7 @@ def leave_lease(directory: Location, *ranks: int, run: str = "0dead000") -> Leas
     return holder
 
 
+@pytest.mark.usefixtures("quickly_dead")
 def test_a_dead_lease_is_taken_over_after_watching_it(remote: Location) -> None:
     leave_lease(remote, 0, 1)
     started = time.monotonic()
@@ -37,9 +41,10 @@ def test_dead_leases_of_other_ranks_are_not_waited_for(remote: Location) -> None
     leave_lease(remote, 0, 1)
     started = time.monotonic()
     take(remote, 2)
-    assert time.monotonic() - started < DEAD_AFTER_SECONDS
+    assert time.monotonic() - started < PATIENCE_SECONDS, "the time after which it would be dead"
 
 
+@pytest.mark.usefixtures("quickly_dead")
 def test_a_dead_run_is_not_among_the_living(remote: Location) -> None:
     leave_lease(remote, 0, 1)
     mine = new_holder([2])
@@ -55,17 +60,14 @@ def test_the_living_among_the_dead(remote: Location) -> None:
         assert living_holders(remote, new_holder([2])) == [living]
 
 
-def renewals() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "reshard-lease"]
+def renewals(name: str = "reshard-lease") -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == name]
 
 
 def await_renewal(directory: Location) -> None:
     [path] = leases_in(directory)
     first = directory.fs.cat_file(path)
-    deadline = time.monotonic() + 10
-    while directory.fs.cat_file(path) == first:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: directory.fs.cat_file(path) != first, "the lease is not renewed")
 
 
 def test_the_lease_is_renewed_until_it_is_given_back(remote: Location) -> None:
@@ -115,6 +117,7 @@ def test_a_lease_that_cannot_be_read_at_the_moment_is_not_taken_for_given_back(
     remote: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_lease(remote, 0)
+    monkeypatch.setattr(retry, "REQUESTS", RetryPolicy(retry.REQUESTS.attempts, 0.001))
 
     def busy(*_: object, **__: object) -> bytes:
         raise OSError(errno.EBUSY, "SlowDown")
@@ -133,15 +136,14 @@ def test_an_unreadable_remote_lease_is_named(remote: Location, text: bytes) -> N
 
 
 def await_loss(message: str) -> None:
-    deadline = time.monotonic() + 10
-    while True:
+    def lost() -> str:
         try:
             check_claim()
         except TargetError as error:
-            assert message in str(error)
-            return
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+            return str(error)
+        return ""
+
+    assert message in until(lost, "the lease is not lost")
 
 
 def test_a_run_whose_lease_was_removed_makes_nothing_appear_any_more(remote: Location) -> None:
@@ -173,15 +175,25 @@ def test_a_run_beside_which_another_one_stays_gives_way(remote: Location) -> Non
 
 
 def test_runs_for_other_ranks_are_in_nobodys_way(remote: Location) -> None:
-    with held_lease(remote, new_holder([0])), held_lease(remote, new_holder([1])):
-        await_renewals = time.monotonic() + 0.4
-        while time.monotonic() < await_renewals:
-            check_claim()
-            time.sleep(0.01)
+    with held_lease(remote, new_holder([0])):
+        first = {*leases_in(remote)}
+        with held_lease(remote, new_holder([1])):
+            second = {*leases_in(remote)} - first
+            for path in (*first, *second) * 2:
+                text = remote.fs.cat_file(path)
+                until(lambda path=path, text=text: remote.fs.cat_file(path) != text, "it is not renewed")
+                check_claim()
+
+
+def doubted() -> StorageError | None:
+    try:
+        check_claim()
+    except StorageError as error:
+        return error
+    return None
 
 
 def test_who_cannot_renew_its_lease_waits_until_it_can(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.storage.remote_lease.IN_DOUBT_AFTER_SECONDS", 0.3)
     pipe_file, broken = type(remote.fs).pipe_file, threading.Event()
 
     def failing(*args: object, **kwargs: object) -> None:
@@ -191,17 +203,14 @@ def test_who_cannot_renew_its_lease_waits_until_it_can(remote: Location, monkeyp
 
     monkeypatch.setattr(type(remote.fs), "pipe_file", failing)
     with held_lease(remote, new_holder([0])):
-        broken.set()
-        time.sleep(0.5)
-        with pytest.raises(
-            StorageError, match=r"the lease could not be renewed for \d+ s, so that another run"
-        ) as caught:
-            check_claim()
-        assert caught.value.transient
-        broken.clear()
-        await_renewal(remote)
-        time.sleep(0.1)
         check_claim()
+        broken.set()
+        monkeypatch.setattr("reshard.core.storage.remote_lease.IN_DOUBT_AFTER_SECONDS", 0.3)
+        doubt = until(doubted, "the lease is not in doubt")
+        assert "the lease could not be renewed for" in str(doubt)
+        assert doubt.transient
+        broken.clear()
+        until(lambda: not doubted(), "the lease stays in doubt")
 
 
 def test_a_renewal_without_an_answer_holds_nobody_up(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,12 +218,14 @@ def test_a_renewal_without_an_answer_holds_nobody_up(remote: Location, monkeypat
 
     def slow(*args: object, **kwargs: object) -> None:
         if threading.current_thread().name == "reshard-renewal":
-            hanging.wait(5)
+            hanging.wait(PATIENCE_SECONDS)
         pipe_file(*args, **kwargs)
 
     monkeypatch.setattr(type(remote.fs), "pipe_file", slow)
-    began = time.monotonic()
     with held_lease(remote, new_holder([0])):
-        time.sleep(0.3)
-    assert time.monotonic() - began < 3
+        until(lambda: len(renewals("reshard-renewal")) >= 2, "no renewal follows the first")
+    left = renewals("reshard-renewal")
+    assert left
     hanging.set()
+    for thread in left:
+        thread.join()

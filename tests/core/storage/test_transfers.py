@@ -11,6 +11,7 @@ from reshard.core.runtime import retry
 from reshard.core.runtime.retry import RetryPolicy, counting_retries, retries_counted
 from reshard.core.storage.transfers import REQUESTS_AT_ONCE, at_once, requested, submitted
 from reshard.core.storage.urls import parse_url
+from tests.support.patience import PATIENCE_SECONDS
 
 PLACE = parse_url("memory://bucket/x")
 
@@ -52,7 +53,7 @@ def test_what_stays_wrong_is_asked_for_once() -> None:
 
 
 def test_answers_come_in_order_and_requests_run_at_once() -> None:
-    together = threading.Barrier(REQUESTS_AT_ONCE, timeout=30)
+    together = threading.Barrier(REQUESTS_AT_ONCE, timeout=PATIENCE_SECONDS)
 
     def ask(number: int) -> int:
         together.wait()  # passes only if that many are under way
