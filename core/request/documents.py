@@ -64,7 +64,7 @@ def parse_fields(data: bytes, origin: str, kind: str, example: str) -> list[tupl
     document = _parsed(data, origin, kind, from_json, from_yaml)
     if document is not None and not isinstance(document, tuple):
         raise InputError(_no_mapping(origin, kind, example))
-    return list(_fields((), document or ()))
+    return list(_fields(document or ()))
 
 
 def _parsed(
@@ -85,16 +85,17 @@ def _no_mapping(origin: str, kind: str, example: str) -> str:
     return f"{origin}: not a {kind}: it must be a mapping, such as '{example}'"
 
 
-def _fields(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The scalars of a document whose mappings are tuples of pairs."""
-    if isinstance(value, tuple):
-        for name, below in value:
-            yield from _fields((*path, name), below)
-    elif isinstance(value, list):
-        for below in value:
-            yield from _fields(path, below)
-    else:
-        yield path, value if isinstance(value, str) else json.dumps(value)
+def _fields(document: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The scalars of a document whose mappings are tuples of pairs, in order."""
+    left: list[tuple[tuple[str, ...], Any]] = [((), document)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, tuple):
+            left.extend(((*path, name), below) for name, below in reversed(value))
+        elif isinstance(value, list):
+            left.extend((path, below) for below in reversed(value))
+        else:
+            yield path, value if isinstance(value, str) else json.dumps(value)
 
 
 def _advice(problem: str) -> str:

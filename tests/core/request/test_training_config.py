@@ -94,3 +94,13 @@ def test_what_is_no_mapping_is_refused(text: str, tmp_path: Path) -> None:
 def test_an_empty_document_says_nothing(tmp_path: Path) -> None:
     config = read(tmp_path, "")
     assert (config.generation, config.value_of(MLP)) == ("", "")
+
+
+@pytest.mark.parametrize("name", ["train.yaml", "train.json"])
+def test_deep_nesting_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    for depth in (100, 450, 900, 20_000):
+        text = f'{{"{MLP}": false, "x": {"[" * depth}{"]" * depth}}}'
+        try:
+            assert read(tmp_path, text, name).value_of(MLP) == "false"
+        except InputError as error:
+            assert "not a readable training's configuration" in str(error)
