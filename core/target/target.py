@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 
+from reshard.core.checkpoint.catalog.foreign import find_foreign
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, dump_record, with_plan_digest
 from reshard.core.errors import CatalogError, TargetBusyError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
@@ -185,8 +186,7 @@ class Target:
             if self.is_mended_in_place:
                 check_unlinked(self.final, STATE_LISTING)
         if self.plan.inputs.iteration is not None and self.plan.inputs.iteration.tracked:
-            with self._tracker_refused_as_target():
-                read_tracker(self.final.parent)
+            self._check_tracker()
         look = self._look()
         is_unfinished = look.identity is not None and look.manifest is None
         if is_unfinished and not self._is_ours(look) and not self.overwrite:
@@ -289,6 +289,18 @@ class Target:
         if manifest is not None and manifest.verified.is_below(level):
             raised = manifest.model_copy(update={"verified": level})
             write_bytes(self.final.child(STATE_DIRECTORY, MANIFEST_NAME), dump_record(raised))
+
+    def _check_tracker(self) -> None:
+        """Refuse a tracker that cannot be advanced, and one of another library, which would lose its own place."""
+        root = self.final.parent
+        names = list_names(root)
+        foreign = find_foreign(names) if TRACKER_NAME in names else None
+        if foreign is not None:
+            raise TargetError(
+                f"{root}: is {foreign.title}, whose {TRACKER_NAME} names its own place: name another target"
+            )
+        with self._tracker_refused_as_target():
+            read_tracker(root)
 
     def _track(self) -> None:
         """Name the iteration in the tracker, unless that names a newer one."""

@@ -268,6 +268,17 @@ class TestPlace:
             convert(iteration_request(SEVERAL.source, tmp_path, target_strategy=own_strategy(SEVERAL)))
         assert [path.name for path in tmp_path.iterdir()] == ["latest_checkpointed_iteration.txt"]
 
+    @pytest.mark.parametrize(("place", "named"), [("iter_0000003", "3"), ("release", "release")])
+    def test_the_tracker_of_megatron_is_not_advanced(self, place: str, named: str, tmp_path: Path) -> None:
+        (tmp_path / place).mkdir()
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text(named)
+        with pytest.raises(
+            TargetError, match=r"is a Megatron-LM checkpoint .*, whose latest_checkpointed_iteration\.txt"
+        ):
+            convert(iteration_request(SEVERAL.source, tmp_path, target_strategy=own_strategy(SEVERAL)))
+        assert tracked(tmp_path) == named
+        assert not list(tmp_path.glob("iteration_*"))
+
 
 class TestRuns:
     def test_a_killed_run_is_resumed_and_tracked_at_the_end(
