@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     help="Compare the shapes of whole tensors with those of this model: a checkpoint of whole tensors, a Hugging Face "
     "directory, a DCP checkpoint, a Checkpoint 2.0, or a strategy in JSON.",
 )
-@conversion_options(("preset", "switch", "training_config"))
+@conversion_options(("preset", "switch", "training_config", "allow_model"))
 @key_options
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
@@ -50,6 +50,7 @@ def command(
     preset: str,
     switch: tuple[str, ...],
     training_config: str,
+    allow_model: tuple[str, ...],
     decrypt_key: str,
     decrypt_mode: str,
     storage: str,
@@ -78,8 +79,8 @@ def command(
     """
     from reshard.core.source.diagnosis import diagnose
 
-    if not preset and (switch or training_config):
-        raise click.UsageError("--switch and --training-config are for a preset: name one with --preset")
+    if not preset and (switch or training_config or allow_model):
+        raise click.UsageError("--switch, --training-config and --allow-model are for a preset: name one with --preset")
     urls = [url for url in (source, source_strategy, like) if url]
     with storage_named(storage, *urls), key_named(decrypt_key, decrypt_mode):
         diagnosis = diagnose(
@@ -92,6 +93,7 @@ def command(
             preset=preset,
             switches=switch,
             training_config=training_config,
+            allowed_models=allow_model,
         )
     if as_json:
         print_json(diagnosis)

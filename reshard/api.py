@@ -313,6 +313,7 @@ def doctor(
     preset: PathOrUrl = "",
     switch: Sequence[str] = (),
     training_config: PathOrUrl = "",
+    allow_model: Sequence[str] = (),
     **options: Unpack[DoctorOptions],
 ) -> Diagnosis:
     """Check that a strategy belongs to a checkpoint; `fits` is the answer, `findings` are the differences.
@@ -337,6 +338,7 @@ def doctor(
             preset=_text(preset),
             switches=switch,
             training_config=_text(training_config),
+            allowed_models=allow_model,
         )
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from reshard.core.errors import LayoutError
 from reshard.core.plan.model import ParameterMatch, ReshardedParameter
 from reshard.core.plan.stage_shards import StageShards
-from reshard.core.request.changes import STATE_PREFIXES
+from reshard.core.request.training_state import STATE_PREFIXES
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed, shortened
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT

@@ -102,6 +102,7 @@ def diagnose(
     preset: str = "",
     switches: Sequence[str] = (),
     training_config: str = "",
+    allowed_models: Sequence[str] = (),
     workers: int = 8,
 ) -> Diagnosis:
     """Check a checkpoint, and a strategy that is said to be its own.
@@ -117,13 +118,14 @@ def diagnose(
             beside the checkpoint.
         switches: `NAME=VALUE`.
         training_config: URL of the training's configuration.
+        allowed_models: values of `model_type` in config.json that count as the preset's.
         workers: number of threads.
 
     Raises:
         InputError: checkpoint or strategy cannot be read at all, or the choice of files is ambiguous.
         StorageError: a storage failed.
     """
-    reference = _Reference(like, preset, tuple(switches), training_config)
+    reference = _Reference(like, preset, tuple(switches), training_config, tuple(allowed_models))
     found = survey(source, step)
     if is_self_described(found) and source_strategy:
         raise CatalogError(has_own_metadata(found))
@@ -190,6 +192,7 @@ class _Reference:
     preset: str
     switches: tuple[str, ...]
     training_config: str
+    allowed_models: tuple[str, ...]
 
     def compiled(self, source: SourceRequest) -> "CompiledPreset | None":
         """Return the preset, compiled for a source's names; None without one."""
@@ -199,7 +202,9 @@ class _Reference:
 
         is_directory = bool(self.like) and not self.like.endswith(".json")
         like = self.like if is_directory else ""
-        return compiled_for(PresetChoice(self.preset, self.switches, self.training_config, like), source, None)
+        return compiled_for(
+            PresetChoice(self.preset, self.switches, self.training_config, self.allowed_models, like), source, None
+        )
 
 
 class _Checked(NamedTuple):
