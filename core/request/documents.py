@@ -12,6 +12,8 @@ from yaml.cyaml import CParser
 from yaml.resolver import Resolver
 
 from reshard.core.errors import InputError, StorageError, is_transient
+from reshard.core.storage.listing import is_missing
+from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import parse_url
 
@@ -22,12 +24,13 @@ _MAX_VALUES = 2**17
 
 def read_document(url: str) -> bytes:
     """Read a document; a missing or too large one is an InputError."""
+    location = parse_url(url)
     try:
-        return read_small_file(parse_url(url), MAX_DOCUMENT_BYTES)
+        return read_small_file(location, MAX_DOCUMENT_BYTES)
     except StorageError as error:
         if is_transient(error):
             raise
-        raise InputError(str(error)) from error
+        raise InputError(f"{error}{did_you_mean(location) if is_missing(error) else ''}") from error
 
 
 def parse_mapping(data: bytes, origin: str, kind: str, example: str, *, texts: bool = False) -> dict[str, Any] | None:

@@ -49,7 +49,7 @@ def describe(url: str) -> Document:
     location = parse_url(url)
     if RANK_FIELD in location.path:
         return _describe_checkpoint(url)
-    with storage_errors_as_input():
+    with storage_errors_as_input(location):
         kind = file_info(location, "read it")["type"]
     if kind not in ("file", "directory"):
         # opening a pipe would wait for a writer

@@ -25,6 +25,7 @@ from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.source.opening import open_source
+from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.publishing import list_names
 from reshard.core.storage.unified_names import COMPANION_NAMES, is_index_name, is_unified_name
 from reshard.core.storage.urls import parse_url
@@ -67,8 +68,9 @@ def read_reference(url: str) -> Reference:
     directory = parse_url(url)
     names = list_names(directory)
     if "config.json" not in names:
+        near = "" if names else did_you_mean(directory)
         raise InputError(
-            f"{url}: has no config.json: --like names a Hugging Face directory, of which config.json is part"
+            f"{url}: has no config.json: --like names a Hugging Face directory, of which config.json is part{near}"
         )
     weights = _read_weights(url) if any(is_unified_name(name) for name in names) else None
     scaled = _scaled(weights or {})

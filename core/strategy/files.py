@@ -8,7 +8,8 @@ from reshard.core.errors import CheckpointError, LimitError, StorageError, Strat
 from reshard.core.runtime.metadata import check_metadata, parsing
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.checkpoint2_names import MAX_METADATA_BYTES, METADATA_NAME, TRACKER_NAME, iteration_name
-from reshard.core.storage.listing import exists, file_info, list_folder
+from reshard.core.storage.listing import exists, file_info, is_missing, list_folder
+from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.reading import open_source, read_bytes, read_small_file
 from reshard.core.storage.tracker import read_tracker
 from reshard.core.storage.transfers import at_once
@@ -39,7 +40,7 @@ def read_strategy(url: str) -> Strategy:
             one strategy. Names the files.
     """
     location = parse_url(url)
-    with storage_errors_as_strategy():
+    with storage_errors_as_strategy(location):
         if location.name == METADATA_NAME:
             return _read_metadata(location)
         if _is_directory(location):
@@ -120,14 +121,15 @@ def _read_metadata(location: Location) -> Strategy:
 
 
 @contextmanager
-def storage_errors_as_strategy() -> Iterator[None]:
-    """Turn permanent storage errors into StrategyErrors."""
+def storage_errors_as_strategy(named: Location | None = None) -> Iterator[None]:
+    """Turn permanent storage errors into StrategyErrors, with a suggestion if the place a user `named` is missing."""
     try:
         yield
     except (StorageError, CheckpointError) as error:  # the latter for a file that shrinks while being read
         if is_transient(error):
             raise
-        raise StrategyError(str(error)) from error
+        is_absent = isinstance(error, StorageError) and is_missing(error)
+        raise StrategyError(f"{error}{did_you_mean(named) if named and is_absent else ''}") from error
 
 
 @contextmanager

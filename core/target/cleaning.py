@@ -22,6 +22,7 @@ from reshard.core.storage.joined import parts_of
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.lease_monitor import seen_holders
 from reshard.core.storage.listing import exists, find_entries, find_files, kind_of
+from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.own_files import check_replaced_files, check_unlinked
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
@@ -143,7 +144,8 @@ def _check_is_target(final: Location) -> None:
 def _check_is_there(final: Location) -> None:
     """Check that a target without unfinished work is one: the path may be mistyped, or a directory of targets."""
     if not any(map(exists, {working_location(final), replaced_location(final), final})):
-        raise InputError(f"{final}: nothing is there, and no unfinished work of a conversion into it. Check the path")
+        advice = did_you_mean(final) or ". Check the path"
+        raise InputError(f"{final}: nothing is there, and no unfinished work of a conversion into it{advice}")
     if read_manifest(final) is not None:
         return
     inside = {_target_of(name) for name in list_names(final) if name != _target_of(name)}

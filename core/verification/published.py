@@ -22,6 +22,7 @@ from reshard.core.runtime.wording import listed, utf8_text
 from reshard.core.storage.checkpoint2_names import TRACKER_NAME, iteration_name
 from reshard.core.storage.listing import exists
 from reshard.core.storage.named_options import named_storages
+from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, list_names, other_files
 from reshard.core.storage.tracker import read_tracker
 from reshard.core.storage.urls import Location, parse_url
@@ -169,7 +170,8 @@ def _find_finished(location: Location) -> _Finished:
     if manifest is not None:
         return _Finished(location, manifest)
     if not exists(location):
-        raise InputError(f"{location}: does not exist: name the directory of a finished conversion")
+        near = did_you_mean(location)
+        raise InputError(f"{location}: does not exist{near or ': name the directory of a finished conversion'}")
     numbers = list_iterations(list_names(location))
     finished = [
         number for number in numbers if exists(location.child(iteration_name(number), STATE_DIRECTORY, MANIFEST_NAME))

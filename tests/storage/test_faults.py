@@ -335,7 +335,7 @@ def test_a_source_that_is_not_there(store: Store, failed: Callable[..., Ended]) 
     there = arguments(store)
     wrong = store.url("scr")
     ended = failed(given=[there[0], wrong, *there[2:]])
-    message = f"reshard: error: {wrong}: cannot read it: no such file or directory"
+    message = f"reshard: error: {wrong}: cannot read it: no such file or directory; did you mean {store.url('src')}?"
     assert (ended.code, ended.last_line) == (WRONG_INPUT, message)
 
 

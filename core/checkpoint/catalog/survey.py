@@ -29,7 +29,8 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.checkpoint2_names import COMMON_NAME, METADATA_NAME
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.links import check_links
-from reshard.core.storage.listing import list_folder, looked_into
+from reshard.core.storage.listing import is_missing, list_folder, looked_into
+from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.transfers import at_once
@@ -139,7 +140,7 @@ def survey(url: str, step: str = "") -> CheckpointSurvey:
     location = parse_url(url)
     # this process may have listed it hours ago
     location.fs.invalidate_cache()
-    with storage_errors_as_input():
+    with storage_errors_as_input(location):
         if RANK_FIELD in location.path:
             return _survey_pattern(location)
         kind, entries = looked_into(location, "read it")
@@ -182,14 +183,14 @@ def survey_dcp(checkpoint: DcpCheckpoint) -> CheckpointSurvey:
 
 
 @contextmanager
-def storage_errors_as_input() -> Iterator[None]:
-    """Turn permanent storage errors into CatalogErrors."""
+def storage_errors_as_input(named: Location | None = None) -> Iterator[None]:
+    """Turn permanent storage errors into CatalogErrors, with a suggestion if the place a user `named` is missing."""
     try:
         yield
     except StorageError as error:
         if error.transient:
             raise
-        raise CatalogError(str(error)) from error
+        raise CatalogError(f"{error}{did_you_mean(named) if named and is_missing(error) else ''}") from error
 
 
 @frozen
