@@ -61,3 +61,16 @@ def test_a_pattern_of_a_comparison_by_preset_that_fits_neither_side_is_refused()
     options = {"preset": "qwen3", "switch": switches_of(QWEN3), "exclude": ["nothing*"]}
     with pytest.raises(InputError, match=r"--exclude nothing\*: no parameter of .* has such a name"):
         compare_checkpoints(build_comparison(a=str(QWEN3.mf), b=str(QWEN3.hf), **options))
+
+
+@pytest.mark.parametrize("pattern", ["*linear_qkv*", "*k_proj*"])
+def test_a_difference_that_a_pattern_of_either_side_selects_is_found(pattern: str, tmp_path: Path) -> None:
+    changed = Path(shutil.copytree(QWEN3.hf, tmp_path / "hf"))
+    tensors = load_file(changed / "model.safetensors")
+    tensors["model.layers.1.self_attn.k_proj.weight"].reshape(-1)[-1] += 1
+    (changed / "model.safetensors").chmod(0o600)
+    save_file(tensors, changed / "model.safetensors", {"format": "pt"})
+    options = {"preset": "qwen3", "switch": switches_of(QWEN3)}
+    report = compare_checkpoints(build_comparison(a=str(QWEN3.mf), b=str(changed), include=[pattern], **options))
+    assert [each.name for each in report.differences] == ["model.layers.1.self_attn.k_proj.weight"]
+    assert compare_checkpoints(build_comparison(a=str(QWEN3.mf), b=str(changed), exclude=[pattern], **options)).same
