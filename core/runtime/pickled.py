@@ -6,6 +6,7 @@ is a `Record` of the name, the arguments and the state. Names outside a given se
 module and name: `os.system` reached through a module that imports `os` is another pair.
 
 Memory is bounded by the size of the pickle: an opcode makes at most one object, sharing instead of copying its parts.
+The opcodes of one byte that make one are few in any real pickle, so one that is full of them is refused unread.
 """
 
 import struct
@@ -17,6 +18,10 @@ _MAX_LINE_BYTES = 4096
 _MAX_NAME_CHARACTERS = 120
 OPCODE_BYTES = 100
 """Memory for what one byte of a pickle makes: most opcodes with their arguments are longer, and so cost less."""
+_MAKING = b"(]}R\x81\x85\x86\x87\x94Q"
+"""Opcodes without arguments that take memory: a mark, collections, records, places in the memo."""
+_MOST_MAKING, _FEW_MAKING = 0.4, 4096
+"""They are up to 0.27 of the pickles that torch writes."""
 
 
 class PickleError(ValueError):
@@ -76,6 +81,8 @@ def read_pickle(data: bytes, allowed: Collection[tuple[str, str]]) -> object:
     Raises:
         PickleError: it is damaged, has another name or an opcode that is not data; names the offset.
     """
+    if sum(map(data.count, _MAKING)) > _MOST_MAKING * len(data) + _FEW_MAKING:
+        raise PickleError("is full of opcodes that make objects without contents: damaged, or made to fill the memory")
     machine = _Machine(data, frozenset(allowed))
     return machine.run()
 

@@ -49,6 +49,8 @@ def dcp_catalog(
     parts: dict[str, list[FilePart]] = {path: [] for path in checkpoint.paths}
     for part in checkpoint.parts:
         parts[part.path].append(part)
+    there = frozenset(checkpoint.names)
+    _check_none_missing(checkpoint, [path for path in parts if "/" not in path and path not in there])
     objects: dict[str, dict[str, Place]] = {path: {} for path in parts}
     for name, place in checkpoint.metadata.objects.items():
         objects[place.path][name] = place
@@ -81,12 +83,7 @@ def dcp_catalog(
 
     with workers_on(locations.values(), workers) as threads:
         outcomes = dict(zip(parts, threads.outcomes(read_unless_missing, parts), strict=True))
-    missing = [path for path, outcome in outcomes.items() if outcome is None]
-    if missing:
-        raise CatalogError(
-            f"{checkpoint.url}: files that {DCP_METADATA_NAME} lists are missing: {listed(missing, _MAX_NAMES)}. Get "
-            "them as well: DCP saves each slice once"
-        )
+    _check_none_missing(checkpoint, [path for path, outcome in outcomes.items() if outcome is None])
     errors = [outcome for outcome in outcomes.values() if isinstance(outcome, InputError)]
     if errors:
         raise _joined(checkpoint.url, errors)
@@ -94,6 +91,15 @@ def dcp_catalog(
     records = {rank: _numbered(record, rank) for rank, record in enumerate(read_records)}
     step = None if checkpoint.step is None else str(checkpoint.step)
     return CheckpointCatalog(checkpoint.url, CheckpointFormat.SAFETENSORS, step, records, checkpoint.notes)
+
+
+def _check_none_missing(checkpoint: DcpCheckpoint, missing: Sequence[str]) -> None:
+    """Refuse missing files: those that a listing lacks before thousands of others are opened."""
+    if missing:
+        raise CatalogError(
+            f"{checkpoint.url}: files that {DCP_METADATA_NAME} lists are missing: {listed(missing, _MAX_NAMES)}. Get "
+            "them as well: DCP saves each slice once"
+        )
 
 
 def _numbered(record: CatalogRecord, rank: int) -> CatalogRecord:

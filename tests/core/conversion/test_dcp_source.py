@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from reshard.core.checkpoint.catalog import dcp_catalog
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import Outcome
@@ -19,6 +20,8 @@ from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.opening import open_source
 from reshard.core.source.recovery import assess_recovery
+from reshard.core.storage.reading import SourceFile, open_source
+from reshard.core.storage.urls import Location
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import FLOAT8_NAMES
@@ -314,6 +317,23 @@ def test_damage_is_refused_by_name(damage: Any, message: str, tmp_path: Path) ->
         convert(case.request(tmp_path / "out"))
     assert message in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_file_is_noticed_before_others_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = UNEVEN.copied(tmp_path / "case")
+    opened: list[str] = []
+
+    def noted(location: Location) -> SourceFile:
+        opened.append(location.name)
+        return open_source(location)
+
+    monkeypatch.setattr(dcp_catalog, "open_source", noted)
+    convert(case.request(tmp_path / "whole"))
+    assert len(opened) == 4
+    (case.source / "__1_0.distcp").unlink()
+    with pytest.raises(InputError, match=r"files that \.metadata lists are missing: __1_0\.distcp"):
+        convert(case.request(tmp_path / "out"))
+    assert len(opened) == 4
 
 
 @pytest.mark.parametrize("length", [0, 71, 73])

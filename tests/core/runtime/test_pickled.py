@@ -3,6 +3,7 @@
 import os
 import pickle
 import pickletools
+import tracemalloc
 from collections import OrderedDict
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_a_list_may_contain_itself() -> None:
 
 def test_nesting_does_not_recurse() -> None:
     depth = 200_000
-    read = read_pickle(b"N" + b"\x85" * depth + b".", NOTHING)
+    read = read_pickle(b"N" + b"\x85N0" * depth + b".", NOTHING)
     assert isinstance(read, tuple)
     while read != (None,):  # else freeing it would recurse
         (read,) = read
@@ -158,3 +159,15 @@ def test_records_keep_names_arguments_and_state() -> None:
 
 def test_something_beside_the_pickle_is_a_reference() -> None:
     assert read_pickle(b"X\x01\x00\x00\x00aQ.", NOTHING) == PersistentId("a")
+
+
+@pytest.mark.parametrize("opcode", [b"(", b"]", b"}", b"\x94", b"\x85", b"Q", b"]\x94", b"(t", b"}2"])
+def test_opcodes_that_only_fill_the_memory_are_refused_unread(opcode: bytes) -> None:
+    data = b"\x80\x02N" + opcode * 500_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(PickleError, match="is full of opcodes that make objects without contents"):
+            read_pickle(data, [])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
