@@ -1,10 +1,12 @@
 """How units of work on ranks become tasks: alone, or in batches where there are many."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from prefect import Task
@@ -217,10 +219,24 @@ def test_a_slot_goes_to_the_group_that_asked_for_it(tmp_path: Path) -> None:
         dispatch = Dispatch([one, other])
         tasks = _Tasks(dispatch, session, _OneByOne(session, 0), slots, progress)
         tasks._begin_ready()
-        first, second = Slot(), Slot()
+        first, second = Slot(uuid4(), time.monotonic()), Slot(uuid4(), time.monotonic())
         tasks._take(first)
         # the first rank of the group is written: the next one is put before those that wait
         dispatch.end(dispatch.begin(), {})
         tasks._asked = True
         tasks._take(second)
     assert tasks._slot_of == {one: first, other: second}
+
+
+def test_a_slot_that_nobody_waits_for_any_more_is_given_back(tmp_path: Path) -> None:
+    request = FOUR_TO_THREE.request(tmp_path / "out")
+    given_back: list[Slot] = []
+    with open_session(request, make_plan(request)) as session, disable_run_logger():
+        slots: Any = SimpleNamespace(ask=lambda _: None, give_back=given_back.append)
+        progress = RunProgress(SilentProgress(), threading.Event())
+        dispatch = Dispatch([Unit(Kind.WRITE, (2,))])
+        tasks = _Tasks(dispatch, session, _OneByOne(session, 0), slots, progress)
+        dispatch.begin()
+        late = Slot(uuid4(), time.monotonic())
+        tasks._take(late)
+    assert given_back == [late]
