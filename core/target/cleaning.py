@@ -267,7 +267,8 @@ def _begun(state: Location) -> list[_Found]:
 def _unrecorded_text(files: Sequence[Location]) -> str:
     return (
         f"{counted(len(files), 'checkpoint file')} without a manifest, of which the unfinished conversion has no "
-        f"record: {listed([str(file) for file in files], 3)}. They may be of an earlier checkpoint"
+        f"record: {listed([str(file) for file in files], 3)}. They may be of an earlier checkpoint: remove them "
+        "yourself if they are not"
     )
 
 

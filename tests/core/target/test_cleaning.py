@@ -312,7 +312,7 @@ def test_files_without_a_record_are_kept_and_named(remote: Location, plan: Conve
     assert report.removed
     named = "2 checkpoint files without a manifest, of which the unfinished conversion has no record: "
     named += f"{foreign[0]}, {foreign[1]}. "
-    assert report.kept == (f"{named}They may be of an earlier checkpoint",)
+    assert report.kept == (f"{named}They may be of an earlier checkpoint: remove them yourself if they are not",)
     left = {path.removeprefix(f"{remote.path}/") for path in find_entries(remote)}
     assert left == {"rank_0/net-1_1.ckpt", "rank_9/checkpoint_9.ckpt", "thesis.tex", ".reshard/thesis.tex"}
 

@@ -127,6 +127,7 @@ def test_unfinished_iterations_are_found_in_the_directory_of_all(final: Location
 
 
 def test_a_run_into_one_iteration_keeps_all(final: Location, stopped: pytest.MonkeyPatch) -> None:
+    stopped.setattr("reshard.core.storage.remote_lease.RENEWAL_SECONDS", 0.05)  # that it lives is seen by a renewal
     begin(final, "checkpoint2", iteration="7")
     begin(final, "checkpoint2", iteration="8")
     before = names_below(final)
