@@ -19,11 +19,10 @@ _LONGEST = (
 )
 """Files of a minute or two: first of all, so that no process has one of them left when the others have ended."""
 
-# How long it takes to make an input says how busy the machine is. There are hundreds of properties, and each run tries
-# other inputs: fewer at a time keep `make test` a matter of minutes.
-settings.register_profile(
-    "busy", settings(), deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
-)
+# How long it takes to make an input says how busy the machine is. There are a hundred properties, and each run tries
+# other inputs: few at a time keep `make test` a matter of minutes. That inputs share a test's fixtures is intended.
+_ALLOWED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("busy", settings(), deadline=None, max_examples=30, suppress_health_check=_ALLOWED)
 settings.load_profile("busy")
 
 

@@ -7,10 +7,16 @@ import pytest
 
 from reshard.cli.main import run
 from tests.support.moto_server import moto_server
-from tests.support.s3_client import s3_client
+from tests.support.s3_client import s3_client, shared_descriptions
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_server import S3Server, s3_server
 from tests.support.stores import BUCKET, Store, forget_connections
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _shared_descriptions() -> Iterator[None]:
+    with shared_descriptions():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,12 @@
 """A plain S3 client that makes one request for each call and tries nothing again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import botocore.session  # type: ignore[import-untyped]
+import pytest
 from botocore.config import Config  # type: ignore[import-untyped]
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
@@ -34,6 +36,14 @@ def s3_client(url: str, *, secret_key: str = SECRET_KEY, **settings: object) -> 
 def _session() -> Any:
     # it reads megabytes of descriptions, once
     return botocore.session.get_session()
+
+
+@contextmanager
+def shared_descriptions() -> Iterator[None]:
+    """Lets sessions share S3's descriptions: megabytes of JSON, which each file system would parse anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
+        yield
 
 
 def code_of(request: Callable[[], object]) -> str:

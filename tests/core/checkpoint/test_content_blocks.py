@@ -6,7 +6,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.catalog.builder import catalog_files
@@ -44,7 +44,7 @@ def put(path: Path, url: str) -> str:
     return url
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(st.data())
 def test_every_element_comes_once(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("contents")

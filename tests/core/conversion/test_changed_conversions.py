@@ -5,7 +5,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
@@ -23,7 +23,7 @@ from tests.support.reference import DEVICE_COUNTS, layouts, shard_of
 DTYPES = {"Float32": np.float32, "BFloat16": ml_dtypes.bfloat16, "Float64": np.float64}
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6)
 @given(st.data())
 def test_whatever_is_declared_is_what_numpy_makes(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.core.conversion.convert import convert
@@ -67,7 +67,7 @@ def dequantize(**more: Any) -> dict[str, Any]:
     return {"dequantize": {"parameters": "{x:*}", "scale": SCALE, "block": list(BLOCK), **more}}
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6)
 @given(st.data())
 def test_weights_are_scaled_block_by_block(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("scaled")

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reshard.core.conversion.load as load_module
@@ -67,7 +67,7 @@ def test_the_order_is_that_of_the_rank_s_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("remote", [False, True])
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10)
 @given(st.data())
 def test_changed_values_are_those_of_numpy(
     tmp_path_factory: pytest.TempPathFactory, remote: bool, data: st.DataObject

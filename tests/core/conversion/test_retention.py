@@ -444,7 +444,7 @@ def test_a_target_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pyt
     assert apply(tmp_path).notes == (f"nothing was removed from {tmp_path}: permission denied",)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

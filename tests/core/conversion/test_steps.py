@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.model import SELF_CONTAINED
@@ -53,7 +53,7 @@ def check(target: str, cuts: Cuts, wholes: dict[str, np.ndarray]) -> None:
             assert (shape, content) == (shard.shape, np.ascontiguousarray(shard).tobytes()), name
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4)
 @given(st.data())
 def test_whatever_steps_make_is_what_numpy_makes_and_their_inverse_undoes_it(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -9,7 +9,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -125,7 +125,6 @@ def test_what_was_unified_is_distributed() -> None:
     }
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_slices_are_what_literal_splitting_gives(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("distributed")

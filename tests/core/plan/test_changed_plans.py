@@ -64,7 +64,7 @@ def without_redundancy(data: st.DataObject, side: Side, shards: dict[int, dict[s
                     del shards[number * side.devices + rank][name]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_every_element_is_filled_once_and_rightly(data: st.DataObject) -> None:
     wholes = {

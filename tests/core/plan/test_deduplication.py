@@ -59,7 +59,7 @@ class TestChoice:
         assert choose_keepers([], 3, 1).shape == (0, 3)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_each_slice_is_kept_by_so_many_and_spread_evenly(data: st.DataObject) -> None:
     axis_counts = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=5))

@@ -25,7 +25,7 @@ from tests.support.plans import (
 from tests.support.reference import AXIS_LENGTH, shard_of, wholes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_every_element_is_filled_once_and_rightly(data: st.DataObject) -> None:
     axis_counts = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=4))

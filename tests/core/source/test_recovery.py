@@ -62,7 +62,7 @@ def thinned(data: st.DataObject, shards: Shards) -> Shards:
     return kept
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_what_can_be_had_is_what_has_a_holder(data: st.DataObject) -> None:
     axis_counts = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))
@@ -130,7 +130,7 @@ def damage(data: st.DataObject, directory: Path, rank: int) -> int | None:
     return rank if way == "named" else None
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12)
 @given(st.data())
 def test_recovered_is_byte_equal(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     tmp_path = tmp_path_factory.mktemp("recovered")

@@ -8,7 +8,14 @@ import pytest
 from reshard.core.storage.urls import Location, parse_url
 from tests.support.leases import DEAD_AFTER_SECONDS
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.s3_client import shared_descriptions
 from tests.support.small_files import CONTENT
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _shared_descriptions() -> Iterator[None]:
+    with shared_descriptions():
+        yield
 
 
 @pytest.fixture

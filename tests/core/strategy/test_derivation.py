@@ -73,7 +73,7 @@ def test_a_job_of_the_same_sizes_cuts_alike(conversion: Case, side: str) -> None
     check_same(source, {name: len(lay.tensor_map) for stage in source.stages for name, lay in stage.layouts.items()})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_any_job_of_the_same_sizes_cuts_alike(data: st.DataObject) -> None:
     axis_counts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))

@@ -72,7 +72,7 @@ def test_several_axes_of_one_tensor_axis_keep_their_order() -> None:
     assert model_axes_of(flat, 2, roles) == [[1, 2], []]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_data_parallel_ranks_hold_the_same(data: st.DataObject) -> None:
     devices = data.draw(st.sampled_from(DEVICE_COUNTS))

@@ -67,7 +67,7 @@ def test_nans_stay_nans_and_keep_their_sign() -> None:
     assert overflowed == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(1, 40), min_size=0, max_size=4),
     st.randoms(use_true_random=False),

@@ -54,7 +54,7 @@ def boxes(draw, shape: tuple[int, ...], most: int = 4) -> list[tuple[slice, ...]
     return cut
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_the_boxes_of_any_resharding_give_the_whole_tensors(data) -> None:
     values = data.draw(tensors())
@@ -62,7 +62,7 @@ def test_the_boxes_of_any_resharding_give_the_whole_tensors(data) -> None:
     assert combined(parts) == whole(values.copy())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_neither_strides_nor_the_way_to_sum_up_matter(data) -> None:
     values = data.draw(tensors())
@@ -75,7 +75,7 @@ def test_neither_strides_nor_the_way_to_sum_up_matter(data) -> None:
     assert found == box_fingerprint(np.flip(flipped), start)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_boxes_of_one_place_have_their_own_fingerprints(data) -> None:
     values = data.draw(tensors())
@@ -85,7 +85,7 @@ def test_boxes_of_one_place_have_their_own_fingerprints(data) -> None:
     assert box_fingerprints(boxes[:0], start).tolist() == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_flipped_bit_changes_it(data) -> None:
     values = data.draw(tensors(min_size=1)).copy()
@@ -95,7 +95,7 @@ def test_a_flipped_bit_changes_it(data) -> None:
     assert whole(values) != before
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_two_flipped_signs_change_it(data) -> None:
     """Bit 63 times two odd weights would add up to nothing."""
@@ -115,7 +115,7 @@ def test_all_signs_flipped_change_it(itemsize: int) -> None:
     assert whole(values ^ values.dtype.type(1 << (8 * itemsize - 1))) != whole(values)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_two_boxes_that_changed_places_change_it(data) -> None:
     values = data.draw(tensors(min_size=2, max_axes=3)).copy()
@@ -133,7 +133,7 @@ def test_two_boxes_that_changed_places_change_it(data) -> None:
     assert (whole(moved) == whole(values)) == bool((moved == values).all())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_lost_or_doubled_element_changes_it_even_if_it_is_zero(data) -> None:
     values = data.draw(tensors(min_size=1)).copy()
@@ -180,7 +180,7 @@ def test_refuses_what_is_no_box(values: np.ndarray) -> None:
         box_fingerprint(values, (0,))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_elements_at_equal_distances_have_the_weights_of_their_places(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]))

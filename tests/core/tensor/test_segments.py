@@ -59,7 +59,7 @@ def together(parts: list[Made], axis: int, groups: int) -> Made:
     return Made(join_arrays([part.array for part in parts], axis, groups), pieces)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_whatever_is_composed_is_what_numpy_makes(data: st.DataObject) -> None:
     axis_count = data.draw(st.integers(1, 3))
@@ -88,7 +88,7 @@ def test_whatever_is_composed_is_what_numpy_makes(data: st.DataObject) -> None:
         np.testing.assert_array_equal(assembled(made.pieces, made.array.shape, sources), made.array)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_a_split_is_undone_exactly_by_a_join(data: st.DataObject) -> None:
     axis, groups = data.draw(st.integers(0, 2)), data.draw(st.integers(1, 3))
@@ -146,7 +146,7 @@ def test_boxes_are_found_in_both_directions() -> None:
     assert piece.placed_box(piece.source_box(inside)) == inside
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_the_parts_of_pieces_in_boxes_are_those_of_the_whole(data: st.DataObject) -> None:
     rows, columns = data.draw(st.sampled_from([4, 12, 24])), data.draw(st.sampled_from([1, 3]))
@@ -207,7 +207,7 @@ def test_reshaping_rows_in_turn_makes_no_piece_for_each() -> None:
     assert are_whole(merged_axes(pairs, (1000, 2, 3)), (2000, 3))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_axes_merged_and_divided_anywhere_are_what_numpy_makes(data: st.DataObject) -> None:
     first, second, columns = (data.draw(st.sampled_from([1, 2, 3, 8, 12])) for _ in range(3))
@@ -234,7 +234,7 @@ def test_axes_merged_and_divided_anywhere_are_what_numpy_makes(data: st.DataObje
     assert fill_once(both, (2, *turned.array.shape))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_positions_in_two_progressions_are_found_and_moved(data: st.DataObject) -> None:
     start, step, count = data.draw(st.integers(0, 20)), data.draw(st.integers(1, 12)), data.draw(st.integers(1, 20))
@@ -258,7 +258,7 @@ def test_positions_in_two_progressions_are_found_and_moved(data: st.DataObject) 
     assert found == wanted
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_stepped_pieces_that_miss_or_double_an_element_are_noticed(data: st.DataObject) -> None:
     shape = data.draw(st.sampled_from([(12,), (24, 2), (6, 8)]))

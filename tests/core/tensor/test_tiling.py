@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from reshard.core.tensor.tiling import TILE_ELEMENTS, copy_transposed, tile_values, tiles
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.permutations(range(3)), st.tuples(*[st.integers(0, 70)] * 3))
 def test_every_element_is_copied(axes: list[int], shape: tuple[int, ...]) -> None:
     source = np.arange(np.prod(shape), dtype=np.uint32).reshape(shape).transpose(axes)

@@ -90,7 +90,7 @@ def test_no_worker_is_idle_and_no_group_too_large(fewest: int, max_ranks: int, s
     ] == sizes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_every_rank_is_in_one_group_and_none_spans_stages(data: st.DataObject) -> None:
     axis_counts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))

@@ -8,7 +8,7 @@ import fsspec
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
@@ -40,7 +40,7 @@ from tests.support.reference import AXIS_LENGTH, RandomLayout, layouts, shard_of
 DTYPES = {"Int8": np.int8, "Float16": np.float16, "Int32": np.int32, "Int64": np.int64}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(st.data())
 @pytest.mark.parametrize("remote", [False, True])
 def test_the_file_holds_the_shards(tmp_path_factory: pytest.TempPathFactory, remote: bool, data: st.DataObject) -> None:
@@ -272,7 +272,7 @@ def test_stopping_ends_all_prefetch_threads(plan: ConversionPlan, tmp_path: Path
 
 
 @pytest.mark.parametrize("remote", [False, True])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8)
 @given(st.data())
 def test_the_file_holds_the_changed_shards(
     tmp_path_factory: pytest.TempPathFactory, remote: bool, data: st.DataObject

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.core.tensor.fingerprint import box_fingerprint
@@ -14,7 +14,7 @@ from reshard.core.verification.box_sums import BoxSums
 SHAPES = st.sampled_from([(), (0, 3), (1,), (700,), (3, 5), (5, 3), (2, 300), (2, 3, 4)])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(st.data())
 def test_boxes_count_the_same_together_as_one_by_one(monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
     monkeypatch.setattr(box_sums, "_SMALL_BYTES", data.draw(st.sampled_from([0, 40, 2**15])))

@@ -7,7 +7,7 @@ import fsspec
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
@@ -60,7 +60,7 @@ def random_models(draw: st.DrawFn, values: dict[str, tuple[str, np.ndarray]]) ->
     return Model(values, {name: draw(layouts(devices, values[name][1].ndim)) for name in cut}, devices)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(st.data())
 def test_a_model_is_the_same_in_any_layout_and_one_changed_element_is_found(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

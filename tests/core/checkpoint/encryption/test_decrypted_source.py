@@ -7,7 +7,7 @@ import struct
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
@@ -98,7 +98,6 @@ def test_by_other_means(mode: EncryptionMode) -> None:
 # ---- any part of it ----
 
 
-@settings(deadline=None)
 @given(
     mode=st.sampled_from(EncryptionMode),
     block_bytes=st.sampled_from([1, 5, 16, 17, 64, 100, 1000]),
