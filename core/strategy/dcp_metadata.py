@@ -111,12 +111,14 @@ class DcpMetadata:
         tensors: name -> tensor, in the document's order.
         objects: name -> place of a pickled object, which is not read.
         paths: name -> keys of a tensor in the nested state dict, where it was in one.
+        left_out: tensors that are not read, by name.
     """
 
     origin: str
     tensors: Mapping[str, ListedTensor]
     objects: Mapping[str, Place]
     paths: Mapping[str, StatePath] = field(default_factory=dict)
+    left_out: Mapping[str, ListedTensor] = field(default_factory=dict)
 
 
 def parse_dcp_metadata(data: bytes, origin: str) -> DcpMetadata:

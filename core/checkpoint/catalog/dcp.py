@@ -111,6 +111,15 @@ class DcpCheckpoint:
         return tuple(sorted({part.path for part in self.parts} | objects, key=file_order))
 
     @cached_property
+    def left_out(self) -> Mapping[str, Sequence[Chunk]]:
+        """Path -> the chunks in a file that are not read."""
+        found: dict[str, list[Chunk]] = {}
+        for tensor in self.metadata.left_out.values():
+            for chunk in tensor.chunks:
+                found.setdefault(chunk.place.path, []).append(chunk)
+        return found
+
+    @cached_property
     def strategy(self) -> Strategy:
         """Every tensor's boxes over the ranks."""
         owned: dict[str, list[tuple[int, TensorSlice]]] = {name: [] for name in self.metadata.tensors}

@@ -149,7 +149,7 @@ def _stored(
     if known is not None or path.endswith(_SAFETENSORS_SUFFIX):
         return dict(_in_safetensors(file, known or read_index(file), 0, places))
     if _is_archive(file, places[0]):
-        shared = shared_text(_archives(chunks), lambda place: f"{place.name!r}, {chunks[place.owner].box},")
+        shared = _shared_archives(checkpoint, path, chunks)
         if shared:
             raise CheckpointError(f"{file.location}: {shared}: torch gives each its own, so the metadata is damaged")
         extents = [Extent(place.offset, max(place.length, 0)) for place in places]
@@ -163,11 +163,15 @@ def _stored(
     return found
 
 
-def _archives(chunks: Sequence[Chunk]) -> Iterator[Piece]:
-    """The archives of chunks that have elements."""
-    for number, (box, place) in enumerate(chunks):
-        if box.size:
-            yield Piece(place.offset, place.offset + place.length, number, place.key)
+def _shared_archives(checkpoint: DcpCheckpoint, path: str, chunks: Sequence[Chunk]) -> str:
+    """Return which archives of a file overlap by the metadata, those that are not read included; empty if none do."""
+    placed = [*chunks, *checkpoint.left_out.get(path, ())]
+    archives = [
+        Piece(place.offset, place.offset + place.length, number, place.key)
+        for number, (box, place) in enumerate(placed)
+        if box.size
+    ]
+    return shared_text(archives, lambda archive: f"{archive.name!r}, {placed[archive.owner].box},")
 
 
 def _is_archive(file: SourceFile, place: Place) -> bool:

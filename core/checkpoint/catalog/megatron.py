@@ -45,7 +45,7 @@ def weights_of_megatron(directory: Location, names: Sequence[str], found: DcpMet
             "saved completely"
         )
     _check_config(directory.child(_CONFIG_NAME))
-    optimizer = [name for name in found.tensors if _OPTIMIZER.match(name)]
+    optimizer = {name: tensor for name, tensor in found.tensors.items() if _OPTIMIZER.match(name)}
     weights = {name: tensor for name, tensor in found.tensors.items() if not _OPTIMIZER.match(name)}
     if not weights:
         raise CatalogError(
@@ -54,8 +54,8 @@ def weights_of_megatron(directory: Location, names: Sequence[str], found: DcpMet
     note = f"left out: Megatron's {_COMMON_NAME}, a pickle of arguments and schedules"
     if optimizer:
         what = f"{counted(len(optimizer), 'tensor')} of its optimizer, which only Megatron can take up"
-        note += f"; {what}: {listed(optimizer, _MAX_LISTED)}"
-    return replace(found, tensors=weights), note
+        note += f"; {what}: {listed(list(optimizer), _MAX_LISTED)}"
+    return replace(found, tensors=weights, left_out=optimizer), note
 
 
 def _check_config(location: Location) -> None:

@@ -165,8 +165,11 @@ def test_what_is_doubled_again_and_again_is_refused_before_its_pieces_are_made(m
         "many, the limit"
     )
     assert sum(made) == 2**11 - 2
-    stacks = [{"stack": {"parameters": "n{i}", "into": "n", "count": 2}}, {"merge": {"parameters": "n", "count": 2}}]
-    again = [{"rename": {"parameters": "n", "to": "n0"}}, {"repeat": {"parameters": "n0", "to": "n1"}}, *stacks]
+    stacks: Steps = [
+        {"stack": {"parameters": "n{i}", "into": "n", "count": 2}},
+        {"merge": {"parameters": "n", "count": 2}},
+    ]
+    again: Steps = [{"rename": {"parameters": "n", "to": "n0"}}, {"repeat": {"parameters": "n0", "to": "n1"}}, *stacks]
     assert "the stack into 'n': makes 8,192 elements from 4 source elements" not in refused({"n": (4,)}, again * 20)
     assert "the stack into 'n': makes 16,384 elements from 4 source elements" in refused({"n": (4,)}, again * 20)
 
