@@ -28,7 +28,7 @@ BY_RECORD = "recorded shapes"
 BY_TARGET_STRATEGY = "target strategy"
 _MAX_KINDS = 64
 """Kinds in a summary: names of thousands of kinds are no names of layers."""
-_MAX_SHOWN = 8
+_MAX_SHOWN = 5
 _LAYER_NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 
 
@@ -94,8 +94,8 @@ class WholeShapes(Summary):
         if self.confirmed:
             return f"confirmed by {self.witnesses}: {shown}"
         return (
-            f"NOT CONFIRMED for {counted(self.unconfirmed, 'parameter')}: only the strategy says along which axes they "
-            f"are sharded, so compare them with the network's. {shown}"
+            f"not confirmed for {counted(self.unconfirmed, 'parameter')}, whose axes only the strategy shows; compare "
+            f"with the network's: {shown}"
         )
 
 
