@@ -9,8 +9,9 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m
 COMPILE := $(RUN) uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
-# much of the tests' time is waiting: one process more than processors; each that tests flows starts a server of its own,
-# so they stay few; tests/conftest.py says which files come first
+# much of the tests' time is waiting: one process more than processors; each imports everything, and that tests
+# deployments starts a server of its own, so they stay few; tests/conftest.py says which files come first, and which
+# stay together
 PARALLEL = --numprocesses $(shell $(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))') --dist loadfile \
 	--no-loadscope-reorder
 # tests start hundreds of processes, each of which would compile the same sources again

@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 _LONGEST = (
+    "flows/",
     "endurance/test_kills",
     "deployments/test_interruptions",
     "storage/test_kills",
@@ -13,11 +14,11 @@ _LONGEST = (
     "deployments/test_approval",
     "ui/",
     "deployments/",
-    "flows/",
     "endurance/",
     "docs/",
 )
-"""Files of a minute or two: first of all, so that no process has one of them left when the others have ended."""
+"""What takes a minute or more: all tests of flows, which stay together, and other files. They come first, so that no process
+has one of them left when the others have ended."""
 
 # How long it takes to make an input says how busy the machine is. There are a hundred properties, and each run tries
 # other inputs: few at a time keep `make test` a matter of minutes. That inputs share a test's fixtures is intended.
@@ -27,7 +28,7 @@ settings.load_profile("busy")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files that take long first; `make test` and `make test-all` hand them out in this order."""
+    """Put what takes long first; `make test` and `make test-all` hand them out in this order."""
 
     def place(item: pytest.Item) -> int:
         file = item.nodeid.partition("::")[0].removeprefix("tests/")

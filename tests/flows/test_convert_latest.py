@@ -190,14 +190,14 @@ def test_a_run_that_finds_another_at_the_same_step_ends_well(
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         under_way.set()
-        go_on.wait(60)
+        go_on.wait(PATIENCE_SECONDS)
         return write(*args, **kwargs)
 
     monkeypatch.setattr(RankWork, "make", slow)
     request = latest_request(source, target)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(copy_context().run, convert_latest_checkpoint, request)
-        assert under_way.wait(60)
+        assert under_way.wait(PATIENCE_SECONDS)
         try:
             second = LatestRun(request)
         finally:

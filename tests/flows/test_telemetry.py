@@ -15,6 +15,7 @@ from prefect._internal.analytics.ci_detection import CI_ENV_VARS
 
 import reshard.tasks
 from reshard.deployments.described import read_descriptions
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 from tests.support.training import CASE, save_step
 
@@ -69,7 +70,7 @@ def on_a_terminal(command: list[str], directory: Path) -> tuple[int, str, list[s
             output += chunk
     os.close(master)
     lines = recorded.read_text().splitlines() if recorded.exists() else []
-    return process.wait(60), output.decode(), lines
+    return process.wait(PATIENCE_SECONDS), output.decode(), lines
 
 
 @pytest.mark.slow

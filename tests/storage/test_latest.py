@@ -159,13 +159,13 @@ def test_runs_that_overlap_do_not_convert_twice(store: Store, tmp_path: Path, mo
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         under_way.set()
-        go_on.wait(60)
+        go_on.wait(PATIENCE_SECONDS)
         return make(*args, **kwargs)
 
     monkeypatch.setattr(RankWork, "make", slow)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(run, store)
-        assert under_way.wait(60)
+        assert under_way.wait(PATIENCE_SECONDS)
         try:
             assert run(store).outcome.value == "another run is at it"
         finally:

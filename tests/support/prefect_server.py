@@ -67,7 +67,7 @@ class PrefectServer:
         """Sends it a signal, and waits for its end."""
         assert self._process
         os.killpg(self._process.pid, number)
-        self._process.wait(60)
+        self._process.wait(PATIENCE_SECONDS)
 
     def _answers(self) -> bool:
         assert self._process
@@ -114,7 +114,7 @@ class Worker:
             for process in processes:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-        self._process.wait(60)
+        self._process.wait(PATIENCE_SECONDS)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from reshard.core.mindspore_api.elastic import (
 from reshard.core.request.conversion import build_request
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import read_tree
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 
 # a training script in short: `saved` names the file of a rank, `before` and `after` are lines around set_config
@@ -86,7 +87,7 @@ class Job:
 
     def ends(self) -> tuple[list[int], str]:
         """How the processes ended, and what they said on stderr."""
-        said = [process.communicate(timeout=60)[1] for process in self.processes]
+        said = [process.communicate(timeout=PATIENCE_SECONDS)[1] for process in self.processes]
         return [process.returncode for process in self.processes], "".join(said)
 
     @property

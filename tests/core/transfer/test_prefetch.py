@@ -125,7 +125,7 @@ def test_headers_take_no_thread_from_contents() -> None:
     prefetcher = Prefetcher([Noting(), Noting()], [File(), File()], buffers())
     found = []
     for filled in prefetcher.filled(steps):
-        assert both.wait(10), begun
+        assert both.wait(60), begun
         found.append(beginning(filled).tobytes())
     assert found == [bytes([number] * (2 if number in (1, 3, 4) else BLOCK_BYTES)) for number in range(6)]
     assert sorted(begun) == [0, 2, 5]
