@@ -2,7 +2,7 @@
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadFileScheduling
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 _LONGEST = (
     "flows/",
@@ -17,8 +17,8 @@ _LONGEST = (
     "endurance/",
     "docs/",
 )
-"""What takes a minute or more: all tests of flows, which stay together, and other files. They come first, so that no process
-has one of them left when the others have ended."""
+"""What takes a minute or more: all tests of flows, which stay together, and other files. They come first, so that no
+process has one of them left when the others have ended."""
 
 # How long it takes to make an input says how busy the machine is. There are a hundred properties, and each run tries
 # other inputs: few at a time keep `make test` a matter of minutes. That inputs share a test's fixtures is intended.
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-class _Scheduling(LoadFileScheduling):
+class _Scheduling(LoadFileScheduling):  # type: ignore[misc]
     """Gives each process whole files, and one of them all tests of flows: they share a Prefect server."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -10,13 +10,13 @@ from prefect.exceptions import PrefectHTTPStatusError
 
 from reshard.cli.main import run
 from tests.support.deployed import Demo
+from tests.support.patience import until
 from tests.support.prefect_server import (
     PrefectServer,
     artifacts_of,
     await_run,
     retry_run,
     start_run,
-    until,
 )
 
 pytestmark = pytest.mark.slow

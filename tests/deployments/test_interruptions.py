@@ -10,6 +10,7 @@ import pytest
 from prefect.client.schemas.objects import Log
 
 from tests.support.deployed import CONVERT, Demo, outcomes_of, start_slow_run
+from tests.support.patience import until
 from tests.support.prefect_server import (
     PrefectServer,
     Worker,
@@ -18,7 +19,6 @@ from tests.support.prefect_server import (
     logs_of,
     retry_run,
     start_run,
-    until,
 )
 from tests.support.runs import Files, check_finished, partial, recorded_ranks
 from tests.support.s3_proxy import S3Proxy

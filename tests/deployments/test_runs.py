@@ -17,6 +17,7 @@ from demo.resilience import AFTER, BEFORE
 from demo.training import train, write_job_strategy
 from reshard.cli.main import run
 from tests.support.deployed import CONVERT, Demo, outcomes_of
+from tests.support.patience import until
 from tests.support.prefect_server import (
     PrefectServer,
     Worker,
@@ -25,7 +26,6 @@ from tests.support.prefect_server import (
     logs_of,
     retry_run,
     start_run,
-    until,
 )
 from tests.support.training import set_age
 

@@ -15,6 +15,7 @@ from prefect.schedules import Interval
 
 from reshard.cli.main import run
 from tests.support.deployed import CONVERT, Demo, outcomes_of, reshard, start_slow_run
+from tests.support.patience import until
 from tests.support.prefect_server import (
     PrefectServer,
     Worker,
@@ -23,7 +24,6 @@ from tests.support.prefect_server import (
     prefect_server,
     retry_run,
     start_run,
-    until,
 )
 from tests.support.runs import Files, check_finished, recorded_ranks
 from tests.support.s3_proxy import S3Proxy

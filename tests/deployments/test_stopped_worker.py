@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.support.deployed import Demo, outcomes_of, start_slow_run
+from tests.support.patience import until
 from tests.support.places import PROJECT
 from tests.support.prefect_server import (
     PrefectServer,
@@ -18,7 +19,6 @@ from tests.support.prefect_server import (
     free_port,
     prefect_worker,
     retry_run,
-    until,
 )
 from tests.support.runs import Files, check_finished, partial, recorded_ranks
 from tests.support.s3_proxy import S3Proxy

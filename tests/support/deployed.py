@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.places import PROJECT
 from tests.support.prefect_server import (
     PrefectServer,
     artifacts_of,
     await_run,
     start_run,
-    until,
 )
 from tests.support.runs import recorded_ranks
 from tests.support.s3_proxy import S3Proxy

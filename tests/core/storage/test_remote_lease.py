@@ -64,8 +64,10 @@ def renewals(name: str = "reshard-lease") -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
 
 
-def await_renewal(directory: Location) -> None:
-    [path] = leases_in(directory)
+def await_renewal(directory: Location, path: str = "") -> None:
+    """Waits until the lease of this path has another text; without a path, there is only one lease."""
+    if not path:
+        [path] = leases_in(directory)
     first = directory.fs.cat_file(path)
     until(lambda: directory.fs.cat_file(path) != first, "the lease is not renewed")
 
@@ -180,8 +182,7 @@ def test_runs_for_other_ranks_are_in_nobodys_way(remote: Location) -> None:
         with held_lease(remote, new_holder([1])):
             second = {*leases_in(remote)} - first
             for path in (*first, *second) * 2:
-                text = remote.fs.cat_file(path)
-                until(lambda path=path, text=text: remote.fs.cat_file(path) != text, "it is not renewed")
+                await_renewal(remote, path)
                 check_claim()
 
 
