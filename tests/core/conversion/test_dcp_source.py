@@ -20,7 +20,8 @@ from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.opening import open_source
 from reshard.core.source.recovery import assess_recovery
-from reshard.core.storage.reading import SourceFile, open_source
+from reshard.core.storage import reading
+from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
@@ -325,7 +326,7 @@ def test_a_missing_file_is_noticed_before_others_are_opened(tmp_path: Path, monk
 
     def noted(location: Location) -> SourceFile:
         opened.append(location.name)
-        return open_source(location)
+        return reading.open_source(location)
 
     monkeypatch.setattr(dcp_catalog, "open_source", noted)
     convert(case.request(tmp_path / "whole"))

@@ -93,7 +93,8 @@ def test_a_strategy_without_shapes_shows_those_it_makes(tmp_path: Path) -> None:
     write(tmp_path / "src", [LAYERS])
     facts = dict(looked_at(tmp_path, [LAYERS]).facts)
     assert facts["shapes"] == (
-        "not confirmed for 8 parameters, whose axes only the strategy shows; compare with the network's: l.*.wq [8, 8], l.*.wo [8, 8], l.*.norm [8]"
+        "not confirmed for 8 parameters, whose axes only the strategy shows; compare with the network's: "
+        "l.*.wq [8, 8], l.*.wo [8, 8], l.*.norm [8]"
     )
     shown = dict(looked_at(tmp_path, shaped([LAYERS]), "s.json").facts)["shapes"]
     assert shown.startswith("confirmed by recorded shapes: l.*.wq [8, 8], ")
