@@ -13,7 +13,7 @@ from tests.support.s3_server import S3Server, s3_server
 from tests.support.stores import BUCKET, Store, forget_connections
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _shared_descriptions() -> Iterator[None]:
     with shared_descriptions():
         yield

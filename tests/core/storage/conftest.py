@@ -12,7 +12,7 @@ from tests.support.s3_client import shared_descriptions
 from tests.support.small_files import CONTENT
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _shared_descriptions() -> Iterator[None]:
     with shared_descriptions():
         yield
