@@ -21,6 +21,7 @@ from reshard.core.tensor.layout import ParameterLayout, whole_layout
 GLOBAL_STEP = "global_step"
 """MindFormers saves it in every optimizer file, and in none if redundancy is removed; it loads that of common.json."""
 _ONCE = "and a Checkpoint 2.0 has one value of it for all ranks"
+_KIND_TEXTS = {MODEL: "network", OPTIMIZER: "optimizer"}
 _SINGLE_CARD = StageStrategy(0, {}, devices=1)
 
 
@@ -46,15 +47,17 @@ def iteration_match(inputs: PlanInputs, match: ParameterMatch) -> ParameterMatch
     placed = [
         each._replace(
             target_layouts=dict(
-                _layouts_without_strategy(each, kinds, stages, once=inputs.replicas > 0)
+                _layouts_without_strategy(each, kinds, stages)
                 if each.name in outside_names
-                else _layouts(each, kinds, stages, once=inputs.replicas > 0)
+                else _layouts(each, kinds, stages)
             )
         )
         for each in parameters
     ]
     problems += _empty_stages(placed, stages)
     raise_problems(PlanError, f"{catalog.url}: cannot become a Checkpoint 2.0", problems)
+    if inputs.replicas:
+        placed = _in_lowest_stages(placed, stages)
     return replace(
         match,
         resharded=tuple(in_source_order(catalog, placed)),
@@ -111,35 +114,55 @@ def _file_stages(strategy: Strategy | None, kinds: Sequence[str]) -> list[FileSt
 
 
 def _layouts(
-    parameter: ReshardedParameter, kinds: Mapping[str, str], stages: Sequence[FileStage], *, once: bool
+    parameter: ReshardedParameter, kinds: Mapping[str, str], stages: Sequence[FileStage]
 ) -> Iterator[tuple[int, ParameterLayout]]:
-    """The layouts of a parameter by stage; `once`: the lowest stage's only, which the metadata describes.
-
-    Shards of stages that shard it differently have the same keys: without all of them in files, MindFormers would take
-    one stage's for another's.
-    """
+    """The layouts of a parameter by stage."""
     for stage in stages:
         if stage.kind == kinds[parameter.name] and stage.stage in parameter.target_layouts:
             yield stage.number, parameter.target_layouts[stage.stage]
-            if once:
-                return
 
 
 def _layouts_without_strategy(
-    parameter: ReshardedParameter, kinds: Mapping[str, str], stages: Sequence[FileStage], *, once: bool
+    parameter: ReshardedParameter, kinds: Mapping[str, str], stages: Sequence[FileStage]
 ) -> Iterator[tuple[int, ParameterLayout]]:
-    """A layout of whole tensors on every stage; `once`: on the first only, where MindFormers looks for it."""
+    """A layout of whole tensors on every stage."""
     for stage in stages:
-        if stage.kind == kinds[parameter.name] and not (once and stage.stage != stages[0].stage):
+        if stage.kind == kinds[parameter.name]:
             yield stage.number, whole_layout(len(parameter.shape), len(stage.ranks))
 
 
 def _empty_stages(parameters: Sequence[ReshardedParameter], stages: Sequence[FileStage]) -> Iterator[str]:
+    for stage in _unfilled(parameters, stages):
+        yield (
+            f"the target's stage {stage.stage} gets no parameter of the {_KIND_TEXTS[stage.kind]}, but every rank has "
+            "a file of it"
+        )
+
+
+def _in_lowest_stages(
+    parameters: Sequence[ReshardedParameter], stages: Sequence[FileStage]
+) -> list[ReshardedParameter]:
+    """Keep each parameter in its lowest stage only, which the metadata describes, to remove redundancy.
+
+    Shards of stages that shard it differently have the same keys: without all of them in files, MindFormers would take
+    one stage's for another's. Parameters without a strategy are looked for on the first stage.
+
+    Raises:
+        PlanError: a stage is left without any.
+    """
+    lowest = [each._replace(target_layouts=dict([*each.target_layouts.items()][:1])) for each in parameters]
+    if empty := _unfilled(lowest, stages):
+        raise PlanError(
+            f"redundancy cannot be removed: the target's stage {empty[0].stage} shares all its parameters of the "
+            f"{_KIND_TEXTS[empty[0].kind]} with lower stages, so that its files would be empty. Leave out "
+            "--remove-redundancy"
+        )
+    return lowest
+
+
+def _unfilled(parameters: Sequence[ReshardedParameter], stages: Sequence[FileStage]) -> list[FileStage]:
     filled = {number for each in parameters for number in each.target_layouts}
-    for stage in stages:
-        if stage.number not in filled:
-            what = "network" if stage.kind == MODEL else "optimizer"
-            yield f"the target's stage {stage.stage} gets no parameter of the {what}, but every rank has a file of it"
+    return [stage for stage in stages if stage.number not in filled]
 
 
 def _file_names(stages: Sequence[FileStage]) -> Iterator[str]:

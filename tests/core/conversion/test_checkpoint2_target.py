@@ -414,6 +414,23 @@ class TestRefusals:
         said = refusal(TWO_BY_TWO.source, tmp_path / "out", include=["embedding.*"], **options)
         assert said.startswith("redundancy cannot be removed: there are fewer slices than target ranks")
 
+    def test_a_stage_whose_parameters_lower_stages_save_is_not_called_empty(self, tmp_path: Path) -> None:
+        """It has parameters; that its files would be empty comes of removing redundancy alone."""
+        names = [f"{kind}{name}" for kind in ("", "adam_m.") for name in "ab"]
+        save_file({name: np.arange(4, dtype=np.float32) for name in names}, tmp_path / "whole.safetensors")
+        rows = ParameterLayout((2,), ((0,),))
+        stages = (dict.fromkeys(names, rows), {name: rows for name in names if name[-1] == "a"})
+        strategy = Strategy(tuple(StageStrategy(number, layouts) for number, layouts in enumerate(stages)), "made")
+        write_strategy(strategy, str(tmp_path / "strategy.ckpt"))
+        given = {"iteration": "1", "target_strategy": str(tmp_path / "strategy.ckpt"), "common": ["global_step=1"]}
+        said = refusal(tmp_path / "whole.safetensors", tmp_path / "out", remove_redundancy=True, **given)
+        assert said.endswith(
+            "redundancy cannot be removed: the target's stage 1 shares all its parameters of the network with lower "
+            "stages, so that its files would be empty. Leave out --remove-redundancy"
+        )
+        convert(iteration_request(tmp_path / "whole.safetensors", tmp_path / "out", **given))
+        assert verify_target(str(tmp_path / "out"), VerifyLevel.CONTENT).problems == ()
+
     @pytest.mark.parametrize(
         ("options", "said"),
         [
