@@ -86,8 +86,19 @@ def parse_step(text: str) -> Step | None:
 
 def rank_in(prefix: str) -> int | None:
     """Return the rank that a prefix says it is of, as `net_rank_3` does; None if it says none. The last one counts."""
-    ranks = [int(match["rank"]) for match in _RANK.finditer(prefix)]
-    return ranks[-1] if ranks else None
+    match = _last_rank(prefix)
+    return int(match["rank"]) if match else None
+
+
+def rank_template(prefix: str) -> str | None:
+    """Return the template of a prefix that says its rank: `net_rank_{rank}`; None if it says none."""
+    match = _last_rank(prefix)
+    return f"{prefix[: match.start('rank')]}{RANK_FIELD}{prefix[match.end('rank') :]}" if match else None
+
+
+def _last_rank(prefix: str) -> re.Match[str] | None:
+    matches = [*_RANK.finditer(prefix)]
+    return matches[-1] if matches else None
 
 
 def numbered_template(prefixes: Collection[str]) -> str | None:

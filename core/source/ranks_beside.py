@@ -1,0 +1,88 @@
+"""Other ranks beside the file or folder of one rank that was named as the source.
+
+Without a strategy a single file counts as the whole checkpoint. One that is of a rank by its name, or by its folder's,
+holds all of it only if every rank does; with others beside it, that is not guessed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from reshard.core.checkpoint.catalog.file_names import parse_name, rank_in, rank_template
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey
+from reshard.core.errors import CatalogError, StorageError
+from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.option_names import source_option
+from reshard.core.runtime.wording import rank_names
+from reshard.core.storage.listing import names_in
+from reshard.core.storage.patterns import RANK_FIELD, matched_rank
+from reshard.core.storage.urls import Location, parse_url
+
+_RANK_FOLDER = f"rank_{RANK_FIELD}"
+_MAX_LISTED = 10
+
+
+@frozen
+class _OneRank:
+    """A rank whose file or folder was named; `others` are those beside it, in the directory `place`."""
+
+    rank: int
+    others: tuple[int, ...]
+    place: Location
+
+
+def with_ranks_beside_noted(
+    catalog: CheckpointCatalog, found: CheckpointSurvey, *, refuses_others: bool
+) -> CheckpointCatalog:
+    """The catalog with a note if it is of one rank by its name.
+
+    Raises:
+        CatalogError: there are other ranks beside it, and it `refuses_others`.
+        StorageError: a transient failure of the storage.
+    """
+    one = _one_rank(found, catalog)
+    if one is None or not (one.others or one.rank):  # rank_0 alone is what a single device saves
+        return catalog
+    if not one.others:
+        note = f"{found.url}: is of rank_{one.rank} by its name, and taken for the whole checkpoint"
+        return replace(catalog, notes=(*catalog.notes, note))
+    what = f"{found.url}: is of rank_{one.rank} alone, and beside it are {rank_names(one.others, _MAX_LISTED)}"
+    if refuses_others:
+        raise CatalogError(
+            f"{what}, which would not be read. Name {one.place} and its strategy with "
+            f"{source_option('source-strategy')}; if every rank holds whole tensors, pass "
+            f"{source_option('integrated-save')} yes"
+        )
+    return replace(catalog, notes=(*catalog.notes, f"{what}, which are not read"))
+
+
+def _one_rank(found: CheckpointSurvey, catalog: CheckpointCatalog) -> _OneRank | None:
+    if found.shape not in (CheckpointShape.FILE, CheckpointShape.FOLDER) or len(catalog.records) != 1:
+        return None
+    [record] = catalog.records.values()
+    folder = parse_url(record.location).parent
+    rank = matched_rank(_RANK_FOLDER, folder.name)
+    if rank is not None:
+        there = [matched_rank(_RANK_FOLDER, name) for name in _names_in(folder.parent)]
+        return _OneRank(rank, _others(there, rank), folder.parent)
+    name = parse_name(parse_url(record.location).name)
+    rank = None if name is None else rank_in(name.prefix)
+    if name is None or rank is None:
+        return None
+    template = rank_template(name.prefix)
+    beside = [other for other in map(parse_name, _names_in(folder)) if other is not None]
+    alike = [rank_in(other.prefix) for other in beside if rank_template(other.prefix) == template]
+    return _OneRank(rank, _others(alike, rank), folder)
+
+
+def _others(ranks: Iterable[int | None], one: int) -> tuple[int, ...]:
+    return tuple(sorted({rank for rank in ranks if rank is not None and rank != one}))
+
+
+def _names_in(folder: Location) -> list[str]:
+    try:
+        return names_in(folder)
+    except StorageError as error:
+        if error.transient:
+            raise
+        return []  # who may read a file or a folder may not be allowed to list what it is in
