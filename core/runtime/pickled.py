@@ -21,7 +21,7 @@ OPCODE_BYTES = 100
 _MAKING = b"(]}R\x81\x85\x86\x87\x94Q"
 """Opcodes without arguments that take memory: a mark, collections, records, places in the memo."""
 _MOST_MAKING, _FEW_MAKING = 0.4, 4096
-"""They are up to 0.27 of the pickles that torch writes."""
+"""They are up to 0.30 of the pickles that torch writes: of many chunks, in protocol 4."""
 
 
 class PickleError(ValueError):
