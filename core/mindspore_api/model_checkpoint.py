@@ -50,6 +50,8 @@ _log = logging.getLogger("reshard.mindspore")
 
 _BREAKPOINT = "_breakpoint.ckpt"
 _EXTENSIONS = (".ckpt", ".safetensors")
+_ABANDONED_SECONDS = 900.0
+"""What is being written on another node of the training does not stay the same for so long."""
 
 Named = str | Callable[[Any], str]
 """A text, or a function that makes one of a training's arguments."""
@@ -273,7 +275,7 @@ class ModelCheckpoint:
         return due
 
     def _surplus(self) -> list[str]:
-        """Files that the next one makes superfluous; what killed saves left unfinished is removed."""
+        """Files that the next one makes superfluous; what killed saves left unfinished a while ago is removed."""
         with writing():
             self._remove_unfinished()
             self._manager.update_ckpoint_filelist(self._directory, self._prefix)
@@ -291,7 +293,7 @@ class ModelCheckpoint:
         directory = parse_url(self._directory)
         try:
             if directory.is_local:
-                remove_abandoned(directory, self._is_own)
+                remove_abandoned(directory, self._is_own, _ABANDONED_SECONDS)
         except OSError as error:
             warnings.warn(f"an unfinished file of a killed save was not removed: {error}", stacklevel=5)
 

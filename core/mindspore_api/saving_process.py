@@ -5,7 +5,7 @@ MindSpore forks. A fork of a process with threads may inherit a lock that nobody
 both processes: it needs no room in /dev/shm, and is gone with the last of them, however they end.
 
 If the training is killed, the child finishes the file. SIGTERM to the child ends it without a file. What a killed child
-has written is removed by the training; if that was killed too, by the next one's first save.
+has written is removed by the training; if that was killed too, by a later save of the next one.
 """
 
 import json

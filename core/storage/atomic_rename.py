@@ -1,7 +1,8 @@
 """Local files that appear at once: written beside their place under a temporary name, then renamed into it.
 
-Whoever writes keeps the temporary file locked. The kernel releases the lock when the process ends, however it ends, so
-a temporary file that can be locked is abandoned.
+Whoever writes keeps the temporary file locked until it has its name. The kernel releases the lock when the process
+ends, however it ends, so a temporary file that can be locked is abandoned. On some network file systems, locks are
+known on one node only: there it may also be one that another node is writing, and only its age tells them apart.
 """
 
 import errno
@@ -9,6 +10,7 @@ import fcntl
 import os
 import re
 import stat
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -49,8 +51,10 @@ def open_temporary(location: Location) -> tuple[str, BinaryIO]:
         file.close()
 
 
-def remove_abandoned(directory: Location, wanted: Callable[[str], bool]) -> None:
+def remove_abandoned(directory: Location, wanted: Callable[[str], bool], unchanged_seconds: float = 0) -> None:
     """Remove the temporary files of wanted names, in a local directory, whose writers have ended.
+
+    `unchanged_seconds`: leave those that have changed since, for other nodes may be writing them.
 
     Raises:
         OSError: one cannot be removed.
@@ -60,7 +64,8 @@ def remove_abandoned(directory: Location, wanted: Callable[[str], bool]) -> None
             continue
         path = directory.child(name).path
         with suppress(FileNotFoundError):
-            if not stat.S_ISREG(os.lstat(path).st_mode):
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode) or status.st_mtime > time.time() - unchanged_seconds:
                 continue
             with open(path, "rb+", buffering=0) as file:
                 if _is_lockable(file, default=False):

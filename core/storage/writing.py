@@ -91,9 +91,9 @@ class _LocalOutput:
     def finish(self) -> None:
         with mapped_errors(self._location, "complete it"):
             os.fsync(self._file.fileno())
-            self._file.close()
             check_claim()  # flushing may have taken long
             rename_into_place(self._temporary, self._location.path)
+            self._file.close()  # not earlier: without its lock, the temporary file would be taken for abandoned
 
     def discard(self) -> None:
         with mapped_errors(self._location, "give it up"):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -430,7 +431,7 @@ class TestInAProcess:
         assert names(out) == ["net-1_1.ckpt", "net-1_2.ckpt"]
         assert (weight(out / "net-1_1.ckpt"), weight(out / "net-1_2.ckpt")) == (7, 0)
 
-    def test_what_a_killed_training_and_its_killed_process_left_is_removed_by_the_next_save(
+    def test_what_a_killed_training_and_its_killed_process_left_is_removed_by_a_save_when_no_node_can_be_writing_it(
         self, tmp_path: Path
     ) -> None:
         out, fifo = tmp_path / "out", tmp_path / "fifo"
@@ -439,11 +440,17 @@ class TestInAProcess:
         signal.pidfd_send_signal(saving, signal.SIGKILL)
         assert select.select([saving], [], [], 60) == ([saving], [], [])  # it has ended
         os.close(saving)
-        assert len(names(out)) == 1
+        [left] = names(out)
         (out / "net-1_9.ckpt").write_bytes(b"of an earlier training")
-        (out / ".other-1_1.ckpt.01234567.tmp").write_bytes(b"of another prefix")
-        ModelCheckpoint("net", str(out), CheckpointConfig()).step_end(state({"w": np.zeros(3)}, 1))
-        assert names(out) == [".other-1_1.ckpt.01234567.tmp", "net-1_9.ckpt", "net_1-1_1.ckpt"]
+        other = ".other-1_1.ckpt.01234567.tmp"
+        (out / other).write_bytes(b"of another prefix")
+        checkpoint = ModelCheckpoint("net", str(out), CheckpointConfig())
+        checkpoint.step_end(state({"w": np.zeros(3)}, 1))
+        assert names(out) == sorted([left, other, "net-1_9.ckpt", "net_1-1_1.ckpt"]), "another node may be writing it"
+        for name in (left, other):
+            os.utime(out / name, (time.time() - 1000,) * 2)
+        checkpoint.step_end(state({"w": np.zeros(3)}, 2))
+        assert names(out) == [other, "net-1_9.ckpt", "net_1-1_1.ckpt", "net_1-1_2.ckpt"]
 
     def killed_training(self, directory: Path, saving: str) -> int:
         """Kill a training whose saving process is in the middle of its file; return that process's number."""

@@ -8,7 +8,8 @@ from typing import BinaryIO
 import pytest
 
 from reshard.core.errors import StorageError
-from reshard.core.storage.atomic_rename import open_temporary, remove_abandoned
+from reshard.core.storage import writing
+from reshard.core.storage.atomic_rename import open_temporary, remove_abandoned, rename_into_place
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import parse_url
@@ -69,3 +70,28 @@ def test_a_temporary_file_that_is_taken_for_abandoned_before_it_is_locked_is_mad
     path, file = open_temporary(directory.child("a.ckpt"))
     with file:
         assert os.listdir(tmp_path) == [os.path.basename(path)]
+
+
+def test_a_file_is_not_taken_for_abandoned_in_the_moment_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = parse_url(str(tmp_path))
+
+    def rename_at_last(temporary: str, path: str) -> None:
+        remove_abandoned(directory, lambda _: True)
+        rename_into_place(temporary, path)
+
+    monkeypatch.setattr(writing, "rename_into_place", rename_at_last)
+    write_bytes(directory.child("a.ckpt"), b"whole")
+    assert os.listdir(tmp_path) == ["a.ckpt"]
+    assert (tmp_path / "a.ckpt").read_bytes() == b"whole"
+
+
+def test_a_file_that_another_node_may_be_writing_is_left_alone_where_locks_do_not_reach_it(tmp_path: Path) -> None:
+    path, file = open_temporary(parse_url(str(tmp_path)).child("a.ckpt"))
+    file.close()  # as another node's lock, which is not seen here
+    remove_abandoned(parse_url(str(tmp_path)), lambda _: True, unchanged_seconds=60)
+    assert os.path.exists(path)
+    os.utime(path, (os.stat(path).st_mtime - 100,) * 2)
+    remove_abandoned(parse_url(str(tmp_path)), lambda _: True, unchanged_seconds=60)
+    assert not os.path.exists(path)
