@@ -38,6 +38,8 @@ MANIFEST_NAME = "manifest.json"
 _MAX_LISTED = 5
 REMOVING_NAME = "removing.json"
 """Name of a copy of the manifest that marks a conversion being removed, until all its files are gone."""
+WITHDRAWN_NAME = "withdrawn"
+"""Name of a file that marks a finished conversion whose manifest was withdrawn, to mend it or to replace it."""
 
 
 def working_location(final: Location) -> Location:

@@ -13,6 +13,7 @@ from reshard.core.storage.local_lease import exclusive, remove_lease_directory
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     STATE_DIRECTORY,
+    WITHDRAWN_NAME,
     publish,
     remove_others,
     remove_tree,
@@ -70,6 +71,15 @@ def remove_leftovers(workspace: Workspace, final: Location, files: Iterable[str]
             remove_file(left)
     if not (final.is_local and in_place):  # there only our own files were ever written
         remove_others(workspace.directory, files)
+
+
+def withdraw_manifest(state: Location) -> None:
+    """Remove the commit marker of a finished target, and leave a mark: it is not an unfinished conversion.
+
+    The mark goes when there is a manifest again, or another plan has begun in the target's place.
+    """
+    write_bytes(state.child(WITHDRAWN_NAME), b"The manifest was withdrawn to mend or replace this checkpoint.\n")
+    remove_file(state.child(MANIFEST_NAME))
 
 
 def publish_manifest(workspace: Workspace, final: Location, manifest: Manifest) -> None:

@@ -31,6 +31,7 @@ from reshard.core.storage.publishing import (
     REMOVING_NAME,
     REPLACED_SUFFIX,
     STATE_DIRECTORY,
+    WITHDRAWN_NAME,
     list_names,
     remove_tree,
     replaced_location,
@@ -198,10 +199,7 @@ def _survey_local(final: Location, run: str) -> _Survey:
             _Found(describe_leftover(LeftoverKind.REPLACED, replaced, entries), partial(remove_tree, replaced))
         )
     if is_finished:
-        found += [
-            _Found(describe_leftover(LeftoverKind.TEMPORARY, file, find_entries(file)), partial(remove_file, file))
-            for file in temporary_files(final)
-        ]
+        found += [_temporary(file) for file in (*temporary_files(final), *_outdated_mark(state))]
         if exists(moved_leases):
             leases = find_entries(moved_leases)
             found.append(
@@ -238,12 +236,14 @@ def _survey_remote(final: Location, run: str) -> _Survey:
     ]
     is_finished, identity = read_manifest(final) is not None, read_identity(state)
     kept = _kept_states(final, is_finished=is_finished)
-    if not is_finished and identity is None:
-        return _Survey([*found, *_begun(state)], kept)
-    if takes_parts(final):
+    if (is_finished or identity is not None) and takes_parts(final):
         uploads = [each for each in unfinished_uploads(final) if _is_of_conversion(final, each.location)]
         found += [_Found(describe_upload(upload), upload.abort) for upload in uploads]
-    if not is_finished and not exists(state.child(REMOVING_NAME)):
+    if is_finished:
+        found += map(_temporary, _outdated_mark(state))
+    elif not kept and identity is None:
+        found += _begun(state)
+    elif not kept:
         entries, workspace = find_entries(final), Workspace(final, identity or "")
         plan = readable_plan(workspace)
         written = written_objects(workspace, plan, entries)
@@ -251,8 +251,18 @@ def _survey_remote(final: Location, run: str) -> _Survey:
         to_remove = {file.path: entries[file.path] for file in (*own, *_state_files(state)) if file.path in entries}
         found.append(_Found(describe_unfinished(workspace, plan, to_remove), partial(_remove_remote, final, own)))
         if written.others:
-            kept += (_unrecorded_text(written.others),)
+            kept = (_unrecorded_text(written.others),)
     return _Survey(found, kept)
+
+
+def _temporary(file: Location) -> _Found:
+    return _Found(describe_leftover(LeftoverKind.TEMPORARY, file, find_entries(file)), partial(remove_file, file))
+
+
+def _outdated_mark(state: Location) -> list[Location]:
+    """Find the mark that a manifest was withdrawn, left by a run that was killed when it had written another."""
+    mark = state.child(WITHDRAWN_NAME)
+    return [mark] if exists(mark) else []
 
 
 def _begun(state: Location) -> list[_Found]:
@@ -285,12 +295,19 @@ def _kept_states(final: Location, *, is_finished: bool) -> tuple[str, ...]:
         return ()
     if exists(state.child(REMOVING_NAME)):
         return (f"{final}: a conversion that was being removed; the next run of convert-latest goes on with it",)
-    if final.is_local and read_identity(state) is not None:
-        return (f"{final}: a conversion that was being mended; the same conversion, repeated, completes it",)
+    if exists(state.child(WITHDRAWN_NAME)) or (final.is_local and read_identity(state) is not None):
+        return (_withdrawn_text(final),)
     names = list_names(final)
     if names and STATE_DIRECTORY not in names and not _iteration_names(names):
         return (f"{final}: has no manifest and no records of a conversion",)
     return ()
+
+
+def _withdrawn_text(final: Location) -> str:
+    return (
+        f"{final}: a finished conversion that was being mended or replaced; the same conversion, repeated, completes "
+        "it. Remove it yourself if you do not want it"
+    )
 
 
 def _remove_lease(final: Location, lease: SeenLease) -> None:

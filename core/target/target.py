@@ -34,6 +34,7 @@ from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     REMOVING_NAME,
     STATE_DIRECTORY,
+    WITHDRAWN_NAME,
     list_names,
     other_files,
     remove_others,
@@ -48,7 +49,7 @@ from reshard.core.storage.transfers import submitted
 from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
-from reshard.core.target.claim import leased, leases_of, publish_manifest, remove_leftovers
+from reshard.core.target.claim import leased, leases_of, publish_manifest, remove_leftovers, withdraw_manifest
 from reshard.core.target.companions import recorded_companions, write_companions
 from reshard.core.target.index import Documents, document_names, document_problem, documents_of, places_problem
 from reshard.core.target.place import check_beside, check_local_place, manifest_to_keep, refuse_occupied
@@ -278,12 +279,13 @@ class Target:
 
     def reopen(self) -> None:
         """Withdraw the finished target's manifest before missing or wrong files are mended in place."""
-        remove_file(self.final.child(STATE_DIRECTORY, MANIFEST_NAME))
+        withdraw_manifest(self.final.child(STATE_DIRECTORY))
 
     def confirm(self, level: VerifyLevel) -> None:
         """Finish the commit of an interrupted run, and record the level of a new verification."""
         if self.final.is_local:
             self._remove_replaced()
+        remove_file(self.final.child(STATE_DIRECTORY, WITHDRAWN_NAME))
         self._track()
         manifest = self.read_committed()
         if manifest is not None and manifest.verified.is_below(level):
@@ -364,6 +366,8 @@ class Target:
             # another run may have written the first one with another zlib: the manifest has the digest of this one
             write_bytes(workspace.state.child(PLAN_NAME), self.plan_data)
             publish_manifest(workspace, self.final, manifest)
+            if not was_empty:
+                remove_file(self.final.child(STATE_DIRECTORY, WITHDRAWN_NAME))
         self._track()
 
     def _write_documents(self, directory: Location) -> None:
@@ -397,8 +401,11 @@ class Target:
         manifest = state.child(MANIFEST_NAME)
         if not self.final.is_local:  # where each look is a request
             replaced = recorded_companions(self.final) if manifest.path in there else ()
-        if self.final.is_local or manifest.path in there:
+        if self.final.is_local:
             remove_file(manifest)
+        elif manifest.path in there:
+            withdraw_manifest(state)
+            left.append(state.child(WITHDRAWN_NAME))
         # loaders would find old ones with new files
         for name in (*replaced, *document_names(self.plan)):
             if self.final.is_local or name in look.names:

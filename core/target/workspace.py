@@ -26,7 +26,7 @@ from reshard.core.runtime.sealing import keyed_digest, seal, unseal
 from reshard.core.storage.listing import find_files, unless_missing
 from reshard.core.storage.local_lease import GATE_NAME
 from reshard.core.storage.own_files import Listing
-from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, list_names
+from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, WITHDRAWN_NAME, list_names
 from reshard.core.storage.reading import read_own_file, read_small_file
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.transfers import at_once
@@ -43,7 +43,7 @@ _RECORD = "record"
 _RECORD_NAME = re.compile(r"rank_([0-9]{1,18})\.json")
 
 STATE_LISTING = Listing(
-    {PLAN_NAME, IDENTITY_NAME, MANIFEST_NAME}.__contains__,
+    {PLAN_NAME, IDENTITY_NAME, MANIFEST_NAME, WITHDRAWN_NAME}.__contains__,
     {
         re.compile(RECORDS_DIRECTORY): Listing(lambda name: _RECORD_NAME.fullmatch(name) is not None),
         re.compile(LEASES_DIRECTORY): Listing(lambda name: name == GATE_NAME or name.endswith(".json")),

@@ -12,7 +12,7 @@ from reshard.core.errors import CheckpointError, StorageError, TargetError, is_t
 from reshard.core.plan.plan_file import MAX_PLAN_BYTES
 from reshard.core.storage.atomic_rename import is_leftover
 from reshard.core.storage.listing import find_files
-from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
+from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, WITHDRAWN_NAME
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, read_identity
@@ -59,7 +59,9 @@ def other_state_files(directory: Location, ranks: Iterable[int], *, has_plan: bo
         StorageError: the files cannot be listed.
     """
     state = directory.child(STATE_DIRECTORY)
-    own = {state.child(name).path for name in (MANIFEST_NAME, IDENTITY_NAME, *([PLAN_NAME] if has_plan else []))}
+    # a run that was killed just after it wrote the manifest leaves the mark that it was withdrawn
+    names = (MANIFEST_NAME, IDENTITY_NAME, WITHDRAWN_NAME, *([PLAN_NAME] if has_plan else []))
+    own = {state.child(name).path for name in names}
     own |= {state.child(RECORDS_DIRECTORY, f"rank_{rank}.json").path for rank in ranks}
     leases = state.child(LEASES_DIRECTORY).path
     return [

@@ -239,6 +239,46 @@ def test_killed_before_the_manifest_and_cleaned_up(
     assert verify(target).problems == ()
 
 
+def is_removal_of_identity(exchange: Exchange) -> bool:
+    return exchange.call.operation.startswith("DeleteObject") and exchange.call.key.endswith("/.reshard/identity")
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [((), is_part_of(0)), (("--overwrite", "--format=safetensors"), is_removal_of_identity)],
+    ids=["mended", "replaced"],
+)
+def test_a_finished_checkpoint_stays_when_a_run_is_killed_that_mends_or_replaces_it(
+    source: Store,
+    begin: Callable[..., subprocess.Popen[str]],
+    gate: Callable[..., Gate],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    wanted: Callable[[Exchange], bool],
+) -> None:
+    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", 0.4)
+    code, printed = to_the_end(begin())
+    assert code == DONE, printed
+    files = source.files("out")
+    if not options:
+        (files / "rank_0/checkpoint_0.ckpt").write_bytes(b"damaged")
+        source.server.look_again()
+    before = set(files.glob("rank_*/*"))
+    held = gate(wanted)
+    process = begin(*options)
+    assert held.reached.wait(PATIENCE_SECONDS)
+    os.killpg(process.pid, signal.SIGKILL)
+    to_the_end(process)
+    held.open()
+    report = clean(source.url("out"), remove=True)
+    assert {each.kind for each in report.found} <= {LeftoverKind.LEASE, LeftoverKind.UPLOAD}
+    assert ["was being mended or replaced" in kept for kept in report.kept] == [True]
+    assert set(files.glob("rank_*/*")) == before
+    code, printed = to_the_end(begin(*options))
+    assert code == DONE, printed
+    assert verify(source.url("out")).problems == ()
+
+
 @pytest.mark.parametrize(
     ("number", "exit_code", "word"),
     [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, TERMINATED, "terminated")],

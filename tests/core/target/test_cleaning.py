@@ -289,7 +289,8 @@ def test_a_finished_conversion_being_mended_is_kept(local: Path, plan: Conversio
     before = files_at(place(local))
     report = clean(str(local), remove=True)
     assert report.found == ()
-    assert report.kept == (f"{local}: a conversion that was being mended; the same conversion, repeated, completes it",)
+    mended = f"{local}: a finished conversion that was being mended or replaced; the same conversion, repeated, "
+    assert report.kept == (f"{mended}completes it. Remove it yourself if you do not want it",)
     assert files_at(place(local)) == before
 
 

@@ -1,13 +1,14 @@
 """Cleaning up after a run that was stopped just before the manifest, in every layout and on both kinds of storage."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import StorageError, TargetBusyError
-from reshard.core.request.conversion import build_request
+from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.listing import find_entries
@@ -16,7 +17,8 @@ from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leases_of
 from reshard.core.target.cleaning import clean
-from reshard.core.target.leftovers import LeftoverKind
+from reshard.core.target.leftovers import CleanReport, LeftoverKind
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case
 from tests.support.families import Family
 from tests.support.iterations import iteration_case
@@ -40,21 +42,37 @@ def final(folder: Location) -> Location:
     return folder.child("out")
 
 
-@pytest.fixture
-def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+@contextmanager
+def stopping() -> Iterator[pytest.MonkeyPatch]:
     """Conversions end with an error where they would write the manifest."""
 
     def stop(*_: object) -> None:
         raise StorageError("stopped")
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reshard.core.target.target.publish_manifest", stop)
+        yield patch
+
+
+@pytest.fixture
+def stopped() -> Iterator[pytest.MonkeyPatch]:
+    """Conversions are stopped, until this is undone."""
+    with stopping() as patch:
         yield patch
 
 
 def begin(final: Location, layout: str, **options: Any) -> None:
     with pytest.raises(StorageError, match="stopped"):
         convert(build_request(target=str(final), **(OPTIONS[layout] | options)))
+
+
+def begin_to_mend(final: Location, layout: str, **options: Any) -> None:
+    """Convert, damage a file, and convert again: this run is stopped when it has written the file again."""
+    convert(build_request(target=str(final), **(OPTIONS[layout] | options)))
+    files = [path for path in find_entries(final) if path.endswith((".ckpt", ".safetensors", ".distcp"))]
+    write_bytes(Location(final.fs, min(files)), b"damaged")
+    with stopping():
+        begin(final, layout, **options)
 
 
 def names_below(location: Location) -> set[str]:
@@ -74,6 +92,19 @@ def test_clean_removes_all_that_a_run_wrote(final: Location, layout: str, stoppe
     assert names_below(final) == set()
     stopped.undo()
     assert convert(build_request(target=str(final), **OPTIONS[layout])).committed
+
+
+@pytest.mark.parametrize("layout", OPTIONS)
+def test_a_finished_target_that_was_being_mended_stays(final: Location, layout: str) -> None:
+    begin_to_mend(final, layout)
+    before = names_below(final)
+    report = clean(str(final), remove=True)
+    assert report.found == ()
+    assert ["was being mended" in kept for kept in report.kept] == [True]
+    assert names_below(final) == before
+    assert convert(build_request(target=str(final), **OPTIONS[layout])).committed
+    assert verify_target(str(final), VerifyLevel.CHECKSUM).problems == ()
+    assert clean(str(final)) == CleanReport(target=str(final), found=(), removed=False, kept=())
 
 
 def test_documents_of_others_stay(final: Location, stopped: pytest.MonkeyPatch) -> None:
@@ -124,6 +155,18 @@ def test_unfinished_iterations_are_found_in_the_directory_of_all(final: Location
     assert report.kept == ()
     assert names_below(final) == finished
     assert clean(str(final)).found == ()
+
+
+def test_of_several_iterations_only_the_unfinished_are_removed(final: Location) -> None:
+    begin_to_mend(final, "checkpoint2", iteration="7")
+    convert(build_request(target=str(final), **OPTIONS["checkpoint2"], iteration="6"))
+    with stopping():
+        begin(final, "checkpoint2", iteration="8")
+    kept = {name for name in names_below(final) if "iteration_00000008" not in name}
+    report = clean(str(final), remove=True)
+    assert [each.url for each in report.found] == [str(working_location(final.child("iteration_00000008")))]
+    assert ["iteration_00000007: a finished" in text for text in report.kept] == [True]
+    assert names_below(final) == kept
 
 
 def test_a_run_into_one_iteration_keeps_all(final: Location, stopped: pytest.MonkeyPatch) -> None:
