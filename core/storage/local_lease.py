@@ -60,6 +60,21 @@ def exclusive(directory: Location) -> Iterator[None]:
                 return
 
 
+def is_entered(directory: Location) -> bool:
+    """True if a run is in the `exclusive` block of a local directory; nothing is created or removed."""
+    path = os.path.join(directory.path, GATE_NAME)
+    with (
+        mapped_errors(directory, "look at its lock"),
+        suppress(FileNotFoundError),
+        open(open_regular(path), "rb") as gate,
+    ):
+        try:
+            fcntl.flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def remove_lease_directory(directory: Location, root: Location) -> None:
     """Remove a local directory of leases that are all given back, and then-empty directories above it, up to `root`.
 

@@ -16,6 +16,7 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.atomic_rename import is_leftover, is_temporary
 from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.local_lease import GATE_NAME
 from reshard.core.storage.publishing import RANK_FOLDER, STATE_DIRECTORY, foreign_names
 from reshard.core.storage.target_names import is_target_name
 from reshard.core.storage.unified_names import COMPANION_NAMES
@@ -66,6 +67,18 @@ def check_working(directory: Location, state: Listing) -> None:
                 f"{directory}: holds checkpoint files, but no {STATE_DIRECTORY} of a conversion that would have "
                 "written them there. A target is built there: move it away"
             )
+
+
+def check_gate(directory: Location) -> None:
+    """Check that a local directory, if it exists, holds only the file that runs lock in it.
+
+    Raises:
+        TargetError: the directory is a link or a file, or holds a foreign entry, which the message names.
+        StorageError: the directory cannot be read.
+    """
+    with mapped_errors(directory, "list it"):
+        _check_directory(directory.path)
+        _check_entries(directory.path, Listing(GATE_NAME.__eq__), "Its directory is a lock of runs, to be removed")
 
 
 def check_replaced(directory: Location, own: Collection[str] = ()) -> None:

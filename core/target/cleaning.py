@@ -41,6 +41,7 @@ from reshard.core.storage.publishing import (
 from reshard.core.storage.remote_lease import SeenLease, remove_dead, watched_leases
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.target_names import is_target_name
+from reshard.core.storage.tracker import remove_tracker_leftovers, tracker_leftovers
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.uploads import takes_parts, unfinished_uploads
 from reshard.core.storage.urls import Location, parse_url
@@ -84,18 +85,27 @@ def clean(target: str, *, remove: bool = False) -> CleanReport:
     final = parse_url(target)
     _check_is_target(final)
     surveys = {place: _survey(place, "") for place in (final, *_iterations_in(final))}
-    found = [each for survey in surveys.values() for each in survey.found]
+    of_tracker = tracker_leftovers(final)
+    found = [each.leftover for survey in surveys.values() for each in survey.found]
+    found += [_describe_of_tracker(location) for location in of_tracker]
     if not found:
         _check_is_there(final)
     for place, survey in surveys.items() if remove else ():
         if survey.found:
             _remove_found(place, survey)
+    if remove and of_tracker:
+        remove_tracker_leftovers(final)
     return CleanReport(
         target=str(final),
-        found=tuple(each.leftover for each in found),
+        found=tuple(found),
         removed=remove and bool(found),
         kept=tuple(text for survey in surveys.values() for text in survey.kept),
     )
+
+
+def _describe_of_tracker(location: Location) -> Leftover:
+    kind = LeftoverKind.LEASE if kind_of(location) == "directory" else LeftoverKind.TEMPORARY
+    return describe_leftover(kind, location, find_entries(location))
 
 
 def _iterations_in(final: Location) -> list[Location]:

@@ -1,19 +1,23 @@
 """Cleaning up after a run that was stopped just before the manifest, in every layout and on both kinds of storage."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reshard.core.conversion.convert import convert
-from reshard.core.errors import StorageError, TargetBusyError
+from reshard.core.errors import StorageError, TargetBusyError, TargetError
 from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.listing import find_entries
+from reshard.core.storage.local_lease import exclusive
 from reshard.core.storage.publishing import working_location
-from reshard.core.storage.urls import Location
+from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leases_of
 from reshard.core.target.cleaning import clean
@@ -167,6 +171,62 @@ def test_of_several_iterations_only_the_unfinished_are_removed(final: Location) 
     assert [each.url for each in report.found] == [str(working_location(final.child("iteration_00000008")))]
     assert ["iteration_00000007: a finished" in text for text in report.kept] == [True]
     assert names_below(final) == kept
+
+
+@pytest.fixture
+def killed_at_the_tracker(tmp_path: Path) -> Path:
+    """A directory of iterations whose tracker a run was about to write when it was killed."""
+    root = tmp_path / "out"
+    script = (
+        "import os, sys\n"
+        "from reshard.core.storage.tracker import advance_tracker\n"
+        "from reshard.core.storage.urls import parse_url\n"
+        "os.replace = lambda *_: os._exit(9)\n"
+        "advance_tracker(parse_url(sys.argv[1]), 7)\n"
+    )
+    convert(build_request(target=str(root), **OPTIONS["checkpoint2"], iteration="6"))
+    assert subprocess.run([sys.executable, "-c", script, str(root)]).returncode == 9
+    return root
+
+
+def test_what_a_run_left_that_was_killed_at_the_tracker_is_removed(killed_at_the_tracker: Path) -> None:
+    root = killed_at_the_tracker
+    left = {path.name for path in root.iterdir() if path.name.startswith(".")}
+    assert ".reshard-tracker" in left
+    assert len(left) == 2
+    report = clean(str(root))
+    assert {each.url: each.kind for each in report.found} == {
+        str(root / name): LeftoverKind.LEASE if name == ".reshard-tracker" else LeftoverKind.TEMPORARY for name in left
+    }
+    assert clean(str(root), remove=True).removed
+    assert sorted(path.name for path in root.iterdir()) == ["iteration_00000006", "latest_checkpointed_iteration.txt"]
+    assert [path.name for path in root.parent.iterdir()] == ["out"]
+    assert verify_target(str(root), VerifyLevel.CHECKSUM).problems == ()
+
+
+def test_while_a_run_writes_the_tracker_nothing_is_removed(killed_at_the_tracker: Path) -> None:
+    before = set(killed_at_the_tracker.iterdir())
+    with (
+        exclusive(parse_url(str(killed_at_the_tracker / ".reshard-tracker"))),
+        pytest.raises(TargetBusyError, match=r"out: a run is writing .*_iteration\.txt. Nothing was removed"),
+    ):
+        clean(str(killed_at_the_tracker), remove=True)
+    assert set(killed_at_the_tracker.iterdir()) == before
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_files_of_others_where_the_tracker_is_locked_stay(killed_at_the_tracker: Path, is_link: bool) -> None:
+    gate = killed_at_the_tracker / ".reshard-tracker"
+    if is_link:
+        gate.rename(killed_at_the_tracker.parent / "elsewhere")
+        gate.symlink_to(killed_at_the_tracker.parent / "elsewhere")
+    else:
+        (gate / "thesis.tex").write_text("mine")
+    with pytest.raises(
+        TargetError, match="is a link to" if is_link else r"thesis\.tex: is not a file that conversions"
+    ):
+        clean(str(killed_at_the_tracker), remove=True)
+    assert {path.name for path in gate.iterdir()} == {".gate"} | (set() if is_link else {"thesis.tex"})
 
 
 def test_a_run_into_one_iteration_keeps_all(final: Location, stopped: pytest.MonkeyPatch) -> None:
