@@ -18,6 +18,7 @@ import xxhash
 
 from reshard import __version__
 from reshard.core.checkpoint.manifest import Manifest, ParameterRecord, RankSummary, ShardRecord, read_manifest
+from reshard.core.conversion.part_changes import check_changed_alike
 from reshard.core.errors import InputError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import rebuild_plan
@@ -180,6 +181,7 @@ def _check_together(parts: Sequence[_Part]) -> None:
                 f"{part.location} and {other.location} are both of stage {part.stage}, and their files have the same "
                 "names: they are not stages of one checkpoint. Name each stage once"
             )
+    check_changed_alike({str(part.location): part.plan for part in parts})
     wanted = first.plan.inputs.target_strategy.parameters if first.plan.inputs.target_strategy else frozenset()
     lacking = wanted.difference(*(part.parameters for part in parts))
     left_out = frozenset(name for part in parts for name in part.left_out(wanted) if name in lacking)

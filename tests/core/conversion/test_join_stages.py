@@ -210,6 +210,91 @@ def test_parts_with_different_selections_are_not_joined(make: Make, tmp_path: Pa
         join_parts([make(0), make(1, **options)], str(tmp_path / "joined"))
 
 
+OF_LAYER_0 = {"transpose": {"parameters": "layers.0.{x:*}"}}
+OF_LAYER_1 = {"transpose": {"parameters": "layers.1.{x:*}", "axes": [0, 2, 1]}}
+OF_ALL_LAYERS = {"transpose": {"parameters": "layers.{n}.{x:*}"}}
+
+
+@pytest.fixture
+def of_steps(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Options with a document of these steps."""
+
+    def write(*steps: object) -> dict[str, str]:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
+        path.write_text(json.dumps({"steps": steps}))
+        return {"changes": str(path)}
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"cast": ["layers.*=bfloat16"]}, {}, r"different casts, and those of .* of parameters in .*: layers\.1\."),
+        ({}, {"cast": ["*=float16"]}, r"different casts, and those of "),
+        ({"cast": ["*=float16"]}, {"cast": ["*=bfloat16"]}, r"different casts, "),
+        ({"cast": ["*.weight_5=float16", "*=bfloat16"]}, {"cast": ["*=float16"]}, r"different casts, "),
+        ({}, {"transpose": ["layers.*"]}, r"different transpositions, "),
+        ({"cast": ["*=float16"]}, {"transpose": ["layers.*"]}, r"different transpositions and casts, "),
+    ],
+    ids=str,
+)
+def test_parts_that_were_changed_differently_are_not_joined(
+    make: Make, tmp_path: Path, first: dict[str, Any], second: dict[str, Any], message: str
+) -> None:
+    parts = [make(0, **first), make(1, **second)]
+    with pytest.raises(InputError, match=rf"do not go together: they were converted with {message}") as caught:
+        join_parts(parts, str(tmp_path / "joined"))
+    assert all(part in str(caught.value) for part in parts)
+    assert not (tmp_path / "joined").exists()
+
+
+def test_parts_that_were_changed_by_different_steps_are_not_joined(
+    make: Make, tmp_path: Path, of_steps: Callable[..., dict[str, str]]
+) -> None:
+    parts = [make(0), make(1, **of_steps(OF_ALL_LAYERS))]
+    with pytest.raises(
+        InputError, match=r"with different steps, and those of .* parameters in .*: layers\.1\.weight_1"
+    ):
+        join_parts(parts, str(tmp_path / "joined"))
+
+
+def test_parts_with_steps_for_their_own_parameters_are_joined(
+    make: Make, tmp_path: Path, of_steps: Callable[..., dict[str, str]]
+) -> None:
+    converted = make(0, source_strategy=str(CASE / "src_stages"), **of_steps(OF_LAYER_0, OF_LAYER_1))
+    join_parts([make(0, **of_steps(OF_LAYER_1)), make(1, **of_steps(OF_LAYER_0))], str(tmp_path / "joined"))
+    assert contents(tmp_path / "joined") == contents(Path(converted))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "whole"),
+    [
+        ({"cast": ["layers.1.*=float16"]}, {}, {"cast": ["layers.1.*=float16"]}),
+        (
+            {"cast": ["layers.1.*=float16"]},
+            {"cast": ["layers.0.*=bfloat16"]},
+            {"cast": ["layers.1.*=float16", "layers.0.*=bfloat16"]},
+        ),
+        (
+            {"cast": ["adam_*=float16", "*=bfloat16"]},
+            {"cast": ["*=bfloat16", "adam_*=float16"]},
+            {"cast": ["*=bfloat16"]},
+        ),
+        ({}, {"transpose": ["layers.0.*"]}, {"transpose": ["layers.0.*"]}),
+        ({"cast_overflow": "allow"}, {}, {}),
+    ],
+    ids=str,
+)
+def test_parts_with_rules_of_their_own_are_joined_if_the_whole_would_be_the_same(
+    make: Make, tmp_path: Path, first: dict[str, Any], second: dict[str, Any], whole: dict[str, Any]
+) -> None:
+    converted = make(0, source_strategy=str(CASE / "src_stages"), **whole)
+    join_parts([make(0, **first), make(1, **second)], str(tmp_path / "joined"))
+    assert contents(tmp_path / "joined") == contents(Path(converted))
+    assert not verify_target(str(tmp_path / "joined"), VerifyLevel.CHECKSUM).problems
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
