@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from reshard.core.verification.fingerprint_file import ModelFingerprint
 
 _OPTIONS = (
-    *("source_strategy", "integrated_save", "step", "source_prefix", "select", "include", "exclude"),
+    *("source_strategy", "integrated_save", "trust_strategy", "step", "source_prefix"),
+    *("select", "include", "exclude"),
     *("decrypt_key", "decrypt_mode", "source_storage", "workers", "memory_limit"),
 )
 _NAME_COLUMN = 32

@@ -22,6 +22,7 @@ _OPTIONS = (
     "source_strategy",
     "source_storage",
     "integrated_save",
+    "trust_strategy",
     "step",
     "source_prefix",
     "workers",

@@ -66,7 +66,18 @@ class SourceOptions(TypedDict, total=False):
     decrypt_mode: EncryptionModeName
 
 
-class TransformOptions(SelectionOptions, SourceOptions, ResourceOptions, total=False):
+class TrustOptions(TypedDict, total=False):
+    """Whether a source's strategy stays that its files contradict.
+
+    Attributes:
+        trust_strategy: keep to the strategy although contents contradict it, or ranks lack parameters that it gives
+            them.
+    """
+
+    trust_strategy: bool
+
+
+class TransformOptions(SelectionOptions, SourceOptions, TrustOptions, ResourceOptions, total=False):
     """How parameters are read and changed on their way to the target.
 
     Attributes:
@@ -86,7 +97,6 @@ class TransformOptions(SelectionOptions, SourceOptions, ResourceOptions, total=F
         unmatched: what happens to parameters that the target's strategy lacks.
         allow_missing: shell-style patterns of target parameters that the source need not have.
         append_info: `NAME=VALUE` for every target file.
-        trust_strategy: convert although contents contradict the source's strategy.
         check_replicas: compare all replicas of each slice; fail if they differ.
         shared_parameters: `first`, `fail` or the number of the stage whose copy of a tied parameter is taken.
     """
@@ -105,7 +115,6 @@ class TransformOptions(SelectionOptions, SourceOptions, ResourceOptions, total=F
     unmatched: UnmatchedPolicy | Literal["drop", "fail"]
     allow_missing: Texts
     append_info: Texts
-    trust_strategy: bool
     check_replicas: bool
     shared_parameters: str
 
@@ -207,7 +216,7 @@ class DoctorOptions(SourceOptions, total=False):
     step: str
 
 
-class FingerprintOptions(SelectionOptions, DoctorOptions, ResourceOptions, total=False):
+class FingerprintOptions(SelectionOptions, DoctorOptions, TrustOptions, ResourceOptions, total=False):
     """Options of `reshard.fingerprint`."""
 
 
@@ -219,6 +228,9 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
         step_b: the same for B.
         integrated_save_a: whether every rank holds whole tensors, whatever its strategy cuts.
         integrated_save_b: the same for B.
+        trust_strategy_a: keep to A's strategy although contents contradict it, or ranks lack parameters that it gives
+            them.
+        trust_strategy_b: the same for B.
         preset: compare what A becomes by a model family's preset, such as `qwen3`, or by a document of your own.
         changes: compare what A becomes by a document of changes, after a preset's.
         switch: `NAME=VALUE`: what a checkpoint does not show, for the preset.
@@ -237,6 +249,8 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
     step_b: str
     integrated_save_a: IntegratedSaveName
     integrated_save_b: IntegratedSaveName
+    trust_strategy_a: bool
+    trust_strategy_b: bool
     preset: PathOrUrl
     changes: PathOrUrl
     switch: Texts
@@ -251,7 +265,7 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
     storage_b: str
 
 
-class RecoverOptions(DoctorOptions, total=False):
+class RecoverOptions(DoctorOptions, TrustOptions, total=False):
     """Options of `reshard.recover`.
 
     Attributes:

@@ -36,12 +36,12 @@ from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.threads import expect_parameters
 from reshard.core.runtime.wording import listed, printable
-from reshard.core.source.absences import check_absences
 from reshard.core.source.exchanged import check_not_exchanged, naming_exchanged
 from reshard.core.source.gaps import mixed_steps
+from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import Source, TargetOutline, open_source
 from reshard.core.source.other_stages import check_part
-from reshard.core.source.strategy_warnings import WARNING, integrated_save_warnings, sibling_warnings, strategy_warnings
+from reshard.core.source.strategy_warnings import WARNING, sibling_warnings, strategy_warnings
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import free_room
 from reshard.core.storage.urls import parse_url
@@ -105,10 +105,9 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
     if request.layout is not TargetLayout.CHECKPOINT2:
         catalog = with_common_noted(catalog)
     samples = None
-    trusted = request.trust_strategy or not request.source_strategy
     if strategy is not None and not catalog.unified and not strategy.lists_boxes:
         warnings, samples = strategy_warnings(
-            catalog, strategy, integrated_save=asked, trusted=trusted, shards=source.shards
+            catalog, strategy, integrated_save=asked, trusted=source.is_trusted, shards=source.shards
         )
         catalog = dataclasses.replace(catalog, notes=(*warnings, *catalog.notes))
     if target.preset is not None:
@@ -137,8 +136,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
     )
     with timed(f"{request.source}: reads and writes planned"):
         plan = build_plan(inputs, source.shards)
-    if strategy is not None and not catalog.unified and not strategy.lists_boxes:
-        plan = plan.with_notes(*check_absences(catalog, strategy, source.shards.by_name, trusted=trusted))
+    plan = plan.with_notes(*match_warnings(source, plan.match, samples))
     if strategy is not None and not request.source_strategy:
         plan = plan.with_compared_shapes(strategy.parameters, BY_RECORD)
     if target.preset is not None:
@@ -151,12 +149,6 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         plan = with_reference(plan, read_reference(request.like))
     if target.strategy is not None:
         plan = plan.with_notes(*target.strategy.notes)
-    if strategy is not None:
-        plan = plan.with_notes(
-            *integrated_save_warnings(
-                catalog, strategy, plan.match, asked, samples=samples, trusted=trusted, shards=source.shards
-            )
-        )
     plan = plan.with_notes(*sibling_warnings(plan.wholes))
     check_convertible(plan.match, catalog, carries_float8=request.layout in (TargetLayout.UNIFIED, TargetLayout.DCP))
     _check_one_step(plan)

@@ -54,6 +54,12 @@ class ComparisonRequest(RequestModel):
     integrated_save_b: IntegratedSave = Field(
         default=IntegratedSave.AUTO, title="Integrated save of B", description="The same for the ranks of B."
     )
+    trust_strategy_a: bool = Field(
+        default=False,
+        title="Trust the strategy of A",
+        description="Keep to A's strategy although contents contradict it, or ranks lack parameters that it gives them.",
+    )
+    trust_strategy_b: bool = Field(default=False, title="Trust the strategy of B", description="The same for B.")
     select: Selection = Field(
         default=Selection.ALL,
         description="weights-only: do not compare optimizer moments, gradient accumulators, loss scale and other "
@@ -108,6 +114,7 @@ class ComparisonRequest(RequestModel):
             source_storage=getattr(self, f"storage_{letter}"),
             step=getattr(self, f"step_{letter}"),
             integrated_save=getattr(self, f"integrated_save_{letter}"),
+            trust_strategy=getattr(self, f"trust_strategy_{letter}"),
             decrypt_key=getattr(self, f"decrypt_key_{letter}"),
             decrypt_mode=getattr(self, f"decrypt_mode_{letter}"),
             select=self.select,

@@ -185,7 +185,9 @@ class SourceOptions(RequestModel):
         "if contents look whole and no shape is known, refuse.",
     )
     trust_strategy: bool = Field(
-        default=False, description="Convert although most sampled contents of the source contradict its strategy."
+        default=False,
+        description="Keep to the source's strategy although most sampled contents contradict it, or ranks lack "
+        "parameters that it gives them.",
     )
     check_replicas: bool = Field(
         default=False, description="Compare all replicas of each slice in the source; fail if they differ."

@@ -11,6 +11,7 @@ from reshard.core.checkpoint.catalog.torn_files import has_uniform_replicas
 from reshard.core.errors import StrategyError
 from reshard.core.plan.stage_shards import StageShards
 from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import counted, listed, ranks_text
 from reshard.core.source.findings import OWN_STRATEGY, Finding
 from reshard.core.strategy.model import StageStrategy, Strategy
@@ -82,7 +83,7 @@ def check_absences(catalog: CheckpointCatalog, strategy: Strategy, shards: Shard
         raise StrategyError(
             f"{strategy.origin}: does not explain which ranks of {catalog.url} hold what: {finding.found}: "
             f"{finding.means}. Name the strategy of the job that saved the checkpoint; 'reshard doctor' tells more. If "
-            "the strategy is right and some of its ranks lack these, pass --trust-strategy"
+            f"the strategy is right and some of its ranks lack these, pass {source_option('trust-strategy')}"
         )
     return tuple(f"{UNEXPLAINED}{each.found}: {each.means}" for each in findings)
 

@@ -110,6 +110,11 @@ class Source:
         return self.request.assumed_integrated_save
 
     @property
+    def is_trusted(self) -> bool:
+        """True if its strategy stays, whatever contents say: the request trusts it, or it is the source's own."""
+        return self.request.trust_strategy or not self.request.source_strategy
+
+    @property
     def is_integrated(self) -> bool:
         """True if every rank holds whole tensors, judged without a target's strategy."""
         return self.shards.are_whole(self.integrated_save)

@@ -113,7 +113,7 @@ def check_named(catalog: CheckpointCatalog, named: Strategy, *, trusted: bool) -
     if not trusted:
         raise StrategyError(
             f"{difference}. Leave out {source_option('source-strategy')}, and the source's own is used; or, if its "
-            "files are of the named one, pass --trust-strategy"
+            f"files are of the named one, pass {source_option('trust-strategy')}"
         )
     return replace(catalog, notes=(difference, *catalog.notes))
 

@@ -23,8 +23,8 @@ from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, rank_names
 from reshard.core.source.damage import Substitute, substitutes
 from reshard.core.source.gaps import mixed_steps, unsaved, unsaved_text
+from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import Source, find_strategy, open_by_strategy
-from reshard.core.source.strategy_warnings import integrated_save_warnings
 from reshard.core.storage.patterns import spelled_for
 from reshard.core.strategy.groups import Groups, read_groups
 from reshard.core.strategy.model import Strategy
@@ -203,11 +203,10 @@ def _by_strategy(source: Source) -> RecoveryReport:
     allowed = tuple(source.request.allow_missing)
     inputs = PlanInputs(catalog, strategy, None, catalog.format, allow_missing=allowed, integrated_save=asked)
     match = match_parameters(inputs, source.shards)
-    if strategy is not None:
-        integrated_save_warnings(catalog, strategy, match, asked, shards=source.shards)
+    warnings = match_warnings(source, match)
     unsaved_names = unsaved(strategy, None, match)
     unsaved_notes = [unsaved_text(unsaved_names)] if unsaved_names else []
-    catalog = replace(catalog, notes=(*mixed_steps(catalog, match), *catalog.notes, *unsaved_notes))
+    catalog = replace(catalog, notes=(*warnings, *mixed_steps(catalog, match), *catalog.notes, *unsaved_notes))
     return _report(catalog, substitutes(catalog, strategy, match), tuple(map(_lost_slice, match.lost)))
 
 

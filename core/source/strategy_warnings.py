@@ -67,7 +67,7 @@ def strategy_warnings(
             f"{source.origin}: is not the strategy of the checkpoint {catalog.url}: {refutation}:\n  "
             + "\n  ".join(f"{finding.found}: {finding.means}" for finding in findings)
             + "\nName the strategy of the job that saved the checkpoint; 'reshard doctor' tells more. If ranks are "
-            "meant to hold this, pass --trust-strategy"
+            f"meant to hold this, pass {source_option('trust-strategy')}"
         )
     may_be_whole = samples.whole or integrated_save is IntegratedSave.YES
     if not may_be_whole and not integrated_by_shapes(by_name, None, {}):
@@ -115,7 +115,7 @@ def integrated_save_warnings(
         return ()
     if not trusted:
         if match.integrated and trusted is not None:
-            advice += ", or --trust-strategy to take one rank's values"
+            advice += f", or {source_option('trust-strategy')} to take one rank's values"
         raise StrategyError(f"{catalog.url}: {contradiction}{advice}")
     outcome = "One rank's values are taken" if match.integrated else "The strategy is followed"
     on_one_line = contradiction.replace("\n  ", " ").replace("\n", ". ")

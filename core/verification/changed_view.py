@@ -24,6 +24,7 @@ from reshard.core.runtime.progress import advancing, current_progress
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import utf8_text
+from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import TargetOutline, open_source
 from reshard.core.source.preset_changes import PresetChoice, compiled_for, with_preset, with_preset_checked
 from reshard.core.tensor.dtypes import DType
@@ -107,6 +108,7 @@ def _plan(
         changes=target.changes,
     )
     plan = build_plan(inputs, source.shards)
+    plan = plan.with_notes(*match_warnings(source, plan.match))
     if compiled is not None:
         check_shapes(compiled, plan.match)
     check_dropped_copies(plan)

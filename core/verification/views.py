@@ -33,8 +33,8 @@ from reshard.core.runtime.progress import advancing, current_progress
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import printable, utf8_text
+from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import Source, open_source
-from reshard.core.source.strategy_warnings import integrated_save_warnings
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import DType, dtype_from_ckpt
@@ -152,16 +152,14 @@ def _recorded_tensor(parameter: ParameterFingerprint) -> Tensor:
 
 def _plan(source: Source) -> ConversionPlan:
     """The plan of all whole tensors; the selection does not matter to what a checkpoint holds."""
-    catalog, strategy, asked = source.catalog, source.strategy, source.integrated_save
-    inputs = PlanInputs(catalog, strategy, None, catalog.format, integrated_save=asked)
+    catalog = source.catalog
+    inputs = PlanInputs(catalog, source.strategy, None, catalog.format, integrated_save=source.integrated_save)
     plan = build_plan(inputs, source.shards)
-    if strategy is not None:
-        integrated_save_warnings(catalog, strategy, plan.match, asked, shards=source.shards)
-    return plan
+    return plan.with_notes(*match_warnings(source, plan.match))
 
 
 def _checkpoint_view(request: FingerprintRequest, source: Source, plan: ConversionPlan) -> "CheckpointView":
-    catalog = source.catalog
+    catalog = plan.inputs.catalog
     wholes = {parameter.name: parameter for parameter in plan.rank_plan(0).parameters}
     chosen, unused = _chosen(request, wholes)
     view = CheckpointView(

@@ -1,18 +1,24 @@
 """Parameters that ranks lack although the strategy gives them these: explained by proof, or refused."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from reshard.core.conversion.convert import convert
+from reshard.core.conversion.load import plan_load
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import StrategyError
+from reshard.core.mindspore_api.transforming import transform_checkpoints
+from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import ConversionRequest, build_request
+from reshard.core.request.source import FingerprintRequest, SourceRequest
+from reshard.core.source.recovery import StepState, assess_recovery
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
 from tests.support.checkpoints import read_tree
 from tests.support.damaged import request_of, whole_model, whole_shards
 from tests.support.diagnosed import looked_at, only
@@ -27,6 +33,50 @@ def request_by(tmp_path: Path, layouts: Mapping[str, ParameterLayout], **options
     path = str(tmp_path / "one_stage.ckpt")
     write_strategy(strategy([layouts]), path)
     return build_request(source=str(tmp_path / "src"), target=str(tmp_path / "out"), source_strategy=path, **options)
+
+
+def recover(source: str, strategy: str, **options: bool) -> tuple[str, ...]:
+    report = assess_recovery(SourceRequest(source=source, source_strategy=strategy, **options))
+    assert report.state is StepState.WHOLE
+    return report.notes
+
+
+def fingerprint(source: str, strategy: str, **options: bool) -> tuple[str, ...]:
+    return fingerprint_checkpoint(FingerprintRequest(source=source, source_strategy=strategy, **options)).notes
+
+
+def diff(source: str, strategy: str, **options: bool) -> tuple[str, ...]:
+    sided = {f"{name}_b": value for name, value in options.items()}
+    return compare_checkpoints(build_comparison(a=f"{source}/rank_0", b=source, strategy_b=strategy, **sided)).b.notes
+
+
+def diff_by_changes(source: str, strategy: str, **options: bool) -> tuple[str, ...]:
+    changes = Path(source).with_name("changes.yaml")
+    changes.write_text("cast:\n- {parameters: '*', dtype: bfloat16}\n")
+    sided = {f"{name}_a": value for name, value in options.items()}
+    request = build_comparison(a=source, strategy_a=strategy, b=f"{source}/rank_0", changes=str(changes), **sided)
+    return compare_checkpoints(request).a.notes
+
+
+def load(source: str, strategy: str, **options: bool) -> tuple[str, ...]:
+    return plan_load(source, strategy, **options).notes
+
+
+@pytest.mark.parametrize("command", [recover, fingerprint, diff, diff_by_changes, load])
+def test_every_command_refuses_two_stages_by_a_strategy_of_one(
+    command: Callable[..., tuple[str, ...]], tmp_path: Path
+) -> None:
+    source, strategy = str(write(tmp_path / "src")), request_by(tmp_path, ONE_STAGE).source_strategy
+    with pytest.raises(StrategyError, match="seem to be those of 2 pipeline stages, and the strategy has 1 stage"):
+        command(source, strategy)
+    notes = command(source, strategy, trust_strategy=True)
+    assert [note for note in notes if note.startswith("the strategy does not explain which ranks hold what: ")]
+
+
+def test_the_functions_of_mindspore_warn_of_two_stages_by_a_strategy_of_one(tmp_path: Path) -> None:
+    source, strategy = str(write(tmp_path / "src")), request_by(tmp_path, ONE_STAGE).source_strategy
+    with pytest.warns(UserWarning, match="seem to be those of 2 pipeline stages, and the strategy has 1 stage"):
+        transform_checkpoints(source, str(tmp_path / "out"), "net", strategy, None)
 
 
 def test_two_stages_by_a_strategy_of_one_stage_are_no_removed_redundancy(tmp_path: Path) -> None:

@@ -332,7 +332,8 @@ def test_stages_of_which_each_has_a_part_are_put_together(tmp_path: Path, dtype:
     write_strategy(make_strategy(*layouts), str(tmp_path / "strategy.ckpt"))
     owns = [(f"own{stage}", "Float32", other.astype(np.float32)) for stage in range(2)]
     one = file_of(tmp_path / "one.ckpt", ("tied", "Float32", whole.astype(np.float32)), *owns)
-    report = compared(tmp_path / "ckpt", one, strategy_a=str(tmp_path / "strategy.ckpt"), ignore_dtype=True)
+    options = {"strategy_a": str(tmp_path / "strategy.ckpt"), "trust_strategy_a": True, "ignore_dtype": True}
+    report = compared(tmp_path / "ckpt", one, **options)
     assert report.same, report
 
 
