@@ -11,7 +11,7 @@ the ranks that have them. hyper_parallel writes the same for MindSpore, in class
 `.safetensors` file without an offset, and the tensor in it is named `tensor_key`, or as the tensor itself.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple, TypeGuard
 
@@ -111,14 +111,14 @@ class DcpMetadata:
         tensors: name -> tensor, in the document's order.
         objects: name -> place of a pickled object, which is not read.
         paths: name -> keys of a tensor in the nested state dict, where it was in one.
-        left_out: tensors that are not read, by name.
+        unread: tensors that are left out, whose bytes are nobody else's.
     """
 
     origin: str
     tensors: Mapping[str, ListedTensor]
     objects: Mapping[str, Place]
     paths: Mapping[str, StatePath] = field(default_factory=dict)
-    left_out: Mapping[str, ListedTensor] = field(default_factory=dict)
+    unread: Sequence[ListedTensor] = ()
 
 
 def parse_dcp_metadata(data: bytes, origin: str) -> DcpMetadata:

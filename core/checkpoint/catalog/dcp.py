@@ -111,13 +111,13 @@ class DcpCheckpoint:
         return tuple(sorted({part.path for part in self.parts} | objects, key=file_order))
 
     @cached_property
-    def left_out(self) -> Mapping[str, Sequence[Chunk]]:
-        """Path -> the chunks in a file that are not read."""
-        found: dict[str, list[Chunk]] = {}
-        for tensor in self.metadata.left_out.values():
-            for chunk in tensor.chunks:
-                found.setdefault(chunk.place.path, []).append(chunk)
-        return found
+    def unread(self) -> Mapping[str, Sequence[Place]]:
+        """File -> the places of tensors and objects that are not read, but for empty tensors."""
+        chunks = (chunk for tensor in self.metadata.unread for chunk in tensor.chunks if chunk.box.size)
+        places: dict[str, list[Place]] = {}
+        for place in (*(chunk.place for chunk in chunks), *self.metadata.objects.values()):
+            places.setdefault(place.path, []).append(place)
+        return places
 
     @cached_property
     def strategy(self) -> Strategy:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from threading import Semaphore
 
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, FilePart
@@ -30,6 +31,8 @@ _MAX_ERRORS = 20
 _MAX_NAMES = 6
 _LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB in flight
 _SAFETENSORS_SUFFIX = ".safetensors"
+_UNREAD = -1
+"""The owner of bytes that are not read; other owners are numbers of chunks."""
 
 
 def dcp_catalog(
@@ -149,7 +152,7 @@ def _stored(
     if known is not None or path.endswith(_SAFETENSORS_SUFFIX):
         return dict(_in_safetensors(file, known or read_index(file), 0, places))
     if _is_archive(file, places[0]):
-        shared = _shared_archives(checkpoint, path, chunks)
+        shared = shared_text(_archives(chunks, checkpoint.unread.get(path, ())), partial(_described, chunks))
         if shared:
             raise CheckpointError(f"{file.location}: {shared}: torch gives each its own, so the metadata is damaged")
         extents = [Extent(place.offset, max(place.length, 0)) for place in places]
@@ -163,15 +166,22 @@ def _stored(
     return found
 
 
-def _shared_archives(checkpoint: DcpCheckpoint, path: str, chunks: Sequence[Chunk]) -> str:
-    """Return which archives of a file overlap by the metadata, those that are not read included; empty if none do."""
-    placed = [*chunks, *checkpoint.left_out.get(path, ())]
-    archives = [
-        Piece(place.offset, place.offset + place.length, number, place.key)
-        for number, (box, place) in enumerate(placed)
-        if box.size
-    ]
-    return shared_text(archives, lambda archive: f"{archive.name!r}, {placed[archive.owner].box},")
+def _archives(chunks: Sequence[Chunk], unread: Sequence[Place]) -> Iterator[Piece]:
+    """The archives of a file: of chunks that have elements, and of what is not read."""
+    for number, (box, place) in enumerate(chunks):
+        if box.size:
+            yield _archive(place, number)
+    for place in unread:
+        yield _archive(place, _UNREAD)
+
+
+def _archive(place: Place, owner: int) -> Piece:
+    return Piece(place.offset, place.offset + place.length, owner, place.key)
+
+
+def _described(chunks: Sequence[Chunk], piece: Piece) -> str:
+    what = "which is not read" if piece.owner == _UNREAD else chunks[piece.owner].box
+    return f"{piece.name!r}, {what},"
 
 
 def _is_archive(file: SourceFile, place: Place) -> bool:

@@ -33,7 +33,7 @@ def is_megatron(names: Sequence[str]) -> bool:
 
 
 def weights_of_megatron(directory: Location, names: Sequence[str], found: DcpMetadata) -> tuple[DcpMetadata, str]:
-    """Return the metadata without the optimizer's tensors, and a note of what is left out.
+    """Return the metadata with the optimizer's tensors left out, and a note of what is left out.
 
     Raises:
         CatalogError: the checkpoint is incomplete, of another format, or has no weights.
@@ -55,7 +55,7 @@ def weights_of_megatron(directory: Location, names: Sequence[str], found: DcpMet
     if optimizer:
         what = f"{counted(len(optimizer), 'tensor')} of its optimizer, which only Megatron can take up"
         note += f"; {what}: {listed(list(optimizer), _MAX_LISTED)}"
-    return replace(found, tensors=weights, left_out=optimizer), note
+    return replace(found, tensors=weights, unread=tuple(optimizer.values())), note
 
 
 def _check_config(location: Location) -> None:

@@ -101,6 +101,23 @@ def test_archives_that_overlap_by_one_byte_are_refused(tmp_path: Path) -> None:
         convert(found.request(tmp_path / "out"))
 
 
+def test_a_weight_in_the_place_of_what_is_not_read_is_refused(tmp_path: Path) -> None:
+    """Megatron's optimizer is left out; a moment has the shape of its weight."""
+    found = dcp_case("megatron").copied(tmp_path / "case")
+    weight = "decoder.layers.self_attention.linear_qkv.weight"
+
+    def change(metadata: Any) -> None:
+        places = {index.fqn: place for index, place in metadata.storage_data.items()}
+        places[weight].__dict__.update(places[f"optimizer.state.exp_avg.{weight}"].__dict__)
+
+    found.change_metadata(change)
+    with pytest.raises(
+        InputError,
+        match=r"the bytes of 'optimizer.*weight', which is not read, and 'decoder.*weight', \[3:4.*, overlap at 1577: torch",
+    ):
+        convert(found.request(tmp_path / "out"))
+
+
 @pytest.mark.parametrize("link", [os.link, os.symlink])
 def test_a_dcp_file_that_is_a_link_to_another_is_refused(link: Callable[..., None], tmp_path: Path) -> None:
     found = dcp_case("megatron").copied(tmp_path / "case")
