@@ -64,8 +64,20 @@ class ShardName:
     """The parsed name of one of several files in Hugging Face's scheme: `model.fp16-00001-of-00002.safetensors`."""
 
     stem: str
-    number: int
-    count: int
+    number_text: str
+    count_text: str
+
+    @property
+    def number(self) -> int:
+        return int(self.number_text)
+
+    @property
+    def count(self) -> int:
+        return int(self.count_text)
+
+    def name_of(self, number: int) -> str:
+        """The name of the file of another number; numbers and counts may have different zeros, as DeepSeek-V3's."""
+        return f"{self.stem}-{number:0{len(self.number_text)}}-of-{self.count_text}.safetensors"
 
 
 def parse_shard(name: str) -> ShardName | None:
@@ -73,4 +85,4 @@ def parse_shard(name: str) -> ShardName | None:
     match = _OF_SEVERAL.fullmatch(name)
     if match is None or int(match["count"]) < 2:
         return None
-    return ShardName(match["stem"], int(match["number"]), int(match["count"]))
+    return ShardName(match["stem"], match["number"], match["count"])

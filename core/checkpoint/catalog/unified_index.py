@@ -5,6 +5,7 @@ Without an index, files that number themselves, `model-00001-of-00003.safetensor
 
 import re
 from collections.abc import Collection, Mapping
+from itertools import islice
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.errors import CatalogError, raise_problems
@@ -39,27 +40,29 @@ def are_numbered_shards(root: Location, names: Collection[str]) -> bool:
     shards = {name: shard for name in names if (shard := parse_shard(name)) is not None}
     if not shards:
         return False
-    one, first = next(iter(shards.items()))
-    strange = [name for name in names if not _is_of_set(shards.get(name), first)]
+    first = next(iter(shards.values()))
+    of_set = {shard.number: name for name, shard in shards.items() if _is_of_set(shard, first)}
+    strange = [name for name in names if name not in of_set.values()]
     if strange:
+        one = next(iter(of_set.values()), first.name_of(first.number))
         raise CatalogError(
             f"{root}: has {one}, by its name one of {first.count} files, and beside it {listed(strange, _MAX_LISTED)}, "
             f"but no index that says which are the checkpoint ({INDEX_NAME}): get that as well, or remove the others"
         )
-    there = {shard.number for shard in shards.values()}
-    missing = [number for number in range(1, first.count + 1) if number not in there]
-    if missing or len(there) > first.count:
-        digits = len(one.removesuffix(".safetensors").rpartition("-")[2])
-        lacking = [f"{first.stem}-{number:0{digits}}-of-{first.count:0{digits}}.safetensors" for number in missing]
+    if len(of_set) < first.count:
+        numbers = (number for number in range(1, first.count + 1) if number not in of_set)  # a name may say billions
+        lacking = ", ".join(map(first.name_of, islice(numbers, _MAX_LISTED)))
+        more = first.count - len(of_set) - _MAX_LISTED
         raise CatalogError(
-            f"{root}: has {len(there)} of {first.count} files that number themselves, and no index ({INDEX_NAME}); "
-            f"missing: {listed(lacking, _MAX_LISTED)}. Get them as well, or name the one file that is meant"
+            f"{root}: has {len(of_set)} of {first.count} files that number themselves, and no index ({INDEX_NAME}); "
+            f"missing: {lacking}{f' and {more} more' if more > 0 else ''}. Get them as well, or name the one file that "
+            "is meant"
         )
     return True
 
 
-def _is_of_set(shard: ShardName | None, first: ShardName) -> bool:
-    return shard is not None and (shard.stem, shard.count) == (first.stem, first.count)
+def _is_of_set(shard: ShardName, first: ShardName) -> bool:
+    return (shard.stem, shard.count_text) == (first.stem, first.count_text) and 1 <= shard.number <= shard.count
 
 
 def names_outside(records: Mapping[int, CatalogRecord]) -> tuple[str, ...]:

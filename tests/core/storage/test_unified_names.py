@@ -29,7 +29,7 @@ def test_a_single_file_of_hugging_face_needs_no_index() -> None:
 
 
 def test_files_of_several() -> None:
-    assert parse_shard("model.fp16-00001-of-00002.safetensors") == ShardName("model.fp16", 1, 2)
+    assert parse_shard("model.fp16-00001-of-00002.safetensors") == ShardName("model.fp16", "00001", "00002")
     assert parse_shard("model-00001-of-00001.safetensors") is None
     assert parse_shard("model.safetensors") is None
 
