@@ -20,6 +20,7 @@ from reshard.core.storage.urls import parse_url
 MAX_DOCUMENT_BYTES = 2**20
 _MAX_NODES = 2**20
 _MAX_VALUES = 2**17
+_BOOLEANS = ("true", "false")
 
 
 def read_document(url: str) -> bytes:
@@ -53,9 +54,10 @@ def parse_mapping(data: bytes, origin: str, kind: str, example: str, *, texts: b
 
 
 def parse_fields(data: bytes, origin: str, kind: str, example: str) -> list[tuple[tuple[str, ...], str]]:
-    """Return the scalars below a document's mappings, as texts, each with the names that lead to it.
+    """Return the scalars of a document, as texts, each with the names and numbers in lists that lead to it.
 
-    A name may be there several times, with all its values. Arguments and errors are those of `parse_mapping`.
+    A name may be there several times, with all its values. Texts that look like booleans are in quotes: for programs
+    that use them as such, "False" is true. Arguments and errors are those of `parse_mapping`.
     """
 
     def from_json(text: str) -> Any:
@@ -96,9 +98,10 @@ def _fields(document: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         if isinstance(value, tuple):
             left.extend(((*path, name), below) for name, below in reversed(value))
         elif isinstance(value, list):
-            left.extend((path, below) for below in reversed(value))
+            left.extend(((*path, str(number)), below) for number, below in reversed([*enumerate(value)]))
         else:
-            yield path, value if isinstance(value, str) else json.dumps(value)
+            is_plain = isinstance(value, str) and value.lower() not in _BOOLEANS
+            yield path, value if is_plain else json.dumps(value)
 
 
 def _advice(problem: str) -> str:
@@ -147,11 +150,13 @@ def _text_of(node: yaml.Node) -> Any:
 
 
 def _pairs_of(node: yaml.Node) -> Any:
-    """As `_text_of`, but a mapping is a tuple of pairs."""
+    """As `_text_of`, but a mapping is a tuple of pairs, and booleans are no texts."""
     if isinstance(node, yaml.MappingNode):
         return tuple((str(_text_of(name)), _pairs_of(value)) for name, value in node.value)
     if isinstance(node, yaml.SequenceNode):
         return [_pairs_of(each) for each in node.value]
+    if node.tag == "tag:yaml.org,2002:bool":
+        return SafeConstructor.bool_values[node.value.lower()]
     return _text_of(node)
 
 

@@ -67,6 +67,25 @@ def test_fields_of_two_versions_do_not_decide(lines: list[str], problem: str, tm
         read(tmp_path, below_model(*lines)).value_of(ATTENTION)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("yes", "true"), ("off", "false"), ("FALSE", "false"), ("'False'", '"false"'), ('"true"', '"true"')],
+)
+def test_a_boolean_in_quotes_is_a_text_which_is_true_for_python(text: str, value: str, tmp_path: Path) -> None:
+    assert read(tmp_path, below_model(f"{MLP}: {text}")).value_of(MLP) == value
+
+
+def test_a_boolean_in_quotes_in_json_is_a_text(tmp_path: Path) -> None:
+    assert read(tmp_path, f'{{"{MLP}": "False", "{ATTENTION}": false}}', "train.json").values == {
+        MLP: '"false"',
+        ATTENTION: "false",
+    }
+
+
+def test_a_list_has_no_value(tmp_path: Path) -> None:
+    assert read(tmp_path, below_model(f"{MLP}: [False]")).value_of(MLP) == ""
+
+
 PYNATIVE = "training: {steps: 10}\nparallelism: {tensor_parallel: 1}\nmodel:\n  model_type: deepseek_v3\n"
 
 
