@@ -36,7 +36,7 @@ from reshard.core.runtime.wording import listed, rank_names, size_text
 from reshard.core.source.damage import damage_policy
 from reshard.core.source.exchanged import naming_exchanged
 from reshard.core.source.own_strategy import OwnStrategy, check_named, check_own_files, read_own_strategy
-from reshard.core.source.ranks_beside import with_ranks_beside_noted
+from reshard.core.source.parts_beside import with_parts_beside_noted
 from reshard.core.storage.checkpoint2_names import METADATA_NAME
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.joined import parts_of
@@ -192,7 +192,7 @@ def _opened(request: SourceRequest, given: GivenStrategy, target: TargetOutline)
         if target.strategy is None and catalog.stage_numbers:
             catalog = _with_known_stages(catalog)
     is_guess = strategy is None and request.integrated_save is not IntegratedSave.YES
-    catalog = with_ranks_beside_noted(catalog, found, refuses_others=is_guess and bool(target.url))
+    catalog = with_parts_beside_noted(catalog, found, refuses_others=is_guess and bool(target.url))
     if target.url:
         _check_links(catalog, parse_url(target.url))
     if catalog.unified:

@@ -3,7 +3,9 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError
@@ -107,3 +109,10 @@ def test_two_ranks_are_compared_as_they_are(tmp_path: Path) -> None:
     source = in_one_folder(tmp_path / "src", "net_rank_{}.ckpt")
     comparison = ComparisonRequest(a=str(source / "net_rank_0.ckpt"), b=str(source / "net_rank_0.ckpt"))
     assert compare_checkpoints(comparison).same
+
+
+def test_one_numbered_file_is_converted_with_a_note(tmp_path: Path) -> None:
+    source = tmp_path / "model-00001-of-00003.safetensors"
+    save_file({"weight": np.zeros(2, np.float32)}, source)
+    notes = convert(FOUR_TO_THREE.request(tmp_path / "out", source=str(source), **ONE_RANK)).notes
+    assert f"{source}: is one of 3 files by its name: what the others hold is not read" in notes

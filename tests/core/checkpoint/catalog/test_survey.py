@@ -262,9 +262,15 @@ def test_numbered_shards_that_are_all_there_need_no_index(root: str) -> None:
             r"has model-00001-of-00002\.safetensors, by its name one of 2 files, and beside it model-00000-of-00002\.saf",
         ),
         (["m-00001-of-00002", "m-00002-of-00002", "m-00003-of-00002"], r"beside it m-00003-of-00002\.safetensors, but"),
-        (["m-00001-of-00002", "m-000001-of-00002", "m-00002-of-00002"], r"has m-0+1-of-00002\.safetensors, .*beside it m-0+1-of-00002\.s"),
+        (
+            ["m-00001-of-00002", "m-000001-of-00002", "m-00002-of-00002"],
+            r"has m-0+1-of-00002\.safetensors, .*beside it m-0+1-of-00002\.s",
+        ),
         (["m-00001-of-000003", "m-00003-of-000003"], r"missing: m-00002-of-000003\.safetensors\. Get"),
-        (["m-00002-of-99999999999999"], r"missing: m-00001-of-99999999999999\.safetensors, m-00003-.* 99999999999992 more\."),
+        (
+            ["m-00002-of-99999999999999"],
+            r"missing: m-00001-of-99999999999999\.safetensors, m-00003-.* 99999999999992 more\.",
+        ),
         (["m-00001-of-00002", "m-00002-of-00002", "model"], r"beside it model\.safetensors, but no index"),
         (["m-00001-of-00002", "m-00002-of-00002", "m.fp16-00001-of-00002"], r"beside it m\.fp16-00001-of-00002"),
         (["m-00001-of-00002", "m-00001-of-00003"], r"beside it m-00001-of-00003"),

@@ -1,7 +1,8 @@
-"""Other ranks beside the file or folder of one rank that was named as the source.
+"""Files that are parts of a checkpoint by their names, and were named alone as the source.
 
 Without a strategy a single file counts as the whole checkpoint. One that is of a rank by its name, or by its folder's,
-holds all of it only if every rank does; with others beside it, that is not guessed.
+holds all of it only if every rank does; with others beside it, that is not guessed. One that numbers itself,
+`model-00001-of-00003.safetensors`, is noted.
 """
 
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import rank_names
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank
+from reshard.core.storage.unified_names import parse_shard
 from reshard.core.storage.urls import Location, parse_url
 
 _RANK_FOLDER = f"rank_{RANK_FIELD}"
@@ -31,15 +33,18 @@ class _OneRank:
     place: Location
 
 
-def with_ranks_beside_noted(
+def with_parts_beside_noted(
     catalog: CheckpointCatalog, found: CheckpointSurvey, *, refuses_others: bool
 ) -> CheckpointCatalog:
-    """The catalog with a note if it is of one rank by its name.
+    """The catalog with a note if it is of one rank, or of a numbered file, by its name.
 
     Raises:
         CatalogError: there are other ranks beside it, and it `refuses_others`.
         StorageError: a transient failure of the storage.
     """
+    if found.shape is CheckpointShape.FILE and (shard := parse_shard(parse_url(found.url).name)):
+        note = f"{found.url}: is one of {shard.count} files by its name: what the others hold is not read"
+        return replace(catalog, notes=(*catalog.notes, note))
     one = _one_rank(found, catalog)
     if one is None or not (one.others or one.rank):  # rank_0 alone is what a single device saves
         return catalog
