@@ -69,10 +69,12 @@ class ShardName:
 
     @property
     def number(self) -> int:
+        """The number of the file, mostly from 1 on."""
         return int(self.number_text)
 
     @property
     def count(self) -> int:
+        """The number of files of the set."""
         return int(self.count_text)
 
     def name_of(self, number: int) -> str:

@@ -259,7 +259,7 @@ def test_numbered_shards_that_are_all_there_need_no_index(root: str) -> None:
         (["model-00001-of-00003"], "has 1 of 3 files that number themselves, and no index"),
         (
             ["model-00000-of-00002", "model-00001-of-00002", "model-00002-of-00002"],
-            r"has model-00001-of-00002\.safetensors, by its name one of 2 files, and beside it model-00000-of-00002\.saf",
+            r"has model-00001-of-00002\.safetensors, by its name one of 2 files, and beside it model-00000-of",
         ),
         (["m-00001-of-00002", "m-00002-of-00002", "m-00003-of-00002"], r"beside it m-00003-of-00002\.safetensors, but"),
         (
