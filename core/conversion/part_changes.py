@@ -80,7 +80,7 @@ def _with_rules(inputs: PlanInputs, rules: Changes) -> PlanInputs:
 
 def _optional(step: Step) -> Step:
     kind = next(kind for kind in Step.model_fields if getattr(step, kind) is step.rule)
-    return Step(**{kind: step.rule.model_copy(update={"optional": True})})
+    return step.model_copy(update={kind: step.rule.model_copy(update={"optional": True})})
 
 
 def _made(match: ParameterMatch) -> dict[str, tuple[object, ...]]:
