@@ -3,10 +3,14 @@
 A target is built in a directory beside it, named after the target. A link to a checkpoint, or a checkpoint, may already
 have that name. So before the first write or removal there, every entry must be a file that conversions write, or a
 directory of such files, and none a link.
+
+Other runs begin, publish and clean up at any moment. So what is refused was seen by a single look at the disk, or was
+still there at the end.
 """
 
 import os
 import re
+import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
@@ -62,7 +66,8 @@ def check_working(directory: Location, state: Listing) -> None:
         _check_directory(directory.path)
         _check_entries(directory.path, _target_listing(state, COMPANION_NAMES), _BUILT_THERE)
         # a killed worker may leave an unfinished file here after the directory was published
-        if not os.path.lexists(directory.child(STATE_DIRECTORY).path) and _holds_files(directory.path):
+        file, state_path = _any_file(directory.path), directory.child(STATE_DIRECTORY).path
+        if file is not None and not os.path.lexists(state_path) and os.path.lexists(file):
             raise TargetError(
                 f"{directory}: holds checkpoint files, but no {STATE_DIRECTORY} of a conversion that would have "
                 "written them there. A target is built there: move it away"
@@ -90,7 +95,8 @@ def check_replaced(directory: Location, own: Collection[str] = ()) -> None:
         TargetError: the directory holds foreign files, or is a link.
         StorageError: the directory cannot be read.
     """
-    _check_directory(directory.path)
+    with mapped_errors(directory, "look at it"):
+        _check_directory(directory.path)
     foreign = [name for name in foreign_names(directory, own) if not is_temporary(name)]
     if foreign:
         raise TargetError(
@@ -137,10 +143,14 @@ def check_unlinked(directory: Location, names: Listing) -> None:
 
 
 def _check_directory(path: str) -> None:
-    if os.path.islink(path):
-        raise _link(path)
-    if os.path.lexists(path) and not os.path.isdir(path):
-        raise TargetError(f"{path}: is not a directory, but has the name of one that a conversion makes: move it away")
+    with suppress(FileNotFoundError, NotADirectoryError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            raise _link(path)
+        if not stat.S_ISDIR(mode):
+            raise TargetError(
+                f"{path}: is not a directory, but has the name of one that a conversion makes: move it away"
+            )
 
 
 def _check_entries(path: str, listing: Listing, reason: str) -> None:
@@ -156,10 +166,14 @@ def _check_entries(path: str, listing: Listing, reason: str) -> None:
             raise TargetError(f"{entry.path}: is not a file that conversions write. {reason}: move it away")
 
 
-def _holds_files(path: str) -> bool:
-    """True if a directory or a subdirectory holds complete checkpoint files."""
-    names = (name for _, _, names in os.walk(path) for name in names)
-    return not all(map(is_leftover, names))
+def _any_file(path: str) -> str | None:
+    """The path of a complete checkpoint file in a directory or its rank folders; None without one."""
+    for directory, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if name != STATE_DIRECTORY]
+        for name in names:
+            if not is_leftover(name):
+                return os.path.join(directory, name)
+    return None
 
 
 def _entries(path: str) -> Iterator[os.DirEntry[str]]:

@@ -1,12 +1,14 @@
 """Checks of a target's place: permissions, files in the way, leftovers of other runs beside it."""
 
 import os
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from reshard.core.checkpoint.manifest import Manifest, read_manifest
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.runtime.wording import printable
+from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.own_files import check_replaced, check_working
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
@@ -103,8 +105,9 @@ def check_beside(final: Location) -> None:
     working = working_location(final)
     check_working(working, STATE_LISTING)
     state = working.child(STATE_DIRECTORY)
-    # in this order: another run may publish the directory in between
-    if not os.path.lexists(state.child(IDENTITY_NAME).path) and os.path.lexists(state.child(MANIFEST_NAME).path):
+    identity, manifest = state.child(IDENTITY_NAME).path, state.child(MANIFEST_NAME).path
+    # looked for twice: another run may publish the directory in between
+    if os.path.lexists(manifest) and not os.path.lexists(identity) and os.path.lexists(manifest):
         raise TargetError(
             f"{working}: holds a finished conversion, but not its {IDENTITY_NAME}. {final} is put together there: move "
             "it away"
@@ -121,9 +124,11 @@ def check_local_place(final: Location) -> None:
 
 def _check_directory(final: Location) -> None:
     existing = _existing(final)
-    if not os.path.isdir(existing):
-        what = "is" if existing == final.path else f"cannot be made: {existing} is"
-        raise TargetError(f"{final}: {what} a file, not a directory")
+    # another run may move it aside at any moment
+    with mapped_errors(final, "look at its place"), suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.stat(existing).st_mode):
+            what = "is" if existing == final.path else f"cannot be made: {existing} is"
+            raise TargetError(f"{final}: {what} a file, not a directory")
 
 
 def _check_writable(final: Location) -> None:
