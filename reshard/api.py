@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from inspect import signature
-from typing import Any, ParamSpec, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeVar, Unpack, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -158,7 +158,7 @@ def convert(
         VerificationError: a written file differs from what was to be written.
         ConversionError: it failed at run time: a storage after retries, a full disk, no memory.
     """
-    request = _conversion(ConvertOptions, source, target, source_strategy, target_strategy, options)
+    request = _conversion(convert, source, target, source_strategy, target_strategy, options)
     with _resources(request):
         return conversions.convert(request, LoggedProgress(progress))
 
@@ -183,7 +183,7 @@ def convert_latest(
         ConversionError: it failed at run time.
     """
     strategies = {"source_strategy": source_strategy, "target_strategy": target_strategy}
-    request = _build(LatestConversionRequest, LatestOptions, options, source=source, target=target, **strategies)
+    request = _build(LatestConversionRequest, convert_latest, options, source=source, target=target, **strategies)
     with _resources(request):
         return latest.convert_latest(request, LoggedProgress(progress))
 
@@ -201,7 +201,7 @@ def plan(
     Args:
         target: as for `convert`; None: anywhere.
     """
-    request = _conversion(ConvertOptions, source, target, source_strategy, target_strategy, options)
+    request = _conversion(plan, source, target, source_strategy, target_strategy, options)
     with _resources(request):
         return planning.describe_plan(request)[1]
 
@@ -221,6 +221,7 @@ def load_rank(
         rank: which of the target's ranks.
         names: names in the target of the parameters to load; None: all.
     """
+    _check_known(load_rank, options)
     return plan_load(source, source_strategy, target_strategy, **options).load(rank, names)
 
 
@@ -231,7 +232,7 @@ def plan_load(
     **options: Unpack[LoadOptions],
 ) -> LoadPlan:
     """Look at a source once, to load any of the target's ranks from it, in any number of threads."""
-    request = _conversion(LoadOptions, source, None, source_strategy, target_strategy, options)
+    request = _conversion(plan_load, source, None, source_strategy, target_strategy, options)
     given = {name: getattr(request, name) for name in options}
     strategies = request.source_strategy, request.target_strategy
     return load.plan_load(request.source, *strategies, resolvers=_resolvers(request), **given)
@@ -245,7 +246,7 @@ def verify(
     Args:
         target: the directory that a conversion made.
     """
-    request = _build(VerificationRequest, VerifyOptions, options, target=target)
+    request = _build(VerificationRequest, verify, options, target=target)
     names = request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key
     with published.resources_to_verify(request, resolvers_for(*names)):
         return published.verify_target(request.target, request.level, LoggedProgress(progress))
@@ -269,7 +270,7 @@ def diff(
         strategy_b: how B is cut.
     """
     strategies = {"strategy_a": strategy_a, "strategy_b": strategy_b}
-    request = _build(ComparisonRequest, DiffOptions, options, a=a, b=b, **strategies)
+    request = _build(ComparisonRequest, diff, options, a=a, b=b, **strategies)
     names = request.storage_a, request.storage_b, request.decrypt_key_a, request.decrypt_key_b
     return compare.compare_checkpoints(request, LoggedProgress(progress), resolvers_for(*names))
 
@@ -283,7 +284,7 @@ def fingerprint(
 ) -> ModelFingerprint:
     """Return a fingerprint of each parameter and of the model; equal models have equal ones, however they are cut."""
     named = {"source": checkpoint, "source_strategy": source_strategy}
-    request = _build(FingerprintRequest, FingerprintOptions, options, **named)
+    request = _build(FingerprintRequest, fingerprint, options, **named)
     return compare.fingerprint_checkpoint(request, LoggedProgress(progress), _resolvers(request))
 
 
@@ -300,7 +301,7 @@ def recover(
         group_info: files that tell which ranks hold the same, if there is no strategy.
     """
     named = {"source": source, "source_strategy": source_strategy, "recover": True}
-    request = _build(SourceRequest, RecoverOptions, options, **named)
+    request = _build(SourceRequest, recover, options, **named)
     with _resources(request):
         return recovery.assess_recovery(request, [_text(url) for url in group_info])
 
@@ -326,7 +327,7 @@ def doctor(
             compared.
         preset: a model family whose names `like` has, and whose config.json gives shapes.
     """
-    request = _build(SourceRequest, DoctorOptions, options, source=source, source_strategy=source_strategy)
+    request = _build(SourceRequest, doctor, options, source=source, source_strategy=source_strategy)
     with _resources(request):
         return diagnosis.diagnose(
             request.source,
@@ -512,7 +513,7 @@ def read_manifest(target: PathOrUrl, *, storage: str = "") -> Manifest | None:
 
 
 def _conversion(
-    known: type,
+    function: Callable[..., object],
     source: PathOrUrl,
     target: PathOrUrl | None,
     source_strategy: PathOrUrl | None,
@@ -521,17 +522,26 @@ def _conversion(
 ) -> ConversionRequest:
     strategies = {"source_strategy": source_strategy, "target_strategy": target_strategy}
     if target is None:
-        return _build(PlanRequest, known, options, source=source, **strategies)
-    return _build(ConversionRequest, known, options, source=source, target=target, **strategies)
+        return _build(PlanRequest, function, options, source=source, **strategies)
+    return _build(ConversionRequest, function, options, source=source, target=target, **strategies)
 
 
-def _build(model: type[_Request], known: type, options: Mapping[str, object], **named: object) -> _Request:
-    """Build a request of a call's arguments; `known` is the TypedDict of its options."""
-    unknown = [name for name in options if name not in known.__annotations__]
-    if unknown:
-        possible = [*named, *known.__annotations__]
-        raise InputError("\n".join(f"{name}: {_advice(name, possible)}" for name in unknown))
+def _build(
+    model: type[_Request], function: Callable[..., object], options: Mapping[str, object], **named: object
+) -> _Request:
+    """Build a request of the arguments of a call to `function`, as `_check_known` takes it."""
+    _check_known(function, options)
     return build_options(model, str, **{name: _text(value) for name, value in (named | dict(options)).items()})
+
+
+def _check_known(function: Callable[..., object], options: Mapping[str, object]) -> None:
+    """Refuse options that a function does not have; its `**options` are those of a TypedDict."""
+    keywords = dict(signature(function).parameters)
+    [kind] = get_args(keywords.pop("options").annotation)
+    unknown = [name for name in options if name not in kind.__annotations__]
+    if unknown:
+        known = [*keywords, *kind.__annotations__]
+        raise InputError("\n".join(f"{name}: {_advice(name, known)}" for name in unknown))
 
 
 def _advice(name: str, known: Collection[str]) -> str:
