@@ -42,6 +42,7 @@ from reshard.deployments.alerts import (
 )
 from reshard.deployments.described import Described, WorkPool
 from reshard.deployments.form_groups import form_schema
+from reshard.deployments.schedules import check_schedules, schedule_problems
 
 RANKS_LIMIT = "reshard-ranks"
 """The global concurrency limit for the parameter `concurrency_limit` of runs."""
@@ -61,11 +62,13 @@ def deploy(client: SyncPrefectClient, descriptions: Sequence[Described], notify:
     `notify` names the notification block of alerts; without one there are none, unless they were made earlier.
 
     Raises:
-        InputError: there is no such block.
+        InputError: there is no such block, or runs of a described schedule would fail by its parameters.
         PrefectException, httpx.HTTPError: the server refused an object, or does not answer any more.
     """
     # a broken entrypoint is found before anything is made
     flows: list[Flow[..., Any]] = [load_flow_from_entrypoint(described.entrypoint) for described in descriptions]
+    for described, flow in zip(descriptions, flows, strict=True):
+        check_schedules(f"{flow.name}/{described.name}", form_schema(flow), described.schedules)
     block = find_block(client, notify) if notify else None
     for pool in {each.work_pool.name: each.work_pool for each in descriptions}.values():
         yield f"work pool {pool.name}: {_made_if(_make_pool(client, pool))}"
@@ -241,6 +244,7 @@ def _deploy_one(client: SyncPrefectClient, described: Described, flow: Flow[...,
             update.paused = False
         client.update_deployment(deployment_id, update)
         yield f"deployment {full_name}: brought up to date"
+        yield from schedule_problems(full_name, form_schema(flow), there.schedules)
     yield from make_triggers(client, described, deployment_id)
 
 

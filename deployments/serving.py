@@ -21,6 +21,7 @@ from reshard.core.errors import InputError
 from reshard.deployments.deploy import make_triggers
 from reshard.deployments.described import Described
 from reshard.deployments.form_groups import form_schema
+from reshard.deployments.schedules import schedule_problems
 
 _GRACE_SECONDS = 30
 _POLL_SECONDS = 0.1
@@ -86,12 +87,18 @@ def register(
     descriptions: Sequence[Described],
     deployments: Sequence[RunnerDeployment],
 ) -> Iterator[str]:
-    """Register the deployments with their forms, and make the automations that start them; yield these automations."""
+    """Register the deployments with their forms, and make the automations that start them; yield these automations.
+
+    Schedules on the server whose runs would fail by their parameters are yielded, too.
+    """
     for described, deployment in zip(descriptions, deployments, strict=True):
         # a coroutine only where an event loop runs
         deployment_id = cast(UUID, runner.add_deployment(deployment))
-        schema = form_schema(load_flow_from_entrypoint(described.entrypoint))
+        flow: Flow[..., object] = load_flow_from_entrypoint(described.entrypoint)
+        schema = form_schema(flow)
         client.update_deployment(deployment_id, DeploymentUpdate(parameter_openapi_schema=schema))
+        there = client.read_deployment(deployment_id)
+        yield from schedule_problems(f"{flow.name}/{described.name}", schema, there.schedules)
         yield from make_triggers(client, described, deployment_id)
 
 

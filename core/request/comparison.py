@@ -57,7 +57,8 @@ class ComparisonRequest(RequestModel):
     trust_strategy_a: bool = Field(
         default=False,
         title="Trust the strategy of A",
-        description="Keep to A's strategy although contents contradict it, or ranks lack some of their parameters.",
+        description="Keep to A's strategy although contents contradict it, or ranks lack parameters that it gives "
+        "them.",
     )
     trust_strategy_b: bool = Field(default=False, title="Trust the strategy of B", description="The same for B.")
     select: Selection = Field(

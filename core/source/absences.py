@@ -66,7 +66,8 @@ def absence_findings(catalog: CheckpointCatalog, strategy: Strategy, shards: Sha
             f"{listed(_grouped(strategy, scattered), _MAX_EXAMPLES, '; ')}",
             means="the strategy is another job's, or files are incomplete: where redundancy was removed, every slice "
             "has the same number of replicas",
-            advice=f"{OWN_STRATEGY}; 'reshard recover' tells whether other ranks hold the same",
+            advice=f"{OWN_STRATEGY}; if it is right, 'reshard recover --trust-strategy' tells whether other ranks hold "
+            "the same",
         )
     ]
 

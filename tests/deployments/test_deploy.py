@@ -98,6 +98,24 @@ def test_deploying_again_changes_nothing_of_what_a_user_edited(server: PrefectSe
     assert _state_of(server) == before
 
 
+@pytest.fixture
+def mistyped(server: PrefectServer) -> Iterator[None]:
+    """A schedule that was made with a field that does not exist; the server takes it."""
+    client = server.client
+    deployment = client.read_deployment_by_name(LATEST)
+    wrong = Interval(timedelta(hours=1), parameters={"source": "/a", "target": "/b", "tarjet": "/c"}, slug="nightly")
+    (created,) = client.create_deployment_schedules(deployment.id, [DeploymentScheduleCreate.from_schedule(wrong)])
+    yield
+    client.delete_deployment_schedule(deployment.id, created.id)
+
+
+@pytest.mark.usefixtures("mistyped")
+def test_a_schedule_with_a_mistyped_field_is_reported(server: PrefectServer) -> None:
+    done = reshard(server, "deploy")
+    assert done.returncode == 0, done.stderr
+    assert f"schedule nightly of {LATEST}: its runs fail: Additional properties are not allowed" in done.stdout
+
+
 def test_an_automation_of_an_older_version_learns_that_runs_wait_for_approval(server: PrefectServer) -> None:
     client = server.client
     (automation,) = client.read_automations_by_name(CRASHED_AUTOMATION)

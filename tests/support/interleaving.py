@@ -12,18 +12,19 @@ _Place = TypeVar("_Place")
 def interleaved(
     work: Callable[[_Place], object], step: Callable[[_Place], object], prepared: Callable[[int], _Place]
 ) -> int:
-    """Do `work` at one prepared place after another, with `step` before its first system call, its second one, and so on.
+    """Do `work` at one prepared place after another, with `step` before its first system call, its second one, ….
 
     Returns how many system calls the work made.
     """
-    for number in count():
-        place = prepared(number)
-        if not _is_done_with_step(lambda: work(place), lambda: step(place), number):
-            return number
-    raise AssertionError
+    number = 0
+    while _is_done_with_step(prepared(number), work, step, number):
+        number += 1
+    return number
 
 
-def _is_done_with_step(work: Callable[[], object], step: Callable[[], object], number: int) -> bool:
+def _is_done_with_step(
+    place: _Place, work: Callable[[_Place], object], step: Callable[[_Place], object], number: int
+) -> bool:
     """Do the work, with the step before its system call of this number; False if it makes fewer."""
     calls = count()
     stepped = False
@@ -33,12 +34,12 @@ def _is_done_with_step(work: Callable[[], object], step: Callable[[], object], n
         if event == "c_call" and getattr(argument, "__module__", "") == "posix" and next(calls) == number:
             sys.setprofile(None)
             stepped = True
-            step()
+            step(place)
 
     former = sys.getprofile()
     sys.setprofile(before_call)
     try:
-        work()
+        work(place)
     finally:
         sys.setprofile(former)
     return stepped

@@ -35,31 +35,31 @@ def request_by(tmp_path: Path, layouts: Mapping[str, ParameterLayout], **options
     return build_request(source=str(tmp_path / "src"), target=str(tmp_path / "out"), source_strategy=path, **options)
 
 
-def recover(source: str, strategy: str, **options: bool) -> tuple[str, ...]:
-    report = assess_recovery(SourceRequest(source=source, source_strategy=strategy, **options))
+def recover(source: str, strategy: str, *, trusted: bool = False) -> tuple[str, ...]:
+    report = assess_recovery(SourceRequest(source=source, source_strategy=strategy, trust_strategy=trusted))
     assert report.state is StepState.WHOLE
     return report.notes
 
 
-def fingerprint(source: str, strategy: str, **options: bool) -> tuple[str, ...]:
-    return fingerprint_checkpoint(FingerprintRequest(source=source, source_strategy=strategy, **options)).notes
+def fingerprint(source: str, strategy: str, *, trusted: bool = False) -> tuple[str, ...]:
+    request = FingerprintRequest(source=source, source_strategy=strategy, trust_strategy=trusted)
+    return fingerprint_checkpoint(request).notes
 
 
-def diff(source: str, strategy: str, **options: bool) -> tuple[str, ...]:
-    sided = {f"{name}_b": value for name, value in options.items()}
-    return compare_checkpoints(build_comparison(a=f"{source}/rank_0", b=source, strategy_b=strategy, **sided)).b.notes
+def diff(source: str, strategy: str, *, trusted: bool = False) -> tuple[str, ...]:
+    request = build_comparison(a=f"{source}/rank_0", b=source, strategy_b=strategy, trust_strategy_b=trusted)
+    return compare_checkpoints(request).b.notes
 
 
-def diff_by_changes(source: str, strategy: str, **options: bool) -> tuple[str, ...]:
+def diff_by_changes(source: str, strategy: str, *, trusted: bool = False) -> tuple[str, ...]:
     changes = Path(source).with_name("changes.yaml")
     changes.write_text("cast:\n- {parameters: '*', dtype: bfloat16}\n")
-    sided = {f"{name}_a": value for name, value in options.items()}
-    request = build_comparison(a=source, strategy_a=strategy, b=f"{source}/rank_0", changes=str(changes), **sided)
-    return compare_checkpoints(request).a.notes
+    sides = {"a": source, "strategy_a": strategy, "trust_strategy_a": trusted, "b": f"{source}/rank_0"}
+    return compare_checkpoints(build_comparison(**sides, changes=str(changes))).a.notes
 
 
-def load(source: str, strategy: str, **options: bool) -> tuple[str, ...]:
-    return plan_load(source, strategy, **options).notes
+def load(source: str, strategy: str, *, trusted: bool = False) -> tuple[str, ...]:
+    return plan_load(source, strategy, trust_strategy=trusted).notes
 
 
 @pytest.mark.parametrize("command", [recover, fingerprint, diff, diff_by_changes, load])
@@ -69,7 +69,7 @@ def test_every_command_refuses_two_stages_by_a_strategy_of_one(
     source, strategy = str(write(tmp_path / "src")), request_by(tmp_path, ONE_STAGE).source_strategy
     with pytest.raises(StrategyError, match="seem to be those of 2 pipeline stages, and the strategy has 1 stage"):
         command(source, strategy)
-    notes = command(source, strategy, trust_strategy=True)
+    notes = command(source, strategy, trusted=True)
     assert [note for note in notes if note.startswith("the strategy does not explain which ranks hold what: ")]
 
 
