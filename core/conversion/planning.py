@@ -41,6 +41,7 @@ from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import Source, TargetOutline, open_source
 from reshard.core.source.other_stages import check_part
+from reshard.core.source.outside_samples import outside_warnings
 from reshard.core.source.strategy_warnings import WARNING, sibling_warnings, strategy_warnings
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import free_room
@@ -149,7 +150,9 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         plan = with_reference(plan, read_reference(request.like))
     if target.strategy is not None:
         plan = plan.with_notes(*target.strategy.notes)
-    plan = plan.with_notes(*sibling_warnings(plan.wholes))
+    plan = plan.with_notes(
+        *sibling_warnings(plan.wholes), *outside_warnings(plan.inputs.catalog, plan.match.passed_through)
+    )
     check_convertible(plan.match, catalog, carries_float8=request.layout in (TargetLayout.UNIFIED, TargetLayout.DCP))
     _check_one_step(plan)
     if plan.match.shared:

@@ -52,6 +52,18 @@ def test_a_file_cut_off_behind_all_that_its_strategy_gives_it(tmp_path: Path) ->
     assert any("different on different source ranks: rng, note; " in note for note in notes)
 
 
+@pytest.mark.parametrize("differs", [True, False])
+def test_large_parameters_of_no_strategy_that_differ_between_ranks_are_noted(differs: bool, tmp_path: Path) -> None:
+    """Contents of more than a megabyte are not compared whole."""
+    directory = whole_shards(tmp_path)
+    for rank in range(6):
+        buffer = ("buffer", "UInt8", (2**20 + 1,), bytes([rank if differs else 7]) * (2**20 + 1))
+        file_of(directory, rank).write_bytes(checkpoint_bytes(*entries_of(file_of(directory, rank)), buffer))
+    notes = convert(request_of(directory)).notes
+    said = "in no strategy, but different on different source ranks, as samples show: buffer; every target rank gets"
+    assert any(note.startswith(said) for note in notes) == differs
+
+
 def test_files_of_an_older_step_under_the_new_ones_name(tmp_path: Path) -> None:
     """One of them may even stand in for a lost rank."""
     directory = whole_shards(tmp_path)
