@@ -55,7 +55,7 @@ def run_ranks(
     Runs on a pool, or else on threads; within slots of a concurrency limit, if there are any.
 
     Raises:
-        ConversionError: no slot of the concurrency limit can be had; the others are stopped.
+        ConversionError: a slot of the concurrency limit could not be acquired; the others are stopped.
         Exception: a task met a bug; the others are stopped.
     """
     dispatch = session.dispatch(max_batches=_max_batches(session, pool), separate_checks=True)

@@ -84,17 +84,33 @@ class Slots:
         self._thread.join()
 
     def _serve(self) -> None:
-        with get_client(sync_client=True) as client:
-            while (wish := self._next_wish()) is not None:
-                if isinstance(wish, Slot):
-                    self._free(client, wish)
-                elif callable(wish):
-                    self._waiting.append(wish)
-                if self._waiting and self._try_to_take(client, self._waiting[0]):
-                    self._waiting.pop(0)
-                self._renew(client)
-            for slot in list(self._renewals):
-                self._free(client, slot)
+        try:
+            with get_client(sync_client=True) as client:
+                try:
+                    self._fulfill(client)
+                finally:
+                    for slot in list(self._renewals):
+                        self._free(client, slot)
+        except Exception as error:  # of any kind: the run would wait without end for an answer
+            self._refuse(error)
+
+    def _fulfill(self, client: SyncPrefectClient) -> None:
+        while (wish := self._next_wish()) is not None:
+            if isinstance(wish, Slot):
+                self._free(client, wish)
+            elif callable(wish):
+                self._waiting.append(wish)
+            if self._waiting and self._try_to_take(client, self._waiting[0]):
+                self._waiting.pop(0)
+            self._renew(client)
+
+    def _refuse(self, error: Exception) -> None:
+        """Answer everybody with an error until the end."""
+        for answered in self._waiting:
+            answered(error)
+        while (wish := self._wishes.get()) is not None:
+            if not isinstance(wish, Slot):
+                wish(error)
 
     def _next_wish(self) -> Answered | Slot | bool | None:
         """Return the next wish, None to end; False if it is time to try, or to renew, again."""
@@ -177,4 +193,4 @@ def _check_limit(name: str) -> None:
 
 def not_had(name: str, error: Exception) -> ConversionError:
     """Return the error of a run that cannot take a slot."""
-    return ConversionError(f"no slot of the concurrency limit {name} can be had: {error}")
+    return ConversionError(f"could not acquire a slot of the concurrency limit {name}: {error}")

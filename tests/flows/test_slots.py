@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
@@ -26,6 +27,7 @@ from tests.support.checkpoints import case, read_tree
 from tests.support.columns import COLUMN_RANKS, column_case
 from tests.support.conversions import failing
 from tests.support.flow_runs import Run
+from tests.support.patience import PATIENCE_SECONDS
 
 FOUR_TO_THREE = case(7009)
 
@@ -178,8 +180,24 @@ def test_a_limit_that_is_deleted_meanwhile_fails_the_run(
 
     failing(monkeypatch, delete)
     monkeypatch.setattr("reshard.flows.slots._KEPT_SECONDS", 0.0)
-    with pytest.raises(ConversionError, match=f"no slot of the concurrency limit {limit} can be had"):
+    with pytest.raises(ConversionError, match=f"could not acquire a slot of the concurrency limit {limit}"):
         convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit, workers=1))
+
+
+def test_an_unexpected_answer_of_the_server_reaches_the_run_that_waits_for_a_slot(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: SimpleQueue[Answer] = SimpleQueue()
+    taking = Slots(limit)
+    taking.ask(answers.put)
+    assert isinstance(answers.get(timeout=PATIENCE_SECONDS), Slot)
+    unexpected = httpx.Response(200, text="<html>a proxy's page</html>")
+    monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", lambda *_: unexpected)
+    for _ in range(2):
+        taking.ask(answers.put)
+        assert isinstance(answers.get(timeout=PATIENCE_SECONDS), ValueError)
+    taking.close()
+    assert slots_taken(limit) == 0, "the slot taken before is given back"
 
 
 def test_an_inactive_limit_holds_nobody_up(limit: str, tmp_path: Path) -> None:
