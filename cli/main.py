@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -50,6 +51,12 @@ _COMMANDS = {
     "completion": ("reshard.cli.completion", "Print a shell's script for completing commands."),
 }
 """Command -> its module, and its summary in one line."""
+
+
+_REPEATED_SECONDS = 5.0
+"""A service manager may signal both the process and its group: the second signal must not interrupt the clean-up."""
+_terminated_at: list[float] = []
+"""When SIGTERM came, by `time.monotonic`."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -136,8 +143,7 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except Terminated:
-        click.echo("reshard: terminated; a rerun of the same command resumes where it stopped", err=True)
-        return TERMINATED
+        return _terminated()
     except KeyboardInterrupt:
         if sys.stderr.isatty():
             click.echo(err=True)  # the terminal shows ^C and stays on that line
@@ -151,7 +157,13 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        return _bug(error)
+        # pydantic replaces whatever its serializers raise by errors of its own
+        return _terminated() if _terminated_at else _bug(error)
+
+
+def _terminated() -> int:
+    click.echo("reshard: terminated; a rerun of the same command resumes where it stopped", err=True)
+    return TERMINATED
 
 
 def _bug(error: Exception) -> int:
@@ -187,8 +199,10 @@ def _end_in_order_on_sigterm() -> None:
 
 
 def _terminate(number: int, frame: object) -> None:
-    # a service manager may signal both the process and its group: the second signal must not interrupt the clean-up
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    now = time.monotonic()
+    if _terminated_at and now - _terminated_at[-1] < _REPEATED_SECONDS:
+        return
+    _terminated_at.append(now)
     raise Terminated
 
 

@@ -353,8 +353,9 @@ def test_a_signal_stops_the_workers_at_once_and_gives_the_target_back(
 
 def test_a_second_sigterm_does_not_interrupt_the_clean_up() -> None:
     code = (
-        "import os, signal, time\n"
+        "import os, signal\n"
         "from reshard.cli import main as module\n"
+        "module._REPEATED_SECONDS = 600\n"
         "def work(arguments):\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -365,6 +366,45 @@ def test_a_second_sigterm_does_not_interrupt_the_clean_up() -> None:
         "module.main()\n"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 5
+
+
+def test_a_later_sigterm_ends_a_command_in_which_a_library_swallowed_the_first() -> None:
+    code = (
+        "import os, signal\n"
+        "from reshard.cli import main as module\n"
+        "module._REPEATED_SECONDS = 0\n"
+        "def work(context):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    except BaseException:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "module.cli.invoke = work\n"
+        "module.main()\n"
+    )
+    assert ended_by_sigterm(code)
+
+
+def test_a_sigterm_that_a_library_turns_into_an_error_of_its_own_is_no_bug() -> None:
+    code = (
+        "import os, signal\n"
+        "from pydantic import BaseModel, field_serializer\n"
+        "from reshard.cli import main as module\n"
+        "class Record(BaseModel):\n"
+        "    name: str\n"
+        "    @field_serializer('name')\n"
+        "    def stop(self, name):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "module.cli.invoke = lambda context: Record(name='').model_dump_json()\n"
+        "module.main()\n"
+    )
+    assert ended_by_sigterm(code)
+
+
+def ended_by_sigterm(code: str) -> bool:
+    command = [sys.executable, "-c", code, "inspect", str(SOURCE)]
+    done = subprocess.run(command, cwd=PROJECT, check=False, stderr=subprocess.PIPE, text=True)
+    word = "reshard: terminated; a rerun of the same command resumes where it stopped\n"
+    return (done.returncode, done.stderr) == (143, word)
 
 
 def test_an_ignored_sigterm_stays_ignored() -> None:
