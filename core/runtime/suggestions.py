@@ -1,4 +1,4 @@
-"""Suggests what was probably meant by a word that is none of the known ones."""
+"""Suggests known words in place of an unknown one."""
 
 from collections.abc import Iterable, Mapping
 
