@@ -51,14 +51,14 @@ def with_parts_beside_noted(
     if not one.others:
         note = f"{found.url}: is of rank_{one.rank} by its name, and taken for the whole checkpoint"
         return replace(catalog, notes=(*catalog.notes, note))
-    what = f"{found.url}: is of rank_{one.rank} alone, and beside it are {rank_names(one.others, _MAX_LISTED)}"
+    what = f"{found.url}: is of rank_{one.rank} alone, without {rank_names(one.others, _MAX_LISTED)} beside it"
     if refuses_others:
         raise CatalogError(
-            f"{what}, which would not be read. Name {one.place} and its strategy with "
+            f"{what}. Name {one.place} and its strategy with "
             f"{source_option('source-strategy')}; if every rank holds whole tensors, pass "
             f"{source_option('integrated-save')} yes"
         )
-    return replace(catalog, notes=(*catalog.notes, f"{what}, which are not read"))
+    return replace(catalog, notes=(*catalog.notes, what))
 
 
 def _one_rank(found: CheckpointSurvey, catalog: CheckpointCatalog) -> _OneRank | None:

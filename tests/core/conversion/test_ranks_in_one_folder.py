@@ -65,8 +65,8 @@ def test_a_file_of_one_rank_beside_others_is_not_taken_for_the_whole_model(tmp_p
     source = in_one_folder(tmp_path / "src", "net_rank_{}-1_40.ckpt")
     said = refusal_of(source / "net_rank_1-1_40.ckpt", tmp_path / "out")
     assert said == (
-        f"{source}/net_rank_1-1_40.ckpt: is of rank_1 alone, and beside it are rank_0, rank_2, rank_3, which would not "
-        f"be read. Name {source} and its strategy with --source-strategy; if every rank holds whole tensors, pass "
+        f"{source}/net_rank_1-1_40.ckpt: is of rank_1 alone, without rank_0, rank_2, rank_3 beside it. "
+        f"Name {source} and its strategy with --source-strategy; if every rank holds whole tensors, pass "
         "--integrated-save yes"
     )
 
@@ -77,7 +77,7 @@ def test_the_folder_of_one_rank_beside_others_is_not_taken_for_the_whole_model(n
         (tmp_path / "src" / f"rank_{rank}").mkdir(parents=True)
         copy_of_rank(rank, tmp_path / "src" / f"rank_{rank}" / f"src{rank}.ckpt")
     said = refusal_of(tmp_path / "src" / named, tmp_path / "out")
-    assert f"{named}: is of rank_1 alone, and beside it are rank_0, rank_2, rank_3, which would not be read" in said
+    assert f"{named}: is of rank_1 alone, without rank_0, rank_2, rank_3 beside it. " in said
     assert f"Name {tmp_path / 'src'} and its strategy" in said
 
 
@@ -85,7 +85,7 @@ def test_one_of_several_whole_ranks_is_converted_on_request_with_a_note(tmp_path
     source = in_one_folder(tmp_path / "src", "net_rank_{}.ckpt") / "net_rank_1.ckpt"
     request = FOUR_TO_THREE.request(tmp_path / "out", source=str(source), integrated_save="yes", **ONE_RANK)
     notes = convert(request).notes
-    assert f"{source}: is of rank_1 alone, and beside it are rank_0, rank_2, rank_3, which are not read" in notes
+    assert f"{source}: is of rank_1 alone, without rank_0, rank_2, rank_3 beside it" in notes
 
 
 def test_a_rank_without_others_beside_it_is_noted(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ def test_mindspores_parts_are_one_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_rank_folder_alone(tmp_path: Path) -> None:
-    whole = convert(build_request(source=str(PARTS / "rank_0"), target=str(tmp_path / "out")))
+    source = str(PARTS / "rank_0")
+    whole = convert(build_request(source=source, target=str(tmp_path / "out"), integrated_save="yes"))
     assert whole.committed
     [found] = read_tree(tmp_path / "out").values()
     want: Contents = {}
