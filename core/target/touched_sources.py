@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.errors import InputError, StorageError
+from reshard.core.errors import InputError, StorageError, is_transient
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import load_plan, load_sources, plan_identity
 from reshard.core.runtime.frozen import frozen
@@ -31,7 +31,11 @@ class EarlierWork:
 
 
 def find_earlier_work(workspace: Workspace, identity: str, plan: ConversionPlan) -> EarlierWork | None:
-    """Return the work of the plan of `identity` in a workspace; None if it is not `plan` but for touched sources."""
+    """Return the work of the plan of `identity` in a workspace; None if it is not `plan` but for touched sources.
+
+    Raises:
+        StorageError: a transient failure: the work might be this plan's.
+    """
     theirs = _sources_of(workspace, identity)
     if theirs is None:
         return None
@@ -71,8 +75,10 @@ def _touched_file(mine: Mapping[int, CatalogRecord], theirs: Mapping[int, Catalo
 def _sources_of(workspace: Workspace, identity: str) -> Mapping[int, CatalogRecord] | None:
     try:
         return load_sources(workspace.plan_url, identity).records
-    except (InputError, StorageError):  # even unreadable, the other work is in the way
-        return None
+    except (InputError, StorageError) as error:
+        if is_transient(error):
+            raise
+        return None  # even unreadable, the other work is in the way
 
 
 def _made_from(sources: Mapping[int, CatalogRecord], plan: ConversionPlan) -> ConversionPlan:
@@ -86,6 +92,8 @@ def _holds(workspace: Workspace, identity: str) -> bool:
     """True if this very plan was written to the workspace, whose identity should have followed."""
     try:
         load_plan(workspace.plan_url, identity)
-    except (InputError, StorageError):
+    except (InputError, StorageError) as error:
+        if is_transient(error):
+            raise
         return False
     return True

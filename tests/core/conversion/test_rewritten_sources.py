@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -140,6 +141,21 @@ def test_overwrite_also_resumes_after_the_source_was_touched(own_source: Path, t
     interrupted(request)
     chmod(own_source / "rank_1/checkpoint_1.ckpt")
     assert outcomes(convert(request)) == ["resumed"] * 3
+
+
+def test_overwrite_discards_nothing_because_a_storage_is_busy(own_source: Path, target: Path) -> None:
+    request = FOUR_TO_THREE.request(target, source=str(own_source), overwrite=True)
+    interrupted(request)
+    chmod(own_source / "rank_1/checkpoint_1.ckpt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reshard.core.target.touched_sources.load_sources", busy)
+        with pytest.raises(StorageError, match="busy"):
+            convert(request)
+    assert outcomes(convert(request)) == ["resumed"] * 3
+
+
+def busy(*_: object) -> NoReturn:
+    raise StorageError("busy", transient=True)
 
 
 def test_other_options_and_a_touched_source_are_another_plan(own_source: Path, target: Path) -> None:
