@@ -89,10 +89,15 @@ def expired_automation(tags: Sequence[str], alerts: AutomationCore) -> Automatio
     )
 
 
+def tells_of(automation: AutomationCore, event: str) -> bool:
+    """True if an automation tells of an event such as `prefect.flow-run.Failed`."""
+    return isinstance(automation.trigger, EventTrigger) and event in automation.trigger.expect
+
+
 def leave_failures_to_runs(client: SyncPrefectClient, there: Automation) -> bool:
     """Let an older version's automation tell of no failure that the run tells of; return True if that was needed."""
     trigger = there.trigger
-    if not isinstance(trigger, EventTrigger) or _FAILED not in trigger.expect:
+    if not isinstance(trigger, EventTrigger) or not tells_of(there, _FAILED):
         return False
     kept = there.model_dump(exclude={"id", "trigger"}, exclude_unset=True)
     mended = trigger.model_copy(update={"expect": trigger.expect - {_FAILED}})

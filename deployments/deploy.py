@@ -134,9 +134,9 @@ def _tags(descriptions: Sequence[Described]) -> list[str]:
 
 def _make_alerts(client: SyncPrefectClient, tags: Sequence[str], block: UUID | None) -> str:
     there = client.read_automations_by_name(ALERTS_AUTOMATION)
-    if not there and block is None:
-        return "not made: whom to notify is named by --notify TYPE/NAME"
-    if not there and block is not None:
+    if not there:
+        if block is None:
+            return "not made: whom to notify is named by --notify TYPE/NAME"
         made = alerts_automation(tags, block)
         for former in client.read_automations_by_name(EXPIRED_AUTOMATION):
             client.delete_automation(former.id)

@@ -1,11 +1,13 @@
 """Alerts that a failed run sends by itself, by the notification block of the automation `reshard: alerts`.
 
 The server may lose an event before an automation sees it: with SQLite, a busy server drops it after a few tries. So the
-automation only tells of what no run can tell by itself (`alerts`), and nobody is told of a failure twice.
+automation only tells of what no run can tell by itself (`alerts`), and nobody is told of a failure twice: a run leaves
+it to an automation that tells of its state as well, as older versions made it.
 """
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +21,7 @@ from prefect.utilities.urls import url_for
 
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.wording import printable_lines
-from reshard.deployments.alerts import ALERTS_AUTOMATION
+from reshard.deployments.alerts import ALERTS_AUTOMATION, tells_of
 
 _PAUSES_SECONDS = (1.0, 5.0, 0.0)
 """After each attempt to notify."""
@@ -32,21 +34,32 @@ def alert_of_failure(flow: Flow[..., Any], run: FlowRun, state: State[Any]) -> N
     subject = f"{state.name}: {run.name}"
     page = url_for(run) or ""
     body = f"{run.name} ({deployment.name}): {state.name}\n\n{state.message or ''}\n\n{page}"
+    with _failures_logged():
+        for block in _blocks_to_notify(f"prefect.flow-run.{state.name}"):
+            with _failures_logged():  # of one block; the others are to be told
+                _notify(block, subject, body)
+
+
+@contextmanager
+def _failures_logged() -> Iterator[None]:
     try:
-        for block in _blocks_to_notify():
-            _notify(block, subject, body)
+        yield
     except Exception as error:  # of any block, by any library; the run has ended
         message = printable_lines(scrubbed(f"{type(error).__name__}: {error}"))
         get_run_logger().warning("the alert of this failure could not be sent: %s", message)
 
 
-def _blocks_to_notify() -> Iterator[UUID]:
-    """The blocks of the alerts' automation; none if it is switched off."""
+def _blocks_to_notify(event: str) -> list[UUID]:
+    """Return the blocks of the alerts' automation; none if it is switched off, or tells of the event by itself."""
     with get_client(sync_client=True) as client:
-        for automation in client.read_automations_by_name(ALERTS_AUTOMATION):
-            for action in automation.actions if automation.enabled else ():
-                if isinstance(action, SendNotification):
-                    yield action.block_document_id
+        automations = client.read_automations_by_name(ALERTS_AUTOMATION)
+    return [
+        action.block_document_id
+        for automation in automations
+        if automation.enabled and not tells_of(automation, event)
+        for action in automation.actions
+        if isinstance(action, SendNotification)
+    ]
 
 
 def _notify(block_id: UUID, subject: str, body: str) -> None:
