@@ -21,6 +21,7 @@ from reshard.core.storage.lease_monitor import seen_holders, watched_lease
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes, write_file
+from tests.support.leases import doubted
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.places import PROJECT
 
@@ -164,14 +165,6 @@ def test_who_only_looks_does_not_hold(local: Location) -> None:
         over.set()
         for watcher in watchers:
             watcher.join()
-
-
-def doubted() -> StorageError | None:
-    try:
-        check_claim()
-    except StorageError as error:
-        return error
-    return None
 
 
 def test_a_remote_lease_that_is_not_renewed_is_in_doubt(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:

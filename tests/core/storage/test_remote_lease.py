@@ -17,7 +17,7 @@ from reshard.core.storage.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes, write_file
-from tests.support.leases import DEAD_AFTER_SECONDS, leases_in, take
+from tests.support.leases import DEAD_AFTER_SECONDS, doubted, leases_in, take
 from tests.support.patience import PATIENCE_SECONDS, until
 
 
@@ -184,14 +184,6 @@ def test_runs_for_other_ranks_are_in_nobodys_way(remote: Location) -> None:
             for path in (*first, *second) * 2:
                 await_renewal(remote, path)
                 check_claim()
-
-
-def doubted() -> StorageError | None:
-    try:
-        check_claim()
-    except StorageError as error:
-        return error
-    return None
 
 
 def test_who_cannot_renew_its_lease_waits_until_it_can(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
