@@ -39,6 +39,8 @@ RENEWAL_SECONDS = 5.0
 _DEAD_AFTER_SECONDS = 4 * RENEWAL_SECONDS
 IN_DOUBT_AFTER_SECONDS = 3 * RENEWAL_SECONDS
 """Shorter than the time after which others consider the lease dead."""
+_LAST_RENEWALS_SECONDS = RENEWAL_SECONDS
+"""How long a run's end waits for renewals under way: one may never be answered."""
 _REMOVED = "its lease was removed"
 
 
@@ -134,14 +136,17 @@ class _RemoteLease:
 
     def _renew_until(self, stop: threading.Event) -> None:
         count = 0
-        renewal: threading.Thread | None = None
+        under_way: list[threading.Thread] = []
         while not stop.wait(RENEWAL_SECONDS):
             count += 1
             # each in a thread of its own: one without an answer must not hold up the next, nor the end of the run
             renewal = threading.Thread(target=self._renew, args=(count, stop), daemon=True, name="reshard-renewal")
             renewal.start()
-        if renewal is not None:
-            renewal.join(RENEWAL_SECONDS)  # it might write the lease again after its removal
+            under_way = [*(each for each in under_way if each.is_alive()), renewal]
+        # they might write the lease again after its removal
+        deadline = time.monotonic() + _LAST_RENEWALS_SECONDS
+        for renewal in under_way:
+            renewal.join(max(0.0, deadline - time.monotonic()))
 
     def _renew(self, count: int, stop: threading.Event) -> None:
         begun = time.monotonic()

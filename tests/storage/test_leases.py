@@ -17,7 +17,7 @@ from reshard.core.storage.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from tests.support.leases import take
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.s3_client import s3_client
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_server import S3Server
@@ -32,6 +32,8 @@ KEY = "out/.reshard/leases/0dead000.json"
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_lease, "RENEWAL_SECONDS", 0.05)
     monkeypatch.setattr(remote_lease, "_DEAD_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr(remote_lease, "_LAST_RENEWALS_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(remote_lease, "IN_DOUBT_AFTER_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(retry, "REQUESTS", RetryPolicy(retry.REQUESTS.attempts, 0.001))
 
 

@@ -29,6 +29,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
     # a living one is renewed in time, however long it takes here
     monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr("reshard.core.storage.remote_lease.IN_DOUBT_AFTER_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("reshard.core.storage.remote_lease._LAST_RENEWALS_SECONDS", PATIENCE_SECONDS)
     location = parse_url("memory://bucket/leases")
     yield location
     location.fs.store.clear()

@@ -1,6 +1,7 @@
 """Leases on object stores: alive as long as they are renewed."""
 
 import errno
+import itertools
 import json
 import threading
 import time
@@ -206,7 +207,28 @@ def test_who_cannot_renew_its_lease_waits_until_it_can(remote: Location, monkeyp
         until(lambda: not doubted(), "the lease stays in doubt")
 
 
+def test_no_renewal_under_way_brings_a_lease_back_that_was_given_back(
+    remote: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several under way, only the last was waited for."""
+    pipe_file, go_on, numbers = type(remote.fs).pipe_file, threading.Event(), itertools.count()
+
+    def first_is_slow(*args: object, **kwargs: object) -> None:
+        if threading.current_thread().name == "reshard-renewal" and next(numbers) == 0:
+            go_on.wait(PATIENCE_SECONDS)
+        pipe_file(*args, **kwargs)
+
+    monkeypatch.setattr(type(remote.fs), "pipe_file", first_is_slow)
+    with held_lease(remote, new_holder([0])):
+        await_renewal(remote)
+        [slow, *_] = renewals("reshard-renewal")
+        threading.Timer(0.3, go_on.set).start()
+    slow.join()
+    assert leases_in(remote) == []
+
+
 def test_a_renewal_without_an_answer_holds_nobody_up(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reshard.core.storage.remote_lease._LAST_RENEWALS_SECONDS", 0.05)
     pipe_file, hanging = type(remote.fs).pipe_file, threading.Event()
 
     def slow(*args: object, **kwargs: object) -> None:
