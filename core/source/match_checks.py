@@ -8,11 +8,13 @@ from reshard.core.plan.model import ParameterMatch
 from reshard.core.source.absences import check_absences
 from reshard.core.source.opening import Source
 from reshard.core.source.sample_checks import SampleFindings
-from reshard.core.source.strategy_warnings import integrated_save_warnings
+from reshard.core.source.strategy_warnings import integrated_save_warnings, strategy_warnings
 
 
 def match_warnings(source: Source, match: ParameterMatch, samples: SampleFindings | None = None) -> tuple[str, ...]:
-    """Warnings for the user about a match of a source's parameters; `samples` are read if they are None and matter.
+    """Warnings for the user about a match of a source's parameters.
+
+    `samples` are those that the strategy was compared with; without them, it is compared here.
 
     Raises:
         StrategyError: the files contradict the strategy, and it is not trusted.
@@ -22,10 +24,15 @@ def match_warnings(source: Source, match: ParameterMatch, samples: SampleFinding
     catalog, strategy, shards = source.catalog, source.strategy, source.shards
     if strategy is None:
         return ()
-    absences: tuple[str, ...] = ()
-    # where slices are lost, that is the finding
-    if not (match.lost or catalog.unified or strategy.lists_boxes):
-        absences = check_absences(catalog, strategy, shards.by_name, trusted=source.is_trusted)
-    return absences + integrated_save_warnings(
-        catalog, strategy, match, source.integrated_save, samples=samples, trusted=source.is_trusted, shards=shards
+    asked, trusted = source.integrated_save, source.is_trusted
+    warnings: tuple[str, ...] = ()
+    if not (catalog.unified or strategy.lists_boxes):
+        if samples is None:
+            warnings, samples = strategy_warnings(
+                catalog, strategy, integrated_save=asked, trusted=trusted, shards=shards
+            )
+        if not match.lost:  # where slices are lost, that is the finding
+            warnings += check_absences(catalog, strategy, shards.by_name, trusted=trusted)
+    return warnings + integrated_save_warnings(
+        catalog, strategy, match, asked, samples=samples, trusted=trusted, shards=shards
     )

@@ -15,12 +15,16 @@ from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import StrategyError
 from reshard.core.plan.stage_shards import SourceShards
+from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
+from reshard.core.request.source import FingerprintRequest, SourceRequest
+from reshard.core.source.recovery import assess_recovery
 from reshard.core.source.sample_checks import sample_findings
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
 from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 
@@ -80,6 +84,17 @@ def test_a_strategy_that_most_contents_contradict_is_refused(tmp_path: Path) -> 
     assert "'reshard doctor' tells more" in advice
     assert "--trust-strategy" in advice
     assert not list(tmp_path.glob("out*"))
+
+
+def test_every_command_that_reads_by_it_refuses_it_too(tmp_path: Path) -> None:
+    source, wrong = str(ROWS_OF_FOUR.directory / "src"), misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt")
+    for command in (
+        lambda: assess_recovery(SourceRequest(source=source, source_strategy=wrong)),
+        lambda: fingerprint_checkpoint(FingerprintRequest(source=source, source_strategy=wrong)),
+        lambda: compare_checkpoints(build_comparison(a=source, strategy_a=wrong, b=source, strategy_b=wrong)),
+    ):
+        with pytest.raises(StrategyError, match="is not the strategy of the checkpoint .* contents were looked at"):
+            command()
 
 
 def test_a_trusted_strategy_is_followed_with_a_warning_of_contradictions(tmp_path: Path) -> None:
