@@ -99,7 +99,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="reshard", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Convert distributed MindSpore checkpoints from one sharding strategy to another.
+    """Reshard MindSpore checkpoints trained on M devices to run on N.
 
     A checkpoint saved by M ranks becomes one for N ranks, for any numbers of devices and pipeline stages, with or
     without optimizer parallel, .ckpt or .safetensors. Written files are read back and checked before the checkpoint

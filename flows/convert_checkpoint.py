@@ -1,4 +1,4 @@
-"""The flow `convert-checkpoint`: a distributed checkpoint from one sharding strategy to another."""
+"""The flow `convert-checkpoint`: reshards one checkpoint."""
 
 import time
 from collections.abc import Callable

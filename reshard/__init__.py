@@ -1,4 +1,4 @@
-"""Converts distributed MindSpore checkpoints from one sharding strategy to another.
+"""Reshards MindSpore checkpoints trained on M devices to run on N.
 
     import reshard
 

@@ -1,4 +1,4 @@
-"""CONTRIBUTING draws the house as it is."""
+"""CONTRIBUTING describes the architecture as it is."""
 
 import re
 import tomllib
