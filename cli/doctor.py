@@ -80,7 +80,7 @@ def command(
     from reshard.core.source.diagnosis import diagnose
 
     if not preset and (switch or training_config or allow_model):
-        raise click.UsageError("--switch, --training-config and --allow-model are for a preset: name one with --preset")
+        raise click.UsageError("--switch, --training-config and --allow-model: only valid with --preset")
     urls = [url for url in (source, source_strategy, like) if url]
     with storage_named(storage, *urls), key_named(decrypt_key, decrypt_mode):
         diagnosis = diagnose(

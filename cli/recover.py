@@ -83,7 +83,7 @@ def _print_report(report: "RecoveryReport") -> None:
     answers = {
         StepState.WHOLE: "WHOLE: every rank has its file",
         StepState.RECOVERABLE: "RECOVERABLE: other ranks hold all that the lost ones held; convert with --recover",
-        StepState.LOST: f"NOT RECOVERABLE: {counted(len(report.lost), 'part')} on no rank any more",
+        StepState.LOST: f"NOT RECOVERABLE: {counted(len(report.lost), 'part')} no longer on any rank",
     }
     step = f", step {report.step}" if report.step else ""
     print_facts(

@@ -19,8 +19,8 @@ storage_option = click.option(
     "--storage",
     metavar="NAME",
     default="",
-    help="The source of the storage's endpoint and keys: env:NAME, file:PATH or block:NAME, with fsspec's storage "
-    "options as a JSON object. Empty: from the environment.",
+    help="Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec's storage "
+    "options. Empty: taken from the environment.",
 )
 """For commands with one storage."""
 

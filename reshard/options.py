@@ -84,13 +84,13 @@ class TransformOptions(SelectionOptions, SourceOptions, TrustOptions, ResourceOp
         target_storage: name of the storage options of the target and its strategy.
         rename: `OLD=NEW` or `re:PATTERN=NEW`.
         cast: `PATTERN=DTYPE`, such as `*=bfloat16`.
-        cast_overflow: whether finite values may become infinite by a cast.
+        cast_overflow: fail, or allow finite values to become infinite by a cast.
         transpose: shell-style patterns of parameters whose axes are reversed.
         changes: a YAML or JSON document that declares changes, splits and joins of parameters as well.
         preset: the model's family, such as `qwen3`, or a document of your own: MindFormers' names and layouts become
             Hugging Face's, or the other way round.
-        switch: `NAME=VALUE`: what a checkpoint does not show, for the preset.
-        training_config: the training's YAML, in which the preset finds that.
+        switch: `NAME=VALUE`, a fact that the preset needs and the checkpoint does not hold.
+        training_config: the training's YAML, from which the preset reads such facts.
         allow_model: values of `model_type` in config.json to convert although the preset does not list them.
         check_crc: check the CRC of source files that have one, as those of DCP: reads all of them whole, also for a
             plan, and in each process that loads a rank. `convert` checks DCP's as it reads them.
@@ -134,15 +134,15 @@ class StepOptions(TypedDict, total=False):
 
 
 class WriteOptions(TypedDict, total=False):
-    """What the target's files are like.
+    """How the target's files are written.
 
     Attributes:
         format: kind of the target's files.
         layout: `unified` for whole tensors in files with an index, as Hugging Face's loaders want them; `checkpoint2`
             for MindFormers' Checkpoint 2.0; `dcp` for PyTorch's Distributed Checkpoint.
         common: `KEY=VALUE` for common.json of a Checkpoint 2.0.
-        like: a Hugging Face directory that a unified target is to be like: its configuration and tokenizer are copied.
-        max_shard_size: largest file of a unified target, such as `5GB`.
+        like: Hugging Face directory to model a unified target on: its configuration and tokenizer are copied.
+        max_shard_size: maximum shard size of a unified target, such as `5GB`.
         shards: number of files of a DCP target without a strategy; 0: 8.
         unified_naming: names of a unified target's files.
         prefix: target files are `rank_{r}/{prefix}{r}.{format}`.
@@ -193,7 +193,7 @@ class LatestOptions(TransformOptions, WriteOptions, total=False):
 
     Attributes:
         settle_seconds: a step is complete when none of its files has changed for so many seconds.
-        patience_seconds: an incomplete step is waited for until it has not changed for so many seconds.
+        patience_seconds: skip an incomplete newer step that has not changed for so many seconds.
         keep_checkpoint_max: how many conversions stay in the target; 0: all.
         keep_checkpoint_per_n_minutes: one of the conversions made within so many minutes stays; 0: all.
         dry_run: say what would be done; write, remove and wait for nothing.
@@ -226,22 +226,22 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
     Attributes:
         step_a: epoch and step, such as `10_5`; empty: the newest that every rank has.
         step_b: the same for B.
-        integrated_save_a: whether every rank holds whole tensors, whatever its strategy cuts.
+        integrated_save_a: `yes` if every rank holds whole tensors, whatever its strategy cuts.
         integrated_save_b: the same for B.
         trust_strategy_a: keep to A's strategy although contents contradict it, or ranks lack parameters that it gives
             them.
         trust_strategy_b: the same for B.
         preset: compare what A becomes by a model family's preset, such as `qwen3`, or by a document of your own.
         changes: compare what A becomes by a document of changes, after a preset's.
-        switch: `NAME=VALUE`: what a checkpoint does not show, for the preset.
-        training_config: the training's YAML, in which the preset finds that.
+        switch: `NAME=VALUE`, a fact that the preset needs and the checkpoint does not hold.
+        training_config: the training's YAML, from which the preset reads such facts.
         allow_model: values of `model_type` in config.json to compare although the preset does not list them.
         ignore_dtype: count values as equal that are so once cast to the narrower dtype.
-        decrypt_key_a: name of the key: `env:NAME`, `file:PATH` or `block:NAME`.
+        decrypt_key_a: key reference: `env:NAME`, `file:PATH` or `block:NAME`.
         decrypt_key_b: the same for B.
         decrypt_mode_a: how the checkpoint is encrypted.
         decrypt_mode_b: the same for B.
-        storage_a: name of storage options: `env:NAME`, `file:PATH` or `block:NAME`.
+        storage_a: credential reference: `env:NAME`, `file:PATH` or `block:NAME`.
         storage_b: the same for B.
     """
 

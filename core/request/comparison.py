@@ -81,10 +81,10 @@ class ComparisonRequest(RequestModel):
         description="Compare what A becomes by this document of declared changes, after a preset's if there is one: B "
         "may be what was converted with it. Its selection holds for A.",
     )
-    switch: Switches = Field(default=[], description="NAME=VALUE: what a checkpoint does not show, for the preset.")
-    training_config: Url = Field(
-        default="", description="The training's YAML, in which the preset finds what a checkpoint does not show."
+    switch: Switches = Field(
+        default=[], description="NAME=VALUE, a fact that the preset needs and the checkpoint does not hold."
     )
+    training_config: Url = Field(default="", description="The training's YAML, from which the preset reads such facts.")
     allow_model: list[str] = Field(default=[], title="Allowed models", description=ALLOW_MODEL_DESCRIPTION)
     ignore_dtype: bool = Field(
         default=False,

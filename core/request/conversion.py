@@ -145,9 +145,8 @@ class SourceOptions(RequestModel):
     )
     source_storage: StorageName = Field(
         default="",
-        description="Where endpoint and keys of the source, its strategy and the changes are kept: env:NAME, "
-        "file:PATH or block:NAME, which hold fsspec's storage options as a JSON object. Empty: the environment "
-        "decides.",
+        description="Credential reference for the source, its strategy and the changes: env:NAME, file:PATH or "
+        "block:NAME, whose value is a JSON object of fsspec's storage options. Empty: taken from the environment.",
     )
     source_prefix: str = Field(
         default="", description="One of several runs in the source's folders: CKP or CKP_1, for example."
@@ -233,7 +232,7 @@ class ConversionOptions(SourceOptions):
         description="How to shard the target: a strategy file, or a directory of them. Empty: whole, one rank.",
     )
     target_storage: StorageName = Field(
-        default="", description="Where endpoint and keys of the target and its strategy are kept, in the same forms."
+        default="", description="Credential reference for the target and its strategy, in the same forms."
     )
     format: OutputFormat = Field(
         default=OutputFormat.SAME, description="Kind of the target's files; same: the source's."
@@ -249,31 +248,30 @@ class ConversionOptions(SourceOptions):
         default=0,
         ge=0,
         le=MAX_SHARDS,
-        description="Of a DCP checkpoint without a target strategy: the number of files that the rows of every tensor "
-        f"are divided among, as FSDP divides them. 0: {DEFAULT_SHARDS}.",
+        description="Number of files to divide the rows of every tensor among, as FSDP does (dcp layout without a "
+        f"target strategy only). 0: {DEFAULT_SHARDS}.",
     )
     common: CommonTexts = Field(
         default=[],
-        description="Of a Checkpoint 2.0: KEY=VALUE (loss_scale=65536, epoch_num=null) for its common.json, in place "
-        "of the source's value.",
+        description="KEY=VALUE (loss_scale=65536, epoch_num=null) for common.json, in place of the source's value "
+        "(checkpoint2 layout only).",
     )
     max_shard_size: ShardSize = Field(
         default="5GB",
         title="Largest shard",
-        description="Of a unified target: the largest size of its files, unless one tensor alone is larger: 5GB, "
-        "512MiB.",
+        description="Maximum shard size (unified layout only): 5GB, 512MiB. A larger tensor gets a file of its own.",
     )
     unified_naming: UnifiedNaming = Field(
         default=UnifiedNaming.HUGGINGFACE,
         title="Naming",
-        description="Of a unified target. huggingface: model-00001-of-00003.safetensors and "
+        description="File names (unified layout only). huggingface: model-00001-of-00003.safetensors and "
         "model.safetensors.index.json. mindspore: part0.safetensors and param_name_map.json.",
     )
     like: Url = Field(
         default="",
-        description="Of a unified target: a Hugging Face directory that it is to be like. Its config.json and "
-        "tokenizer are copied, with the dtype of what is written; names, shapes and dtypes have to be those of its "
-        "weights, if it has any.",
+        description="Hugging Face directory to model the target on (unified layout only). Its config.json, with the "
+        "dtype that is written, and its tokenizer are copied; names, shapes and dtypes must match its weights, if it "
+        "has any.",
     )
     select: Selection = Field(
         default=Selection.ALL,
@@ -287,13 +285,13 @@ class ConversionOptions(SourceOptions):
     rename: Renames = Field(
         default=[],
         description="OLD=NEW, a parameter's name and its new one; or re:PATTERN=NEW, a regular expression of whole "
-        "names and what they become, with its groups (re:layers\\.(\\d+)\\.(.*)=h.\\1.\\2). The first that fits "
+        "names and what they become, with its groups (re:layers\\.(\\d+)\\.(.*)=h.\\1.\\2). The first match "
         "counts.",
     )
     cast: Casts = Field(
         default=[],
         description="PATTERN=DTYPE (*=bfloat16): floating-point parameters that get another dtype, rounded to the "
-        "nearest. The first that fits counts.",
+        "nearest. The first match counts.",
     )
     cast_overflow: OverflowPolicy = Field(
         default=OverflowPolicy.FAIL,
@@ -302,7 +300,7 @@ class ConversionOptions(SourceOptions):
         "report how many do.",
     )
     transpose: Patterns = Field(
-        default=[], description="Patterns of parameters whose axes are reversed. The first rule that fits counts."
+        default=[], description="Patterns of parameters whose axes are reversed. The first match counts."
     )
     changes: Url = Field(
         default="",
@@ -316,11 +314,9 @@ class ConversionOptions(SourceOptions):
     )
     switch: Switches = Field(
         default=[],
-        description="NAME=VALUE: what a checkpoint does not show, for the preset.",
+        description="NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.",
     )
-    training_config: Url = Field(
-        default="", description="The training's YAML, in which the preset finds what a checkpoint does not show."
-    )
+    training_config: Url = Field(default="", description="The training's YAML, from which the preset reads such facts.")
     allow_model: list[str] = Field(default=[], title="Allowed models", description=ALLOW_MODEL_DESCRIPTION)
     prefix: Prefix = Field(
         default="checkpoint_", title="File prefix", description="Target files are rank_{r}/{prefix}{r}.{format}."
@@ -397,7 +393,7 @@ class ConversionOptions(SourceOptions):
     @classmethod
     def _check_shards(cls, value: int, info: ValidationInfo) -> int:
         if value and info.data.get("layout") not in (TargetLayout.DCP, None):
-            raise ValueError("is of a DCP checkpoint only: ask for one with --layout dcp")
+            raise ValueError("only valid with --layout dcp")
         if value and info.data.get("target_strategy"):
             raise ValueError("the target strategy says how many files there are: leave out one of the two")
         return value
@@ -412,14 +408,14 @@ class ConversionOptions(SourceOptions):
     def _check_of_unified(cls, value: str, info: ValidationInfo) -> str:
         is_default = value == cls.model_fields[str(info.field_name)].default
         if not is_default and info.data.get("layout") not in (TargetLayout.UNIFIED, None):
-            raise ValueError("is of a unified target only: ask for one with --layout unified")
+            raise ValueError("only valid with --layout unified")
         return value
 
     @field_validator("like")
     @classmethod
     def _check_like(cls, value: str, info: ValidationInfo) -> str:
         if value and info.data.get("layout") not in (TargetLayout.UNIFIED, None):
-            raise ValueError("is of a unified target only: ask for one with --layout unified")
+            raise ValueError("only valid with --layout unified")
         if value and info.data.get("unified_naming") is UnifiedNaming.MINDSPORE:
             raise ValueError("makes a Hugging Face directory: leave out --unified-naming")
         return value
@@ -428,7 +424,7 @@ class ConversionOptions(SourceOptions):
     @classmethod
     def _check_of_preset(cls, value: list[str] | str, info: ValidationInfo) -> list[str] | str:
         if value and not info.data.get("preset", True):
-            raise ValueError("is for a preset: name one with --preset")
+            raise ValueError("only valid with --preset")
         return value
 
     @field_validator("prefix", "encrypt_key", "write_crc", "append_info", "remove_redundancy")
@@ -444,14 +440,14 @@ class ConversionOptions(SourceOptions):
     @classmethod
     def _check_no_crc_of_encrypted(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("encrypt_key"):
-            raise ValueError("an encrypted file has no CRC (MindSpore): ask for one of the two")
+            raise ValueError("an encrypted file has no CRC (MindSpore): choose one of the two")
         return value
 
     @field_validator("replicas")
     @classmethod
     def _check_replicas(cls, value: int, info: ValidationInfo) -> int:
         if value > 1 and not info.data.get("remove_redundancy", True):
-            raise ValueError("says how many copies to keep when redundancy is removed: pass --remove-redundancy, too")
+            raise ValueError("only valid with --remove-redundancy")
         return value
 
     @property
@@ -466,7 +462,7 @@ class ConversionOptions(SourceOptions):
 
 
 class ConversionRequest(FileChoice, ConversionOptions):
-    """Convert a MindSpore checkpoint from the strategy that it was trained under to another one."""
+    """Reshard a MindSpore checkpoint trained on M devices to run on N."""
 
     ranks: Ranks = Field(
         default="",
@@ -478,7 +474,7 @@ class ConversionRequest(FileChoice, ConversionOptions):
     )
     iteration: Iteration = Field(
         default="",
-        description="Of a Checkpoint 2.0: the number of the iteration to write. Empty: that of the source, or in "
+        description="Number of the iteration to write (checkpoint2 layout only). Empty: the source's, or the one in "
         "TARGET's name.",
     )
 
@@ -507,7 +503,7 @@ class ConversionRequest(FileChoice, ConversionOptions):
     @classmethod
     def _check_fault_ranks(cls, value: str, info: ValidationInfo) -> str:
         if value.strip() and not info.data.get("recover"):
-            raise ValueError("ranks are only left out, and replaced by others, together with --recover")
+            raise ValueError("only valid with --recover")
         return value
 
     def chosen_ranks(self, all_ranks: range) -> tuple[int, ...]:
@@ -534,7 +530,7 @@ _REFUSED = {
 
 def _of_checkpoint2(value: Option, info: ValidationInfo) -> Option:
     if value and info.data.get("layout") not in (TargetLayout.CHECKPOINT2, None):
-        raise ValueError("is of a Checkpoint 2.0 only: ask for one with --layout checkpoint2")
+        raise ValueError("only valid with --layout checkpoint2")
     return value
 
 

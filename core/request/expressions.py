@@ -38,7 +38,7 @@ def whole_number(text: str, variables: Mapping[str, int]) -> int:
 
 
 def linear(text: str, variables: Mapping[str, int]) -> Linear:
-    """Return the value of an expression in which at most one name is no variable.
+    """Return the value of an expression in which at most one name is not a variable.
 
     Raises:
         ValueError: it is malformed, or has more unknown names.
@@ -48,7 +48,7 @@ def linear(text: str, variables: Mapping[str, int]) -> Linear:
             raise SyntaxError
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise ValueError(f"{quoted(text)} is no expression, such as nh * hd // 2") from error
+        raise ValueError(f"{quoted(text)} is not an expression, such as nh * hd // 2") from error
     return _value(tree, variables, text)
 
 
@@ -66,7 +66,7 @@ def _value(node: ast.expr, variables: Mapping[str, int], text: str) -> Linear:
 def _combined(operator: ast.operator, left: Linear, right: Linear, text: str) -> Linear:
     names = {each.unknown for each in (left, right) if each.unknown}
     if len(names) > 1:
-        raise ValueError(f"{quoted(text)} has several names that are no variables: {', '.join(sorted(names))}")
+        raise ValueError(f"{quoted(text)} has several names that are not variables: {', '.join(sorted(names))}")
     if isinstance(operator, ast.Add | ast.Sub):
         sign = 1 if isinstance(operator, ast.Add) else -1
         unknown = next(iter(names), "")

@@ -69,7 +69,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def check_key_name(name: str) -> str:
-    """Return the name of a key, or an empty one; raise ValueError for what is no name, and may be the key."""
+    """Return the name of a key, or an empty one; raise ValueError for what is not a name, and may be the key."""
     if name and not is_name(name):
         raise ValueError(KEY_ADVICE)
     return name
@@ -223,8 +223,8 @@ DaskScheduler = Annotated[
 StorageName = Annotated[
     str,
     Field(
-        description="Where endpoint and keys are kept: env:NAME, file:PATH or block:NAME, which hold fsspec's storage "
-        "options as a JSON object. Empty: the environment decides.",
+        description="Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec's "
+        "storage options. Empty: taken from the environment.",
         json_schema_extra=STORAGE_NAME,
     ),
     AfterValidator(_check_storage_name),
@@ -232,13 +232,14 @@ StorageName = Annotated[
 """The storage of a request about one storage; others give it another title."""
 
 _KEY_ADVICE = (
-    "Where the key is kept: env:NAME, file:PATH or block:NAME. The key is the UTF-8 bytes of the value, unless that "
-    "begins with hex: or base64:."
+    "env:NAME, file:PATH or block:NAME. The key is the UTF-8 bytes of the value, unless that begins with hex: or "
+    "base64:."
 )
-KEY_DESCRIPTION = f"Of an encrypted checkpoint. {_KEY_ADVICE} Empty: it is not encrypted."
-SOURCE_KEY_DESCRIPTION = f"Of an encrypted source. {_KEY_ADVICE} Empty: the source is not encrypted."
+KEY_DESCRIPTION = f"Key reference for an encrypted checkpoint: {_KEY_ADVICE} Empty: it is not encrypted."
+SOURCE_KEY_DESCRIPTION = f"Key reference for an encrypted source: {_KEY_ADVICE} Empty: the source is not encrypted."
 TARGET_KEY_DESCRIPTION = (
-    f"Encrypt the target's files and their records. {_KEY_ADVICE} Empty: the target is not encrypted."
+    "Encrypt the target's files and their records with the key of this reference: "
+    f"{_KEY_ADVICE} Empty: the target is not encrypted."
 )
 KeyName = Annotated[
     str,

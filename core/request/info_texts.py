@@ -47,7 +47,7 @@ def check_info(name: str, value: InfoValue) -> InfoValue:
     if isinstance(value, str) and value.endswith("\0"):
         raise ValueError(f"{name!r}: its text ends in a zero byte, which readers of the file would not see")
     if isinstance(value, float) and not abs(value) < _TOO_LARGE:
-        raise ValueError(f"{name!r}: {value} is no finite Float32, as which MindSpore saves such a number")
+        raise ValueError(f"{name!r}: {value} is not a finite Float32, as which MindSpore saves such a number")
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise ValueError(f"{name!r}: {value} fits neither Int64 nor UInt64, as which MindSpore saves integers")
     return value

@@ -89,7 +89,7 @@ class Row(Rule):
         if (self.merged or self.boxed) and not self.stacked:
             raise ValueError(f"only a stack has axes to be '{'merged' if self.merged else 'boxed'}'")
         if len(self.mf) > 1 and len(self.hf) > 1:
-            raise ValueError("'mf' and 'hf' have several names: one of them has one")
+            raise ValueError("'mf' and 'hf' cannot both list several names")
         if len({len(shape) for shape in self.hf.values()}) > 1:
             raise ValueError("the shapes of 'hf' have different numbers of axes")
         if len(self.mf) > 1 and not all(self.mf.values()):
@@ -282,7 +282,7 @@ class Preset(Rule):
                 for switch, value in row.when.items():
                     if switch not in self.switches or value not in self.switches[switch].values:
                         raise ValueError(
-                            f"the row of {quoted(row.name)} counts for {switch}: {value}, which is no switch"
+                            f"the row of {quoted(row.name)} counts for {switch}: {value}, which is not a switch"
                         )
         return self
 

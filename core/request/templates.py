@@ -220,7 +220,7 @@ class _Search:
             self._tries += 1
             if self._tries > _MAX_TRIES:
                 raise InputError(
-                    f"whether {quoted(shortened(self._name))} fits {quoted(str(self._template))} takes more than "
+                    f"matching {quoted(shortened(self._name))} with {quoted(str(self._template))} takes more than "
                     f"{_MAX_TRIES} tries: put texts between its placeholders"
                 )
             if isinstance(part, str) or part.name in values:

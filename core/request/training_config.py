@@ -1,4 +1,4 @@
-"""A training's configuration, MindFormers' YAML: what a checkpoint does not show.
+"""A training's configuration: the facts in MindFormers' YAML that a checkpoint does not hold.
 
 What a field means, and what is done without it, depends on MindFormers' version, which no configuration names. Its
 fields show one of two generations. Until August 2025, as in MindFormers 1.6, there is one field,

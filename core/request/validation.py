@@ -48,9 +48,9 @@ def describe_validation(error: ValidationError, name_of: Callable[[str], str] = 
     """Format what is wrong with a request, one line a field."""
     lines = []
     for detail in error.errors():
-        # a name that is no text has no place
+        # a name that is not text has no place
         name = str(detail["loc"][0] if detail["loc"] else detail["input"])
-        # the input of what is missing is all the rest, and a secret is not repeated; what is no name may be one
+        # the input of what is missing is all the rest, and a secret is not repeated; what is not a name may be one
         secret = "storage" in name or "_key" in name or carries_credentials(str(detail["input"]))
         # an error in a list names the item itself
         hidden = detail["type"] == "missing" or secret or isinstance(detail["input"], list | tuple)

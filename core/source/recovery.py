@@ -33,7 +33,7 @@ _MAX_NEWER_STEPS = 5
 
 
 class StepState(StrEnum):
-    """Whether a step is complete, recoverable or lost."""
+    """State of a step: complete, recoverable or lost."""
 
     WHOLE = "whole"
     RECOVERABLE = "recoverable"
@@ -211,7 +211,7 @@ def _by_strategy(source: Source) -> RecoveryReport:
 
 
 def _check_replicas_of_files(catalog: CheckpointCatalog, groups: Groups) -> None:
-    """Refuse files of a group that lack parameters of others: they are no replicas, and only a strategy helps."""
+    """Refuse files of a group that lack parameters of others: they are not replicas, and only a strategy helps."""
     for group in groups:
         records = [catalog.records[rank] for rank in group if rank in catalog.records]
         for record in records:
@@ -259,7 +259,7 @@ def _format_state(report: RecoveryReport) -> str:
     ranks = rank_names([lost.rank for lost in report.lost_ranks], 8)
     if report.state is StepState.RECOVERABLE:
         return f"what {ranks} should hold is on other ranks as well"
-    return f"on no rank any more: {counted(len(report.lost), 'part')} of what {ranks} should hold"
+    return f"no longer on any rank: {counted(len(report.lost), 'part')} of what {ranks} should hold"
 
 
 def _check_consistent(strategy: Strategy, groups: Groups) -> None:

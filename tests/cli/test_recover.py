@@ -39,9 +39,9 @@ def test_not_recoverable(reshard: Callable[..., Any], directory: Path) -> None:
     shutil.copyfile(file_of(directory, 0), file_of(directory, 0, "0_5"))
     shown = reshard(*arguments(directory), "--fault-ranks", "1,3,5")
     assert shown.code == 1
-    assert "answer  NOT RECOVERABLE: 3 parts on no rank any more\n" in shown.out
+    assert "answer  NOT RECOVERABLE: 3 parts no longer on any rank\n" in shown.out
     assert "lost parameter  box    should be on\na               [2:4]  1,3,5\n" in shown.out
-    assert "other step  state  details\n0_5         lost   on no rank any more: 3 parts of what " in shown.out
+    assert "other step  state  details\n0_5         lost   no longer on any rank: 3 parts of what " in shown.out
 
 
 def test_json(reshard: Callable[..., Any], directory: Path) -> None:
@@ -90,4 +90,4 @@ def test_quiet_and_the_log_do_not_conceal_what_stood_in(
 def test_faulty_ranks_need_recover(reshard: Callable[..., Any], directory: Path) -> None:
     shown = reshard("convert", directory / "src", directory / "out", "--fault-ranks", "2")
     assert shown.code == 2
-    assert "--fault-ranks '2': ranks are only left out, and replaced by others, together with" in shown.err
+    assert "--fault-ranks '2': only valid with --recover" in shown.err

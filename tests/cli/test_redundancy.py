@@ -27,7 +27,7 @@ def test_a_target_without_redundancy(reshard: Callable[..., Any], tmp_path: Path
 def test_what_is_refused(reshard: Callable[..., Any], tmp_path: Path) -> None:
     shown = reshard("convert", CASE / "full", tmp_path / "out", *STRATEGIES, "--replicas", "2")
     assert shown.code == 2
-    assert "--replicas 2: says how many copies to keep when redundancy is removed" in shown.err
+    assert "--replicas 2: only valid with --remove-redundancy" in shown.err
     shown = reshard("convert", CASE / "full", tmp_path / "out", "--engine", "direct", "--remove-redundancy")
     assert shown.code == 2
     assert "redundancy cannot be removed: the target has one rank" in shown.err

@@ -445,12 +445,9 @@ class TestRefusals:
             ({"write_crc": True}, "MindFormers reads no CRC in a Checkpoint 2.0: leave it out"),
             ({"append_info": ["epoch_num=1"]}, "give values with --common"),
             ({"encrypt_key": "env:KEY"}, "of which MindSpore knows no encrypted ones: name no key"),
-            ({"max_shard_size": "1GB"}, "is of a unified target only"),
-            (
-                {"layout": "ranks", "iteration": "4"},
-                "is of a Checkpoint 2.0 only: ask for one with --layout checkpoint2",
-            ),
-            ({"layout": "ranks", "common": ["step_num=4"]}, "is of a Checkpoint 2.0 only"),
+            ({"max_shard_size": "1GB"}, "only valid with --layout unified"),
+            ({"layout": "ranks", "iteration": "4"}, "only valid with --layout checkpoint2"),
+            ({"layout": "ranks", "common": ["step_num=4"]}, "only valid with --layout checkpoint2"),
             (
                 {"target": "out/iteration_00000040", "iteration": "4"},
                 "the target is named after iteration 40: leave it out",

@@ -297,7 +297,7 @@ class TestRefusals:
             ({"remove_redundancy": True}, "has every slice once"),
             ({"encrypt_key": "env:KEY"}, "knows no encrypted files"),
             ({"shards": 3, "target_strategy": "s"}, "leave out one of the two"),
-            ({"shards": 3, "layout": "unified"}, "is of a DCP checkpoint only"),
+            ({"shards": 3, "layout": "unified"}, "only valid with --layout dcp"),
             ({"shards": -1}, "greater than or equal to 0"),
         ],
     )

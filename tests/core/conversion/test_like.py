@@ -141,7 +141,7 @@ def test_an_unreadable_configuration(text: str, tmp_path: Path, reference: Path)
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"layout": "ranks"}, "is of a unified target only: ask for one with --layout unified"),
+        ({"layout": "ranks"}, "only valid with --layout unified"),
         ({"unified_naming": "mindspore"}, "makes a Hugging Face directory: leave out --unified-naming"),
     ],
 )

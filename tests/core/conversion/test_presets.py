@@ -332,12 +332,12 @@ def test_switches_that_do_not_exist(switch: list[str], problem: str, tmp_path: P
             {"preset": "llama", "switch": [], "allow_model": ["qwen3"]},
             "preset llama: none of the source's names is one of its (",
         ),
-        ({"preset": "", "allow_model": ["qwen3"]}, "is for a preset: name one with --preset"),
+        ({"preset": "", "allow_model": ["qwen3"]}, "only valid with --preset"),
         (
             {"like": "", "layout": "ranks"},
             "has none: put the model's there, or name its Hugging Face directory with --like",
         ),
-        ({"preset": "", "switch": ["a=b"]}, "is for a preset: name one with --preset"),
+        ({"preset": "", "switch": ["a=b"]}, "only valid with --preset"),
         ({"switch": ["a"]}, "'a' must be NAME=VALUE"),
     ],
 )

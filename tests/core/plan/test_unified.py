@@ -179,7 +179,7 @@ def test_one_file_has_no_index(target: Path) -> None:
     report = unify(target, "5GB")
     assert names_in(target) == [".reshard", "model.safetensors"]
     assert read_safetensors(target / "model.safetensors") == whole_model()
-    reason = "in no strategy, the same on all source ranks that have it, and once in the target: "
+    reason = "not in any strategy; the same on all source ranks that have it, and once in the target: "
     assert f"{reason}global_step, learning_rate" in report.notes
 
 
@@ -288,8 +288,11 @@ def test_hash_tables_are_refused(tmp_path: Path, target: Path) -> None:
         ),
         ({"remove_redundancy": True}, "--remove-redundancy True: a unified target has everything once"),
         ({"max_shard_size": "0"}, "--max-shard-size '0': must be at least 1 byte"),
-        ({"layout": "ranks", "max_shard_size": "1GB"}, "--max-shard-size '1GB': is of a unified target only"),
-        ({"layout": "ranks", "unified_naming": "mindspore"}, "--unified-naming 'mindspore': is of a unified target on"),
+        ({"layout": "ranks", "max_shard_size": "1GB"}, "--max-shard-size '1GB': only valid with --layout unified"),
+        (
+            {"layout": "ranks", "unified_naming": "mindspore"},
+            "--unified-naming 'mindspore': only valid with --layout un",
+        ),
     ],
 )
 def test_refused_options(options: dict[str, Any], reason: str) -> None:

@@ -45,8 +45,8 @@ def test_texts_stay_texts() -> None:
     [
         ("proof: read", "proof: guessed", "small.yaml: proof: Input should be 'run' or 'read'"),
         ("title: Small", "titel: Small", "small.yaml: titel: Extra inputs are not permitted"),
-        ("when: {odd: true}", "when: {even: true}", "counts for even: true, which is no switch"),
-        ("when: {odd: true}", "when: {odd: maybe}", "counts for odd: maybe, which is no switch"),
+        ("when: {odd: true}", "when: {even: true}", "counts for even: true, which is not a switch"),
+        ("when: {odd: true}", "when: {odd: maybe}", "counts for odd: maybe, which is not a switch"),
         ("when: {odd: true}", "merged: true", "only a stack has axes to be 'merged'"),
         ("when: {odd: true}", "boxed: true", "only a stack has axes to be 'boxed'"),
         ("when: {odd: true}", "variant: dense", "'variant' is one of a 'part'"),
@@ -56,7 +56,7 @@ def test_texts_stay_texts() -> None:
         (
             "{mf: a.weight, hf: {b.weight: [H, H]}",
             "{mf: {a: [H, H], c: [H, H]}, hf: {b: [H, H], d: [H, H]}",
-            "'mf' and 'hf' have several names: one of them has one",
+            "'mf' and 'hf' cannot both list several names",
         ),
         (
             "{b.weight: [H, H]}",
