@@ -15,7 +15,7 @@ class EitherSide:
     Attributes:
         sources: patterns of the source's parameters of which nothing is left, each of one name.
         results: names of results that are left out.
-        unused: the patterns that fit no name on either side, by option: `--include PATTERN`.
+        unused: the patterns that match no name on either side, by option: `--include PATTERN`.
     """
 
     sources: tuple[str, ...]

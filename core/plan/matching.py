@@ -176,7 +176,7 @@ def _recipes(inputs: PlanInputs, order: Sequence[str]) -> Recipes:
     recipes = build_recipes(all_names, inputs.changes, problems, of_all_stages=of_all_stages)
     if REDUNDANCY_MARK in recipes.made:
         problems.append(f"no parameter can be called {REDUNDANCY_MARK!r}: that marks files without redundancy")
-    raise_problems(PlanError, f"{inputs.catalog.url}: cannot be changed so", problems)
+    raise_problems(PlanError, f"{inputs.catalog.url}: these changes cannot be applied", problems)
     return recipes
 
 
@@ -222,7 +222,7 @@ def _dropped_copies(
         kinds = [f"{each.dtype} {list(each.shape)}" for each in (copy, original)]
         if kinds[0] != kinds[1]:
             problems.append(
-                f"{dropped.rule}: {copy.name!r} is no copy of {original.name!r}: it is {kinds[0]}, and not {kinds[1]}"
+                f"{dropped.rule}: {copy.name!r} is not a copy of {original.name!r}: it is {kinds[0]}, not {kinds[1]}"
             )
         elif any(next(lost_boxes(each.name, each.shape, each.copies), None) for each in (copy, original)):
             problems.append(_incomparable(dropped))
@@ -327,4 +327,4 @@ def _cast_problems(
         fitting = [name for name in dtypes if fnmatchcase(name, rule.parameters)]
         if fitting and not any(dtypes[name].is_float for name in fitting):
             names = listed([f"{name} ({dtypes[name]})" for name in fitting], 6)
-            yield f"{rule} fits no floating-point parameter, only {names}"
+            yield f"{rule} matches no floating-point parameter, only {names}"

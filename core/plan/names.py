@@ -146,7 +146,7 @@ class MatchedNames:
 
     @cached_property
     def _unknown(self) -> list[Recipe]:
-        """Recipes of parameters that are in the files and in no strategy."""
+        """Recipes of parameters that are in the files and not in any strategy."""
         if self.in_source_strategy.issuperset(self.used):
             return []
         return [

@@ -249,7 +249,7 @@ def _dcp_from_json(data: dict[str, Any] | None) -> DcpLayout | None:
     if data is None:
         return None
     if type(data["shards"]) is not int or not 0 <= data["shards"] <= MAX_SHARDS:
-        raise ValueError(f"{data['shards']!r} is no number of shards")
+        raise ValueError(f"invalid shard count {data['shards']!r}")
     paths = tuple((str(name), tuple(path)) for name, path in data["paths"])
     if not all(is_state_path(path) for _, path in paths):
         raise ValueError("it has keys of a state dict that are none")
@@ -300,7 +300,7 @@ def _strategy_from_json(data: dict[str, Any] | None) -> Strategy | None:
 def _checked_stage(stage: Any) -> int:
     """Check a stage's number, which becomes part of file names."""
     if type(stage) is not int or stage < 0:
-        raise ValueError(f"{stage!r} is no pipeline stage")
+        raise ValueError(f"{stage!r} is not a pipeline stage")
     return stage
 
 

@@ -47,7 +47,7 @@ class KnownNames:
 
     Attributes:
         axes: name in the source -> number of its axes.
-        target: the same of the target's strategy, or of the directory that the target is to be like; empty without.
+        target: the same of the target's strategy, or of the directory that the target is modelled on; empty without.
     """
 
     axes: Mapping[str, int]
@@ -110,7 +110,7 @@ def compile_preset(preset: Preset, known: KnownNames, settings: Settings) -> Com
 
 
 def without_state(name: str) -> str:
-    """Return the name of the parameter that a state belongs to; the name itself if it is no state."""
+    """Return the name of the parameter that a state belongs to; the name itself if it is not a state."""
     prefix = next((prefix for prefix in STATE_PREFIXES if name.startswith(prefix)), "")
     return name.removeprefix(prefix)
 

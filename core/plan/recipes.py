@@ -55,7 +55,7 @@ class Recipe:
     sources: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        making = self.making  # most are no results of operations: their one source needs no cached property
+        making = self.making  # most are not results of operations: their one source needs no cached property
         object.__setattr__(self, "sources", (making.source,) if making.operation is None else making.sources)
 
     @property
@@ -278,7 +278,7 @@ class _Steps:
             missing = [pattern for number, pattern in enumerate(rule.parameters) if number not in found]
             if missing:
                 patterns = " and ".join(map(quoted, missing))
-                self._problems.append(f"{rule}: {name!r} has no counterpart that fits {patterns}")
+                self._problems.append(f"{rule}: {name!r} has no counterpart that matches {patterns}")
                 continue
             of = tuple(found[number][0] for number in range(len(rule.parameters)))
             after.put(Making(found[0][1], operation=Joined(str(rule), rule.axis, rule.groups), of=of))
@@ -303,7 +303,7 @@ class _Steps:
                     self._problems.append(
                         f"{rule}: {name!r} and {known[0].name!r} are the same part of it"
                         if known[0] is not making
-                        else f"{rule}: {name!r} fits several of its parts"
+                        else f"{rule}: {name!r} matches several of its parts"
                     )
                 keys[name] = match.groups()
         return keys, parts
@@ -378,7 +378,7 @@ def _unused_rule(kind: str, rule: object, names: Sequence[str], made: Mapping[st
         now = [repr(recipe.making.name) for recipe in made.values() if rule.name in recipe.sources]
         if now:
             return (
-                f"{rule_text} fits no parameter: steps, or a preset, come before it and leave {listed(now, 3)} of "
+                f"{rule_text} matches no parameter: steps, or a preset, come before it and leave {listed(now, 3)} of "
                 "that: rename what they leave"
             )
         advice = did_you_mean(rule.name, [recipe.making.name for recipe in made.values()])
@@ -390,11 +390,11 @@ def _unused_rule(kind: str, rule: object, names: Sequence[str], made: Mapping[st
         advice = did_you_mean(pattern.strip("*"), names)
     if part is not None:
         advice = f" as a whole, though a part of {part!r}, say: put .* for any text"
-    return f"{rule_text} fits no parameter{advice}"
+    return f"{rule_text} matches no parameter{advice}"
 
 
 def _unused_step(number: int, rule: StepRule, names: Sequence[str]) -> str:
     example = rule.templates[0]
     near = close_words(example.expanded(dict.fromkeys(example.names, 0)), names, 1)
     advice = f"; there is {near[0]!r}, say" if near else ""
-    return f"step {number + 1}, {rule}, fits no parameter{advice}: correct it, or say 'optional: true'"
+    return f"step {number + 1}, {rule}, matches no parameter{advice}: correct it, or say 'optional: true'"

@@ -257,7 +257,7 @@ class StepNames:
                 one, other = ways
                 at = next(placeholder for placeholder in one if one[placeholder] != other[placeholder])
                 self._problems.append(
-                    f"{rule}: {name!r} fits {quoted(str(template))} in several ways: {at} is {one[at]!r}, or "
+                    f"{rule}: {name!r} matches {quoted(str(template))} in several ways: {at} is {one[at]!r}, or "
                     f"{other[at]!r}. Say more of the name between its placeholders"
                 )
             yield _Fitting(prefix, ways[0], making)
@@ -322,7 +322,7 @@ class StepNames:
                 place = int(each.values[gathered.index]) if gathered.index else number
                 name = each.prefix + into.expanded(each.values)
                 if each.making.name in member_of:
-                    self._problems.append(f"{rule}: {each.making.name!r} fits several of its parts")
+                    self._problems.append(f"{rule}: {each.making.name!r} matches several of its parts")
                 member_of[each.making.name] = name
                 known = found.setdefault(name, {}).setdefault(place, each)
                 if known is not each:  # such as 1 and 11, 11 and 1 in `{i}{j}`

@@ -171,7 +171,7 @@ def _parse(data: bytes, origin: str, parse: Parse) -> DcpMetadata:
     chunks_left = len(data)
     for name, value in named:
         if not isinstance(name, str) or not name:
-            raise PickleError("names a parameter by something that is no text")
+            raise PickleError("names a parameter by something that is not text")
         if name in tensors or name in objects:
             raise PickleError(f"lists parameter {name[:200]!r} twice")
         of_name = places.pop(name, {})

@@ -250,7 +250,7 @@ def _rules_of(texts: Sequence[str], names: frozenset[str]) -> dict[str, CutRule]
         rule = parse_cut(text)
         fitting = [name for name in names if fits(rule.pattern, name, names)]
         if not fitting:
-            raise StrategyError(f"--cut {text}: no parameter's name fits {rule.pattern!r}")
+            raise StrategyError(f"--cut {text}: no parameter matches {rule.pattern!r}")
         rules |= dict.fromkeys(fitting, rule)
     return rules
 

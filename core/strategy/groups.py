@@ -60,7 +60,7 @@ def restore_ranks(data: bytes, origin: str) -> list[int]:
     except (DecodeError, RecursionError) as error:
         raise StrategyError(f"{origin}: is neither a JSON list of groups nor a MindSpore group file") from error
     if not message.ckpt_restore_rank_list.dim:
-        raise StrategyError(f"{origin}: is no MindSpore group file: it lists no ranks to restore from")
+        raise StrategyError(f"{origin}: is not a MindSpore group file: it lists no ranks to restore from")
     return list(message.ckpt_restore_rank_list.dim)
 
 
@@ -73,7 +73,7 @@ def _from_json(data: bytes, origin: str) -> Sequence[Sequence[int]]:
     try:
         groups = load_json(data, origin)
     except (ValueError, RecursionError) as error:
-        raise StrategyError(f"{origin}: is no JSON: {error}") from error
+        raise StrategyError(f"{origin}: is not JSON: {error}") from error
     if not groups or not all(isinstance(group, list) and all(type(rank) is int for rank in group) for group in groups):
         raise StrategyError(f"{origin}: must be a list of lists of ranks, such as [[0, 2], [1, 3]]")
     if any(rank < 0 for group in groups for rank in group):

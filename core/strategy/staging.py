@@ -44,7 +44,7 @@ class PlaceRule:
                 found.add(int(place))
             else:
                 raise StrategyError(
-                    f"--place {self.pattern}={','.join(self.places)}: {place!r} is no stage: first, last, all, or "
+                    f"--place {self.pattern}={','.join(self.places)}: {place!r} is not a stage: first, last, all, or "
                     f"a number from 0 to {stage_count - 1}"
                 )
         return tuple(sorted(found))
@@ -218,7 +218,7 @@ def _placed(
     for rule in rules:
         fitting = [name for name in names if fits(rule.pattern, name, known)]
         if not fitting:
-            raise StrategyError(f"--place {rule.pattern}: no parameter's name fits {rule.pattern!r}")
+            raise StrategyError(f"--place {rule.pattern}: no parameter matches {rule.pattern!r}")
         placed |= dict.fromkeys(fitting, rule.stages(stage_count))
     return placed
 

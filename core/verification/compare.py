@@ -115,7 +115,7 @@ def fingerprint_checkpoint(
 
 
 def _check_selection(unused: frozenset[str], urls: list[str]) -> None:
-    """Refuse patterns that fit nothing: a mistyped one would compare what it should leave out."""
+    """Refuse patterns that match nothing: a mistyped one would compare what it should leave out."""
     if unused:
         raise InputError(f"{', '.join(sorted(unused))}: no parameter of {' or '.join(urls)} has such a name")
 

@@ -82,7 +82,7 @@ class ComparisonReport(Summary):
     """The result of a comparison.
 
     Attributes:
-        same: True if both are the same model.
+        same: True if both hold the same model.
         verdict: the result in a sentence.
         a: the first checkpoint.
         b: the second checkpoint.

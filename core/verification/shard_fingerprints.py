@@ -80,8 +80,7 @@ def sum_contributions(
         if file.version != record.version:
             raise CatalogError(
                 f"rank_{record.rank}: {record.location} changed since its headers were read "
-                f"({difference_text(record.version, file.version)}). Start again when nothing writes to the checkpoint "
-                "any more"
+                f"({difference_text(record.version, file.version)}). Retry when nothing writes to the checkpoint"
             )
         buffer = np.empty(BLOCK_BYTES, np.uint8)
         for entry, box, values in read_blocks(file, record, ranges, buffer):

@@ -55,7 +55,7 @@ class SourceComparison:
         except StorageError as error:
             if not has_no_file(error):
                 raise
-            raise InputError(f"{source}, which does not exist any more: {advice}\n  {error}") from error
+            raise InputError(f"{source}, which no longer exists: {advice}\n  {error}") from error
         except CatalogError as error:
             raise InputError(f"{source}, which has changed: {advice}\n  {error}") from error
         for rank, parts in zip(ranks, found, strict=True):

@@ -80,7 +80,7 @@ class _Facts:
         is_unified: True for files of whole tensors.
         notes: what was chosen, in sentences.
         tensors: the selected parameters by name, in the order of the files.
-        unused: patterns of the selection that fit no parameter's name.
+        unused: patterns of the selection that match no parameter.
         common: numbers in the common.json of a Checkpoint 2.0, by name.
     """
 
@@ -347,7 +347,7 @@ View = CheckpointView | FingerprintsView
 
 
 def _chosen(request: FingerprintRequest, names: Collection[str]) -> tuple[list[str], frozenset[str]]:
-    """The selected names, in their order, and the request's patterns that fit none."""
+    """The selected names, in their order, and the request's patterns that match none."""
     fitting: set[object] = set()
     selection = Changes(select=request.select, include=tuple(request.include), exclude=tuple(request.exclude))
     excluded = excluded_names(list(names), selection, fitting)

@@ -37,10 +37,10 @@ def check_dropped_copies(plan: ConversionPlan) -> None:
         difference = first_difference(plan, one, other)
         if difference is not None:
             problems.append(
-                f"{copy.name!r} is to be dropped, and is no copy of {original.name!r}: they differ in "
+                f"{copy.name!r} is to be dropped, and is not a copy of {original.name!r}: they differ in "
                 f"{difference} of the whole tensor"
             )
-    raise_problems(PlanError, f"{plan.inputs.catalog.url}: cannot be changed so", problems)
+    raise_problems(PlanError, f"{plan.inputs.catalog.url}: these changes cannot be applied", problems)
 
 
 def first_difference(plan: ConversionPlan, one: ParameterPlan, other: ParameterPlan) -> TensorSlice | None:

@@ -218,12 +218,18 @@ REFUSED_OPTIONS = [
         "'(' is not a regular expression: missing ), unterminated subpattern",
     ),
     (["--rename", r"re:a\d(.)=\2"], r"'\2' does not go with the regular expression 'a\d(.)': invalid group"),
-    (["--rename", r"re:\.norm=x"], r"the rename of '\.norm' fits no parameter as a whole, though a part of 'layers.0"),
+    (
+        ["--rename", r"re:\.norm=x"],
+        r"the rename of '\.norm' matches no parameter as a whole, though a part of 'layers.0",
+    ),
     (["--cast", "bfloat16"], "--cast: 'bfloat16' must be PATTERN=DTYPE, such as *=bfloat16"),
     (["--cast", "*=int8"], "unsupported dtype 'int8'; choose from float16, bfloat16, float32, float64"),
     (["--include", ""], "--include: a pattern is empty"),
     (["--select", "weights"], "'weights' is not one of 'all', 'weights-only'"),
-    (["--exclude", "adam_v*"], "cannot be changed so\n  - the pattern 'adam_v*' (exclude) fits no parameter"),
+    (
+        ["--exclude", "adam_v*"],
+        "these changes cannot be applied\n  - the pattern 'adam_v*' (exclude) matches no parameter",
+    ),
     (["--rename", "rope=layers.0.norm.weight"], "'layers.0.norm.weight' and 'rope' would both be called"),
     (["--changes", "nowhere.yaml"], "nowhere.yaml"),
 ]

@@ -189,7 +189,7 @@ def test_a_source_that_became_a_pipe_is_not_waited_for(bounded: Callable[..., An
     replace(tmp_path / "src/rank_0/checkpoint_0.ckpt", "pipe")
     shown = bounded("verify", tmp_path / "out", "--level", "content")
     assert shown.code == 2
-    assert "which does not exist any more" in shown.err
+    assert "which no longer exists" in shown.err
     assert "rank_0/checkpoint_0.ckpt: cannot read it: a pipe, not a regular file" in shown.err
 
 

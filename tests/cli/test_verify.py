@@ -86,7 +86,7 @@ def test_a_source_that_is_gone(reshard: Callable[..., Any], tmp_path: Path) -> N
         path.rmdir() if path.is_dir() else path.unlink()
     shown = reshard("verify", tmp_path / "out", "--level", "content")
     assert (shown.code, shown.out) == (2, "")
-    assert f"{tmp_path}/src, which does not exist any more: restore it, or use `--level checksum`" in shown.err
+    assert f"{tmp_path}/src, which no longer exists: restore it, or use `--level checksum`" in shown.err
 
 
 def test_names_of_what_opens_the_source(reshard: Callable[..., Any], converted: Path) -> None:

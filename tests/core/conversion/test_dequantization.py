@@ -142,7 +142,7 @@ def test_without_a_scale_or_in_another_type_nothing_is_scaled(tmp_path: Path) ->
         (
             {"v": ("F32", np.ones((24, 24), np.float32))},
             [dequantize()],
-            "step 1, the dequantization of '{x:*}', fits no parameter",
+            "step 1, the dequantization of '{x:*}', matches no parameter",
         ),
     ],
 )

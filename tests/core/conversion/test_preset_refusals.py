@@ -138,7 +138,7 @@ def test_a_rename_of_a_name_that_a_preset_has_changed(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as error:
         make_plan(exported(family, tmp_path / "out", like=like, rename=[f"{old}=other"]))
     assert (
-        f"the rename of {old!r} fits no parameter: steps, or a preset, come before it and leave "
+        f"the rename of {old!r} matches no parameter: steps, or a preset, come before it and leave "
         "'model.embed_tokens.weight' of that: rename what they leave" in str(error.value)
     )
 

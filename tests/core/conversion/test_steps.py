@@ -101,7 +101,9 @@ def test_a_copy_that_is_none_is_not_left_out(tmp_path: Path) -> None:
     other[95, 23] = -0.0
     with pytest.raises(PlanError) as error:
         drop_copies(tmp_path, [embed, other])
-    assert "'mtp.1.embed' is to be dropped, and is no copy of 'embed': they differ in [0:96, 0:24]" in str(error.value)
+    assert "'mtp.1.embed' is to be dropped, and is not a copy of 'embed': they differ in [0:96, 0:24]" in str(
+        error.value
+    )
     assert not (tmp_path / "target").exists()
 
 

@@ -18,17 +18,17 @@ def test_rules_that_fit_nothing_are_refused() -> None:
         rename=[RenameRule(name="wieght", to="w"), RenameRule(pattern="x(.*)", to=r"\1")],
         cast=[CastRule(parameters="norm*", dtype="float32")],
     ) == [
-        "the pattern 'b*' (include) fits no parameter",
-        "the pattern 'adam_*' (exclude) fits no parameter",
-        "the split of 'qkv' fits no parameter",
-        "the join into 'gate_up' fits no parameter",
-        "the transposition of 'dense*' fits no parameter",
-        "the rename of 'wieght' fits no parameter; did you mean weight?",
-        "the rename of 'x(.*)' fits no parameter",
-        "the cast of 'norm*' fits no parameter",
+        "the pattern 'b*' (include) matches no parameter",
+        "the pattern 'adam_*' (exclude) matches no parameter",
+        "the split of 'qkv' matches no parameter",
+        "the join into 'gate_up' matches no parameter",
+        "the transposition of 'dense*' matches no parameter",
+        "the rename of 'wieght' matches no parameter; did you mean weight?",
+        "the rename of 'x(.*)' matches no parameter",
+        "the cast of 'norm*' matches no parameter",
     ]
     assert refusal(entry("w", ()), cast=[CastRule(parameters="*", dtype="float32")]) == [
-        "the cast of '*' fits no floating-point parameter, only w (Int32)"
+        "the cast of '*' matches no floating-point parameter, only w (Int32)"
     ]
     assert refusal(entry("w", ()), exclude=["*"]) == [
         "no parameter is left: what is selected, included and excluded leaves none"
@@ -68,13 +68,15 @@ def test_names_that_cannot_be_are_refused() -> None:
 def test_joins_need_each_part_once() -> None:
     a0, b0, a1 = entry("0.a", (2,)), entry("0.b", (2,)), entry("1.a", (2,))
     rule = JoinRule(parameters=(r"(\d)\.a", r"(\d)\.b"), into=r"\1.ab")
-    assert refusal(a0, b0, a1, join=[rule]) == [r"the join into '\1.ab': '1.a' has no counterpart that fits '(\d)\.b'"]
+    assert refusal(a0, b0, a1, join=[rule]) == [
+        r"the join into '\1.ab': '1.a' has no counterpart that matches '(\d)\.b'"
+    ]
     same = JoinRule(parameters=(r"(\d)\..", "(x)"), into=r"\1.ab")
     assert refusal(a0, b0, entry("x", (2,)), join=[same])[0] == (
         r"the join into '\1.ab': '0.b' and '0.a' are the same part of it"
     )
     both = JoinRule(parameters=(r"(\d)\.a", r"(\d)\.[ab]"), into=r"\1.ab")
-    assert r"the join into '\1.ab': '0.a' fits several of its parts" in refusal(a0, b0, join=[both])
+    assert r"the join into '\1.ab': '0.a' matches several of its parts" in refusal(a0, b0, join=[both])
 
 
 def test_shapes_that_rules_do_not_go_with_are_refused() -> None:

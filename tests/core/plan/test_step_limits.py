@@ -195,8 +195,8 @@ def test_where_a_name_fits_in_several_ways_nothing_is_guessed() -> None:
     assert planned({"a.b": (4,)}, [rename]) == {"b.a": (4,)}
     [problem] = refused({"a.b.c": (4,), "a.b": (4,)}, [rename]).splitlines()[1:]
     assert problem == (
-        "  - the rename of '{x:*}.{y:*}': 'a.b.c' fits '{x:*}.{y:*}' in several ways: x is 'a.b', or 'a'. Say more of "
-        "the name between its placeholders"
+        "  - the rename of '{x:*}.{y:*}': 'a.b.c' matches '{x:*}.{y:*}' in several ways: x is 'a.b', or 'a'. Say more "
+        "of the name between its placeholders"
     )
     # where it does not matter which
     assert planned({"a.b.c": (4, 6)}, [{"transpose": {"parameters": "{x:*}.{y:*}"}}]) == {"a.b.c": (6, 4)}

@@ -90,7 +90,7 @@ def test_a_step_that_fits_nothing_is_refused_unless_it_is_optional() -> None:
     step: dict[str, Any] = {"parameters": "layer.{L}.v", "to": "x.{L}"}
     [problem] = refused(tensors("layer.0.w"), {"rename": step})
     assert problem == (
-        "step 1, the rename of 'layer.{L}.v', fits no parameter; there is 'layer.0.w', say: correct it, or say "
+        "step 1, the rename of 'layer.{L}.v', matches no parameter; there is 'layer.0.w', say: correct it, or say "
         "'optional: true'"
     )
     assert made(tensors("layer.0.w"), {"rename": step | {"optional": True}}) == {"layer.0.w": (4, 6)}
@@ -215,7 +215,7 @@ def test_a_copy_to_be_dropped_has_the_shape_and_element_type_of_the_other() -> N
     drop = {"drop": {"parameters": "b", "copy_of": "a"}}
     assert made(tensors("a", "b", "c"), drop) == {"a": (4, 6), "c": (4, 6)}
     [problem] = refused([*tensors("a"), *tensors("b", shape=(6, 4))], drop)
-    assert problem == "the drop of 'b': 'b' is no copy of 'a': it is Float32 [6, 4], and not Float32 [4, 6]"
+    assert problem == "the drop of 'b': 'b' is not a copy of 'a': it is Float32 [6, 4], not Float32 [4, 6]"
     [problem] = refused(tensors("a", "b"), {"transpose": {"parameters": "b"}}, drop)
     assert problem == (
         "the drop of 'b': 'b' and 'a' can only be compared as the source has them: drop it before other steps "

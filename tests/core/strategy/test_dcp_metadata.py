@@ -135,7 +135,7 @@ def _two_indexes(metadata: Any) -> None:
         (lambda each: each.state_dict_metadata.clear(), "places parameters that it does not list"),
         (lambda each: (each.state_dict_metadata.clear(), each.storage_data.clear()), "lists no tensor"),
         (lambda each: setattr(each, "storage_data", None), "has no storage_data"),
-        (lambda each: each.state_dict_metadata.update({7: _tensor(each)}), "by something that is no text"),
+        (lambda each: each.state_dict_metadata.update({7: _tensor(each)}), "by something that is not text"),
     ],
 )
 def test_what_contradicts_itself_is_refused(change: Any, message: str, tmp_path: Path) -> None:

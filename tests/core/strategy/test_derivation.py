@@ -185,7 +185,7 @@ def test_both_along_one_axis() -> None:
         ("wq=x", "it has to be PATTERN=AXIS"),
         ("l.*=0:pipeline", "it has to be PATTERN=AXIS"),
         ("l.*=0,1", "the same devices cannot cut it twice"),
-        ("none=0", "no parameter's name fits 'none'"),
+        ("none=0", "no parameter matches 'none'"),
         ("l.0.wq=2", "has no axis 2, which --cut l.0.wq names: it has 2: 'l.0.wq'"),
     ],
 )

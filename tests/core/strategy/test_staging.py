@@ -134,8 +134,8 @@ def test_rules_say_it() -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("odd=2", "'2' is no stage: first, last, all, or a number from 0 to 1"),
-        ("none*=first", "no parameter's name fits 'none*'"),
+        ("odd=2", "'2' is not a stage: first, last, all, or a number from 0 to 1"),
+        ("none*=first", "no parameter matches 'none*'"),
         ("odd", "has to be PATTERN=first"),
     ],
 )

@@ -26,7 +26,7 @@ def test_a_copy_that_is_none_is_not_taken_for_one(tmp_path: Path) -> None:
     options = {"preset": "deepseek3", "switch": switches_of(MTP, to_mf=True)}
     assert compare_checkpoints(build_comparison(a=str(MTP.hf), b=str(MTP.mf), **options)).same
     with pytest.raises(
-        PlanError, match=r"embed_tokens.weight' is to be dropped, and is no copy of 'model.embed_tokens"
+        PlanError, match=r"embed_tokens.weight' is to be dropped, and is not a copy of 'model.embed_tokens"
     ):
         compare_checkpoints(build_comparison(a=str(changed), b=str(MTP.mf), **options))
 

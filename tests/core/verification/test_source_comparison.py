@@ -30,7 +30,7 @@ def test_a_source_that_is_not_there_any_more(target: Path, tmp_path: Path, lost:
     convert(FOUR_TO_THREE.request(target, source=str(source)))
     if lost == "gone":
         shutil.rmtree(source)
-        message = "which does not exist any more"
+        message = "which no longer exists"
     else:
         spoil(file_of(source, 1), "layers.0.weight_0")
         message = "which has changed"
