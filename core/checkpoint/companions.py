@@ -62,7 +62,8 @@ def companions_of(url: str, names: tuple[str, ...], dtype: str) -> Companions:
     """Return the companions of a directory with these `names`, for weights of `dtype`.
 
     Raises:
-        InputError: one cannot be read or is a link that leads out of the directory, or `config.json` is no JSON object.
+        InputError: one cannot be read or is a link that leads out of the directory, or `config.json` is not a JSON
+            object.
         StorageError: a transient failure.
     """
     wanted = [name for name in COMPANION_NAMES if name in names]

@@ -31,8 +31,8 @@ def test_the_same_model(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [
         "the same model: 7 parameters, 205.5 KiB, 4 and 3 ranks",
-        "note on A: chosen: the files without a step (checkpoint_0.ckpt on rank_0, 4 ranks)",
-        "note on B: chosen: the files without a step (checkpoint_0.ckpt on rank_0, 3 ranks)",
+        "note on A: using files whose names have no step number (checkpoint_0.ckpt on rank_0, 4 ranks)",
+        "note on B: using files whose names have no step number (checkpoint_0.ckpt on rank_0, 3 ranks)",
     ]
     assert "of contents read in" in printed.err
 

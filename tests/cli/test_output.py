@@ -61,11 +61,11 @@ def test_a_narrow_terminal_leaves_columns_out_and_says_so(capsys: pytest.Capture
 
 @pytest.mark.usefixtures("narrow")
 def test_long_notes_are_wrapped_in_their_column(capsys: pytest.CaptureFixture[str]) -> None:
-    print_facts([("to", "/a/" + "long/" * 10), ("note", "chosen: step 3_1200, the newest that all ranks have")])
+    print_facts([("to", "/a/" + "long/" * 10), ("note", "using step 3_1200, the newest that all ranks have")])
     assert capsys.readouterr().out.splitlines() == [
         "to    /a/" + "long/" * 10,  # whole, to be copied
-        "note  chosen: step 3_1200, the newest",
-        "      that all ranks have",
+        "note  using step 3_1200, the newest that",
+        "      all ranks have",
     ]
 
 

@@ -62,7 +62,7 @@ def choose_dcp_step(root: Location, steps: Mapping[int, str], asked: str) -> tup
     passed_over: list[str] = []
     for number in newest_first:
         if DCP_METADATA_NAME in _names_in(root.child(steps[number])):
-            notes = [f"chosen: step {number}, the newest that is complete"] if len(steps) > 1 else []
+            notes = [f"using step {number}, the newest that is complete"] if len(steps) > 1 else []
             if passed_over:
                 notes.append(f"ignored newer steps without {DCP_METADATA_NAME}: {listed(passed_over, _MAX_LISTED)}")
             return number, tuple(notes)

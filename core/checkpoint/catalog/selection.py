@@ -239,10 +239,10 @@ def _chosen_note(
     example = printable(names[min(names)].name)
     of_prefix = "" if spelling is None else f" of prefix {printable(spelling)}"
     if step is None:
-        what = f"chosen: the files without a step{of_prefix}"
+        what = f"using files whose names have no step number{of_prefix}"
     else:
         why = "as asked" if asked is not None else "the newest that all ranks have"
-        what = f"chosen: step {step}{of_prefix}, {why}"
+        what = f"using step {step}{of_prefix}, {why}"
     return f"{what} ({example} on rank_{min(names)}, {len(names)} ranks)" if len(names) > 1 else f"{what} ({example})"
 
 

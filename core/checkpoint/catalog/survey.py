@@ -356,7 +356,7 @@ def _survey_pattern(pattern: Location) -> CheckpointSurvey:
             match for (rank, _), listing in zip(folders, listings, strict=True) for match in _match(listing, part, rank)
         ]
     if not matches:
-        raise CatalogError(f"{pattern}: nothing there fits the pattern")
+        raise CatalogError(f"{pattern}: nothing matches the pattern")
     rank_folders = {rank: item for rank, item in matches if item.kind == "directory"}
     if rank_folders:
         files, ignored = _list_ranks(root, rank_folders)

@@ -78,7 +78,7 @@ class BlockLayout:
         return self.mode is not EncryptionMode.AES_GCM
 
     def cipher_bytes(self, head: bytes) -> int | None:
-        """Return the cipher's length from a block's head; None if it is no such head."""
+        """Return the cipher's length from a block's head; None if it is not such a head."""
         if len(head) < self.head_bytes or not head.startswith(self.magic):
             return None
         rest_bytes, iv_bytes = struct.unpack_from("<II", head, self.sizes_at)

@@ -274,7 +274,7 @@ def plan_file(
 
 @contextmanager
 def _blaming_the_key(file: SourceFile) -> Iterator[None]:
-    """Explain errors of a decrypted file: a wrong key shows only in that the result is no checkpoint."""
+    """Explain errors of a decrypted file: a wrong key shows only in that the result is not a checkpoint."""
     try:
         yield
     except CheckpointError as error:

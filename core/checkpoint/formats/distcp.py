@@ -3,7 +3,7 @@
 A file is an archive for each tensor, one after another, as `torch.save` writes them: a zip whose records are stored as
 they are, the tensor's bytes at a multiple of 64 from its beginning. `.metadata` names the archives' places; the files
 themselves do not name their tensors. An archive's length follows from its tensor's dtype and shape, so the places
-follow from the tensors of a file, in their order. They are no part of records: this layout cannot change.
+follow from the tensors of a file, in their order. They are not part of records: this layout cannot change.
 
 A zip has the CRC-32 of each record, which is known when its bytes are written: behind them, and in the directory.
 """

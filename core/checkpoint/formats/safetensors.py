@@ -173,13 +173,13 @@ def _read_header(file: SourceFile, parse: Parse, heads: list[tuple[int, bytes]] 
     length = int.from_bytes(read_bytes(file, 0, _LENGTH_BYTES), "little")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{file.location}: at byte 0: a header of {length} bytes, more than {MAX_HEADER_BYTES}: "
+            f"{file.location}: at byte 0: a {length:,}-byte header, larger than {MAX_HEADER_BYTES:,} bytes: "
             "not a .safetensors file, or damaged"
         )
     if _LENGTH_BYTES + length > file.size_bytes:
         raise CheckpointError(
-            f"{file.location}: at byte 0: a header of {length} bytes that the file, {file.size_bytes} bytes, "
-            "ends before: truncated or damaged"
+            f"{file.location}: at byte 0: the file, {file.size_bytes:,} bytes, ends in the middle of a "
+            f"{length:,}-byte header: truncated or damaged"
         )
     try:
         parse.take(length)

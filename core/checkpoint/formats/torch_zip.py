@@ -203,7 +203,7 @@ class _Archive:
     def _only(self, name: str) -> str:
         names = [each for each in self._entries if each == name or each.endswith(f"/{name}")]
         if len(names) != 1:
-            raise CheckpointError(f"has {len(names)} records {name!r}: it is no tensor that torch saved")
+            raise CheckpointError(f"has {len(names)} records {name!r}: it is not a tensor that torch saved")
         return names[0]
 
     def _content(self, name: str, most_bytes: int) -> bytes:
@@ -242,7 +242,7 @@ class _Archive:
     def _read_directory(self) -> dict[str, _Entry]:
         size = self._extent.length
         if size < END.size or self._read(0, len(LOCAL_START)) != LOCAL_START:
-            raise CheckpointError("is no zip archive: damaged, or not what torch.save writes")
+            raise CheckpointError("is not a zip archive: damaged, or not what torch.save writes")
         end = size - END.size
         signature, *_, count, length, offset, comment = END.unpack(self._read(end, END.size))
         if signature != END_START or comment:

@@ -32,7 +32,7 @@ def read_weight_map(location: Location) -> dict[str, str]:
     """Read an index: the file of each tensor.
 
     Raises:
-        CatalogError: the file is no index.
+        CatalogError: the file is not an index.
         CheckpointError: the file is far too large for one.
         LimitError: parsing would exceed the memory limit.
         StorageError: the file cannot be read.

@@ -155,5 +155,5 @@ class WireReader:
 
     def _overrun(self, offset: int, length: int, stop: int) -> CheckpointError:
         if stop == self._stop:
-            return self.error(offset, f"a field of {length} bytes that the file ends before: truncated or damaged")
-        return self.error(offset, f"a field of {length} bytes that exceeds what holds it, up to {stop}: damaged")
+            return self.error(offset, f"the file ends in the middle of a {length:,}-byte field: truncated or damaged")
+        return self.error(offset, f"a {length:,}-byte field runs past byte {stop:,}, the end of its message: damaged")

@@ -42,7 +42,7 @@ def test_the_newest_complete_step_is_converted(training: Path, tmp_path: Path) -
     assert read_safetensors(tmp_path / "out" / FILE) == UNEVEN.whole
     assert report.step == "1000"
     assert report.notes[:2] == (
-        "chosen: step 1000, the newest that is complete",
+        "using step 1000, the newest that is complete",
         "ignored newer steps without .metadata: 1500",
     )
     document = describe(str(training))

@@ -21,7 +21,7 @@ def test_catalog_of_rank_folders(source: Source) -> None:
     assert chosen(result) == [f"rank_{rank}/CKP-2_2.ckpt" for rank in range(12)]
     assert (result.url, result.step, result.format) == (source.url, "2_2", CheckpointFormat.CKPT)
     assert result.notes == (
-        "chosen: step 2_2 of prefix CKP, the newest that all ranks have (CKP-2_2.ckpt on rank_0, 12 ranks)",
+        "using step 2_2 of prefix CKP, the newest that all ranks have (CKP-2_2.ckpt on rank_0, 12 ranks)",
         "ignored newer steps that are incomplete: 10_2 (not on rank_3, rank_4, rank_5 and 6 more)",
     )
     record = result.records[11]

@@ -36,7 +36,7 @@ def test_newest_step_by_number_not_by_letter() -> None:
     assert chosen(selection) == ["CKP-10_11.ckpt"]
     assert selection.step == Step(10, 11)
     assert selection.format is CheckpointFormat.CKPT
-    assert selection.notes == ("chosen: step 10_11 of prefix CKP, the newest that all ranks have (CKP-10_11.ckpt)",)
+    assert selection.notes == ("using step 10_11 of prefix CKP, the newest that all ranks have (CKP-10_11.ckpt)",)
 
 
 def test_newest_step_that_every_rank_has() -> None:
@@ -45,7 +45,7 @@ def test_newest_step_that_every_rank_has() -> None:
     )
     assert chosen(selection) == ["CKP-2_5.ckpt"] * 3
     assert selection.notes == (
-        "chosen: step 2_5 of prefix CKP, the newest that all ranks have (CKP-2_5.ckpt on rank_0, 3 ranks)",
+        "using step 2_5 of prefix CKP, the newest that all ranks have (CKP-2_5.ckpt on rank_0, 3 ranks)",
         "ignored newer steps that are incomplete: 4_5 (not on rank_0, rank_1), 3_5 (not on rank_1)",
     )
 
@@ -58,7 +58,7 @@ def test_no_step_on_all_ranks() -> None:
 def test_step_as_asked() -> None:
     selection = select("CKP-1_5.ckpt CKP-10_5.ckpt", "CKP-1_5.ckpt CKP-10_5.ckpt CKP-11_5.ckpt", step="1_5")
     assert chosen(selection) == ["CKP-1_5.ckpt"] * 2
-    assert selection.notes == ("chosen: step 1_5 of prefix CKP, as asked (CKP-1_5.ckpt on rank_0, 2 ranks)",)
+    assert selection.notes == ("using step 1_5 of prefix CKP, as asked (CKP-1_5.ckpt on rank_0, 2 ranks)",)
 
 
 def test_asked_step_missing_on_some_ranks() -> None:
@@ -170,7 +170,7 @@ def test_second_run_can_be_asked_for_where_it_looks_like_a_rank() -> None:
 def test_one_file_without_a_step() -> None:
     selection = select("checkpoint_0.ckpt", "checkpoint_1.ckpt")
     assert selection.step is None
-    assert selection.notes == ("chosen: the files without a step (checkpoint_0.ckpt on rank_0, 2 ranks)",)
+    assert selection.notes == ("using files whose names have no step number (checkpoint_0.ckpt on rank_0, 2 ranks)",)
 
 
 def test_one_file_each_may_be_named_anyhow() -> None:

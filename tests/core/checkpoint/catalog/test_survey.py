@@ -125,7 +125,7 @@ def test_pattern_takes_other_signs_as_they_are(root: str) -> None:
 
 def test_pattern_that_fits_nothing(root: str) -> None:
     fill(root, "rank_x/a.ckpt")
-    with pytest.raises(CatalogError, match=r"rank_\{rank\}: nothing there fits the pattern"):
+    with pytest.raises(CatalogError, match=r"rank_\{rank\}: nothing matches the pattern"):
         survey(root + "/rank_{rank}")
 
 

@@ -159,10 +159,13 @@ W = described("I8", [2], 0, 2)
 BAD = {
     "empty": (b"", "the file is empty"),
     "seven bytes": (bytes(7), "has 7 bytes, too few"),
-    "header beyond the file": (with_header({"w": W})[:-1], "at byte 0: a header of .* that the file, .*, ends before"),
+    "header beyond the file": (
+        with_header({"w": W})[:-1],
+        "at byte 0: the file, .* bytes, ends in the middle of a .*-byte header",
+    ),
     "header length of 2^63": (
         (2**63).to_bytes(8, "little") + b"{}",
-        "a header of 9223372036854775808 bytes, more than",
+        "a 9,223,372,036,854,775,808-byte header, larger than",
     ),
     "not UTF-8": (with_header(b'{"\xff":1}'), "the header is not JSON"),
     "not JSON": (with_header(b"{"), "the header is not JSON"),
@@ -262,7 +265,7 @@ def test_refused(case: str) -> None:
 
 def test_a_header_beyond_the_limit_is_not_read() -> None:
     file = memory_file((200_000_000).to_bytes(8, "little"), size_bytes=300_000_000)
-    with pytest.raises(CheckpointError, match="a header of 200000000 bytes, more than 100000000"):
+    with pytest.raises(CheckpointError, match="a 200,000,000-byte header, larger than 100,000,000 bytes"):
         safetensors.read_index(file)
     assert file.reads == [(0, 8)]
 

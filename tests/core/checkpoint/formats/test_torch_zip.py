@@ -156,7 +156,7 @@ def test_sizes_of_64_bits(tmp_path: Path) -> None:
         ({"data.pkl": tensor_pickle("FloatStorage", -12, (3,), (1,))}, "describes a tensor without a storage"),
         ({"data.pkl": tensor_pickle("Size", 12, (3,), (1,))}, "wants 'torch.Size', which no checkpoint needs"),
         ({"data.pkl": b"N" * 70000}, "its record 'archive/data.pkl' has 70000 bytes"),
-        ({"x/data.pkl": b"N."}, "has 2 records 'data.pkl': it is no tensor that torch saved"),
+        ({"x/data.pkl": b"N."}, "has 2 records 'data.pkl': it is not a tensor that torch saved"),
     ],
 )
 def test_what_is_no_tensor_is_refused(tmp_path: Path, changed: dict[str, bytes], message: str) -> None:

@@ -59,7 +59,7 @@ def test_peek_does_not_advance_and_take_does() -> None:
         (b"\x0b", "at byte 0: a field of wire type 3"),
         (
             number(1, 1) + b"\x12\x05abc",
-            "at byte 2: a field of 5 bytes that the file ends before: truncated",
+            "at byte 2: the file ends in the middle of a 5-byte field: truncated",
         ),
     ],
 )
@@ -73,6 +73,6 @@ def test_a_field_longer_than_the_message_around_it() -> None:
     data = blob(1, inner) + bytes(20)
     walk = reader(data)
     for _, length in walk.fields(len(data)):
-        with pytest.raises(CheckpointError, match="a field of 9 bytes that exceeds what holds it, up to 4: damaged"):
+        with pytest.raises(CheckpointError, match="a 9-byte field runs past byte 4, the end of its message: damaged"):
             list(walk.fields(walk.offset + length))
         break
