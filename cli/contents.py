@@ -157,7 +157,7 @@ def _print_unified(document: Document) -> None:
         ("size", size_text(sum(file["size_bytes"] for file in files))),
     ]
     if document["in_no_strategy"]:
-        facts.append(("in no strategy", ", ".join(document["in_no_strategy"])))
+        facts.append(("not in any strategy", ", ".join(document["in_no_strategy"])))
     facts += [("note", note) for note in document["notes"]]
     if document["ignored"]:
         facts.append(("ignored", listed(document["ignored"], 8)))

@@ -109,7 +109,7 @@ def values(parameter: Parameter, step: int) -> np.ndarray:
 
 
 def training_state(epoch: int, step: int) -> dict[str, np.ndarray]:
-    """What is saved beside the parameters, the same on every rank and in no strategy."""
+    """What is saved beside the parameters, the same on every rank and not in any strategy."""
     return {
         "global_step": np.array([step], dtype=np.int32),
         "learning_rate": np.array(3e-4, dtype=np.float32),

@@ -73,7 +73,7 @@ def run_ranks(session: Session, stop: threading.Event) -> Failures:
     def stopping() -> None:
         stop.set()
         if session.is_remote:
-            progress.note("stopping: requests that are under way are waited for")
+            progress.note("stopping: waiting for requests in flight")
 
     run_in_threads(dispatch, do, session.budget.workers, session.prefetch, stopping)
     return dispatch.failures

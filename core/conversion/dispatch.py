@@ -159,7 +159,7 @@ class Dispatch:
         return not self._left[origin]
 
     def fail_rest(self, reason: str) -> None:
-        """Fail all ranks that are not done yet, because nothing can be run any more."""
+        """Fail all ranks that are not done yet: the runner is gone."""
         self._under_way.clear()
         while any(self._left.values()):
             for left in self._left.values():

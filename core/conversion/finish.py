@@ -75,8 +75,8 @@ def finish(
         # for example: a task that was given to two workers ended after its file was checked. Transient, because another
         # run may have committed the target just now
         raise StorageError(
-            f"{rank_names(undone, 10)}: said to be done, but no checked file is recorded; the same command does "
-            f"only these again ({session.workspace.directory} holds what is done)",
+            f"{rank_names(undone, 10)}: reported as done, but no checked file is recorded; rerun the command to retry "
+            f"only these ({session.workspace.directory} holds what is done)",
             transient=True,
         )
     if not missing:
@@ -144,7 +144,7 @@ def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> No
     causes = [error for rank, error in failures.items() if plan.copies.get(rank) not in failures]
     # values stay too large, however often they are cast
     is_lasting = any(isinstance(error, CastError) for error in causes)
-    advice = "" if is_lasting else "; the same command does only these again"
+    advice = "" if is_lasting else "; rerun the command to retry only these"
     message = (
         f"{len(failures)} of {len(session.ranks)} target {kind}s failed{advice} "
         f"({session.workspace.directory} holds what is done)\n  " + "\n  ".join(lines)

@@ -162,7 +162,7 @@ def _read_part(location: Location) -> _Part:
     plan = rebuild_plan(Workspace(location, manifest.identity).plan_url, manifest.plan_digest)
     if plan.part is None:
         raise InputError(
-            f"{location}: is no part: it was not converted with one pipeline stage's own strategy, to a target with "
+            f"{location}: is not a part: it was not converted with one pipeline stage's own strategy, to a target with "
             "other stages' parameters as well"
         )
     return _Part(location, manifest, plan, plan.part)

@@ -136,7 +136,7 @@ def _step(found: FoundSteps) -> Step | None:
 
 def _dry_report(request: LatestConversionRequest, found: FoundSteps) -> LatestReport:
     if found.awaited:
-        waits = tuple(f"step {each.step} would be waited for: {each.incomplete}" for each in found.awaited)
+        waits = tuple(f"would wait for step {each.step}: {each.incomplete}" for each in found.awaited)
         report = _report(request, found, LatestOutcome.WOULD_WAIT)
         return report.model_copy(update={"notes": waits + report.notes})
     converted = found.newest is not None and found.newest.converted

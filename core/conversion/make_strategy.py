@@ -122,7 +122,7 @@ def _unified_tensors(url: str) -> dict[str, TensorFacts]:
     """The tensors of a unified checkpoint; none if there is no such thing."""
     try:
         found = survey(url)
-    except CatalogError:  # a strategy is no checkpoint
+    except CatalogError:  # a strategy is not a checkpoint
         return {}
     if found.shape is not CheckpointShape.UNIFIED:
         return {}

@@ -54,13 +54,11 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
         notes.append(f"missing in the source, as allowed: {listed(match.allowed_missing)}")
     if match.passed_through:
         names = [each.name for each in match.passed_through]
-        changed = {effect.parameter for effect in effects}
-        how = "copied unchanged" if changed.isdisjoint(names) else "copied"
-        notes.append(f"in no strategy, {how} to every target rank: {listed(names)}")
+        notes.append(f"not in any strategy; copied to every target rank: {listed(names)}")
     if match.outside:
         where = "on every target rank" if plan.inputs.iteration else "once in the target"
         outside = listed(match.outside)
-        notes.append(f"in no strategy, the same on all source ranks that have it, and {where}: {outside}")
+        notes.append(f"not in any strategy; the same on all source ranks that have it, and {where}: {outside}")
     if match.in_common:
         notes.append(f"in common.json of the target, and in none of its files: {listed(match.in_common)}")
     if match.appended:
@@ -71,7 +69,7 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     differing = [each.name for each in match.passed_through if _differs(plan, each)]
     if differing:
         notes.append(
-            f"in no strategy, but different on different source ranks: {listed(differing)}; every target rank got "
+            f"not in any strategy, but different on different source ranks: {listed(differing)}; every target rank got "
             "its counterpart's. If they are sharded, they are missing in the source strategy; if they hold the step, "
             "the source's files are of several steps"
         )
@@ -89,7 +87,7 @@ def _lost_notes(plan: ConversionPlan) -> Iterator[str]:
         yield f"RECOVERED: rank_{rank} ({why}): {listed(taken) or 'no slice that only it held was needed'}"
     if catalog.lost and plan.match.passed_through:
         yield (
-            "parameters in no strategy are taken from other ranks in place of lost ones; whether lost ranks had "
+            "parameters not in any strategy are taken from other ranks in place of lost ones; whether lost ranks had "
             "any others cannot be known"
         )
 
@@ -125,7 +123,7 @@ def _incomplete_notes(plan: ConversionPlan) -> Iterator[str]:
     if gaps:
         ranks = {rank for missing in gaps.values() for rank in missing}
         yield (
-            f"in no strategy, and NOT on {rank_names(ranks, 8)}, whose files may have been cut off: "
+            f"not in any strategy, and NOT on {rank_names(ranks, 8)}, whose files may have been cut off: "
             f"{listed(list(gaps))}; their values are taken from other ranks"
         )
 

@@ -230,7 +230,7 @@ def _read_conversion(directory: Location, step: Step) -> _Conversion | None:
     try:
         created = datetime.fromisoformat(manifest.created)
     except ValueError as error:
-        raise TargetError(f"its manifest says that it was created {manifest.created!r}, which is no time") from error
+        raise TargetError(f"its manifest says that it was created {manifest.created!r}, which is not a time") from error
     if created.tzinfo is None:
         created = created.replace(tzinfo=UTC)
     return _Conversion(directory, DatedStep(created, step), manifest, halfway)

@@ -247,17 +247,17 @@ def _is_as_committed(target: Target, finished: Workspace, level: VerifyLevel, bu
     target.check_nothing_foreign()
     check_no_other_state(target.final, plan.target_ranks)
     if problem := _problem_beside(target):
-        note(f"{problem}: it is written again")
+        note(f"{problem}: writing it again")
         return False
     # it may have been replaced meanwhile
     if len(sound) < len(plan.target_ranks) or (manifest := target.read_committed()) is None:
-        note(f"{target.final}: {len(plan.target_ranks) - len(sound)} of its files are to be mended")
+        note(f"{target.final}: {len(plan.target_ranks) - len(sound)} of its files are missing or damaged; repairing")
         return False
     if problems := state_problems(target.final, manifest):
-        note(f"{problems[0]}: it is written again")
+        note(f"{problems[0]}: writing it again")
         with target.claimed(()):
             target.restore_state()
-    note(f"{target.final}: was converted already by the same plan, and is as it should be")
+    note(f"{target.final}: already converted and intact; nothing to do")
     target.confirm(level.of_files)
     return True
 

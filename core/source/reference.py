@@ -39,7 +39,7 @@ _NOT_OF_MODEL = frozenset({"README.md", "LICENSE", ".gitattributes", ".git", ".c
 
 @frozen
 class Reference:
-    """A Hugging Face directory that a target is to be like.
+    """The Hugging Face directory that a target is modelled on.
 
     Attributes:
         url: the directory.
@@ -62,7 +62,7 @@ def read_reference(url: str) -> Reference:
     """Read what a Hugging Face directory has; of its weights the headers.
 
     Raises:
-        InputError: it is no such directory, or its files cannot be used.
+        InputError: it is not such a directory, or its files cannot be used.
         StorageError: a transient failure.
     """
     directory = parse_url(url)
@@ -137,7 +137,7 @@ def _main_dtype(parameters: list[ReshardedParameter]) -> DType:
     for each in parameters:
         counts[each.dtype] += math.prod(each.shape) if each.dtype.is_float else 0
     if not counts:
-        raise PlanError("no tensor is left, so that there is nothing to be like a Hugging Face directory")
+        raise PlanError("no tensor is left to write into a Hugging Face directory")
     return counts.most_common(1)[0][0]
 
 

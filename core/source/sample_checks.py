@@ -74,7 +74,7 @@ class _Sample:
     grid: ShardGrid
     contents: Mapping[int, bytes]
     proves_slices: bool
-    """Whether the shapes prove that ranks hold slices."""
+    """True if the shapes prove that ranks hold slices."""
 
     @property
     def name(self) -> str:

@@ -90,7 +90,7 @@ def name_findings(catalog: CheckpointCatalog, strategy: Strategy) -> list[Findin
     saved = _names_on(catalog, catalog.records)
     in_strategy = dict.fromkeys(name for stage in strategy.stages for name in stage.layouts)
     missing = [name for name in in_strategy if name not in saved]
-    # the state of training, such as global_step, is no part of the network
+    # the state of training, such as global_step, is not a part of the network
     unknown = [
         name
         for name in sorted(saved)

@@ -187,7 +187,7 @@ def _listing_problem(location: Location, index: IndexSummary, records: Iterable[
         if wrong:
             there = "is in" if wrong[0] in names else "is not in"
             return f"{location}: is wrong about parameter {wrong[0]!r}, which {there} {printable(record.file)}"
-    return f"{location}: lists {printable(next(iter(files)))}, which is no file of the checkpoint" if files else None
+    return f"{location}: lists {printable(next(iter(files)))}, which is not a file of the checkpoint" if files else None
 
 
 def _dcp_problem(

@@ -230,7 +230,7 @@ class Target:
             return Look(list_names(self.final), read_identity(state))
         names = set(list_names(self.final))
         # each look at a file is a request, mostly for nothing. Identity and manifest are read after they were listed:
-        # what another run of this plan writes meanwhile is no leftover
+        # what another run of this plan writes meanwhile is not a leftover
         found = self._state_files() if STATE_DIRECTORY in names else ()
         there = {file.name for file in found if file.parent.path == state.path}
         manifest = submitted(Target._read_manifest, self) if MANIFEST_NAME in there else None

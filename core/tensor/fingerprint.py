@@ -28,8 +28,8 @@ Changes that it detects:
   separately.
 
 The weights are the same everywhere and public: it is easy to make two different tensors with one fingerprint on
-purpose, and the fingerprint reveals something of the contents. It finds mistakes and accidents; it is no cryptographic
-hash, does not prove a tensor's origin, and does not belong beside an encrypted one.
+purpose, and the fingerprint reveals something of the contents. It finds mistakes and accidents; it is not a
+cryptographic hash, does not prove a tensor's origin, and does not belong beside an encrypted one.
 """
 
 from collections.abc import Iterable, Iterator
@@ -71,7 +71,7 @@ def box_fingerprint(values: np.ndarray, start: Shape, steps: Shape | None = None
         A number below 2**64; disjoint boxes' are added modulo 2**64.
 
     Raises:
-        ValueError: the values are no unsigned integers, or `start` has another number of axes.
+        ValueError: the values are not unsigned integers, or `start` has another number of axes.
     """
     # numpy gives single numbers for boxes without axes
     return int(box_fingerprints(np.asarray(values)[np.newaxis], start, steps)[0])
@@ -89,7 +89,7 @@ def box_fingerprints(values: np.ndarray, start: Shape, steps: Shape | None = Non
         uint64 array of shape (boxes,).
 
     Raises:
-        ValueError: the values are no unsigned integers, or `start` has another number of axes.
+        ValueError: the values are not unsigned integers, or `start` has another number of axes.
     """
     steps = steps or (1,) * len(start)
     if values.dtype.kind != "u" or not values.ndim - 1 == len(start) == len(steps):

@@ -125,7 +125,6 @@ def _unchanged(record: CatalogRecord, source: SourceFile) -> SourceFile:
         source.close()
         raise CatalogError(
             f"rank_{record.rank}: {record.location} changed while it was being converted "
-            f"({difference_text(record.version, source.version)}). Start the conversion again when nothing writes to "
-            "the source any more"
+            f"({difference_text(record.version, source.version)}). Retry when nothing writes to the source"
         )
     return source

@@ -73,7 +73,7 @@ def test_summary(reshard: Callable[..., Any], tmp_path: Path) -> None:
     assert "ranks      8 -> 2" in lines
     assert "verified   checksum; 333.8 KiB read back; whole shapes not confirmed" in lines
     assert any(line.startswith("shapes     ") and "not confirmed for 4 parameters" in line for line in lines)
-    assert "note       in no strategy, copied unchanged to every target rank: global_step, learning_rate" in lines
+    assert "note       not in any strategy; copied to every target rank: global_step, learning_rate" in lines
     assert any(line.startswith("written    333.8 KiB in ") for line in lines)
     assert [line.split()[:2] for line in lines[-2:]] == [
         ["0", "rank_0/checkpoint_0.ckpt"],
@@ -110,7 +110,7 @@ def test_a_rerun_says_that_all_was_done(reshard: Callable[..., Any], tmp_path: P
     again = reshard("convert", SOURCE, tmp_path / "out", *DIRECT)
     assert again.code == 0
     assert "written    nothing: an earlier run of the same plan wrote all" in again.out
-    assert "was converted already by the same plan" in again.err
+    assert "already converted and intact; nothing to do" in again.err
 
 
 def test_a_target_rank_that_is_not(reshard: Callable[..., Any], tmp_path: Path) -> None:

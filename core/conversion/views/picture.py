@@ -1,7 +1,7 @@
 """A picture of a plan: the bytes that each target rank gets from each source rank, as numbers and as an SVG.
 
 Ranks are binned if there are more than a reader can distinguish. Bytes are counted by layout class, not by read: 4096
-to 3072 ranks take a second. Parameters that are in no strategy are on every rank, and not in the picture.
+to 3072 ranks take a second. Parameters that are not in any strategy are on every rank, and not in the picture.
 """
 
 from collections.abc import Iterator

@@ -59,7 +59,7 @@ def test_another_iteration_is_chosen_by_its_number(tmp_path: Path) -> None:
         "in common.json of the source, and not in the result: epoch_num 1, step_num 33, global_batch_size 16, "
         "ckpt_status 0"
     )
-    assert report.notes[1].startswith("in no strategy")
+    assert report.notes[1].startswith("not in any strategy")
     assert read_tree(tmp_path / "out") != SEVERAL.want
 
 

@@ -162,7 +162,7 @@ def test_a_rank_that_was_written_again_after_its_check_is_not_taken_for_done(tmp
             work.make(Unit(Kind.WRITE, (rank,)))
             work.check(rank)
         work.make(Unit(Kind.WRITE, (1,)))
-        with pytest.raises(StorageError, match="rank_1: said to be done, but no checked file is recorded"):
+        with pytest.raises(StorageError, match="rank_1: reported as done, but no checked file is recorded"):
             finish(session, {}, 1.0)
     assert not (tmp_path / "out").exists()
     assert convert(request).committed

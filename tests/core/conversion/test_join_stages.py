@@ -197,7 +197,7 @@ def test_a_stage_of_which_no_sharded_parameter_is_selected(make: Make, tmp_path:
 
 @pytest.mark.parametrize("options", [{"exclude": ["adan_*"]}, {"cast": ["adan_*=float16"]}, {"rename": ["adan=adan2"]}])
 def test_a_rule_that_fits_no_stage_is_a_mistake(make: Make, options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="fits no parameter"):
+    with pytest.raises(InputError, match="matches no parameter"):
         make(0, **options)
 
 
@@ -354,7 +354,7 @@ class TestRefusals:
         with pytest.raises(InputError, match=r"is not a finished conversion"):
             join_parts([str(CASE / "src")], str(tmp_path / "joined"))
         whole = make(0, source_strategy=str(CASE / "src_strategy.ckpt"))
-        with pytest.raises(InputError, match=r"is no part: it was not converted with one pipeline stage's own"):
+        with pytest.raises(InputError, match=r"is not a part: it was not converted with one pipeline stage's own"):
             join_parts([whole], str(tmp_path / "joined"))
 
     def test_an_occupied_target(self, make: Make, tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ def test_a_part_whose_plan_has_odd_stages(make: Make, tmp_path: Path, stage: obj
     document = plan_document(parts[0])
     document["source_strategy"]["stages"][0]["stage"] = stage
     rewrite_plan(parts[0], document)
-    with pytest.raises(InputError, match="plan.json.gz: not a readable plan: .* is no pipeline stage"):
+    with pytest.raises(InputError, match="plan.json.gz: not a readable plan: .* is not a pipeline stage"):
         join_parts(parts, str(tmp_path / "joined"))
 
 

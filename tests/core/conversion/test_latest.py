@@ -430,7 +430,7 @@ def test_a_dry_run_does_not_wait(older: str | None, source: Path, target: Path) 
     save_step(source, "2_1", ranks=[0], age_seconds=0)
     report = convert_latest(latest_request(source, target, dry_run=True))
     assert taken(report) == ("would wait", older)
-    assert report.notes == ("step 2_1 would be waited for: no file of rank_1, rank_2, rank_3",)
+    assert report.notes == ("would wait for step 2_1: no file of rank_1, rank_2, rank_3",)
     assert not target.exists()
 
 

@@ -50,7 +50,7 @@ def test_an_iteration_that_is_being_written_is_awaited(case: IterationCase, tmp_
         file.touch()
     report = taken(case, tmp_path / "out", dry_run=True)
     assert report.outcome is LatestOutcome.WOULD_WAIT
-    assert report.notes[0].startswith("step 45 would be waited for: latest_checkpointed_iteration.txt does not name it")
+    assert report.notes[0].startswith("would wait for step 45: latest_checkpointed_iteration.txt does not name it")
 
 
 def test_the_next_iteration_gets_its_own_directory(case: IterationCase, tmp_path: Path) -> None:

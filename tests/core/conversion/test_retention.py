@@ -357,7 +357,7 @@ def test_a_failure_is_told_and_the_next_run_goes_on(tmp_path: Path, monkeypatch:
         done = apply(tmp_path)
     assert done.removed == ()
     assert done.notes == (f"{directory}: could not be removed, the next run tries again: permission denied",)
-    assert not (directory / ".reshard/manifest.json").exists(), "it is no checkpoint any more"
+    assert not (directory / ".reshard/manifest.json").exists(), "it is not a checkpoint any more"
     assert apply(tmp_path).removed == ("1_0",)
     assert set(everything(tmp_path / "1_0")) == {"rank_0", "rank_0/notes.txt"}
 

@@ -46,7 +46,7 @@ def test_a_file_cut_off_behind_all_that_its_strategy_gives_it(tmp_path: Path) ->
         file_of(directory, rank).write_bytes(checkpoint_bytes(*entries))
     notes = convert(request_of(directory)).notes
     assert (
-        "in no strategy, and NOT on rank_4, whose files may have been cut off: rng, note; their values are taken "
+        "not in any strategy, and NOT on rank_4, whose files may have been cut off: rng, note; their values are taken "
         "from other ranks"
     ) in notes
     assert any("different on different source ranks: rng, note; " in note for note in notes)
