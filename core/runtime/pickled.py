@@ -274,7 +274,7 @@ class _Machine:
     def _extend_list(self, values: list[object]) -> None:
         target = self._stack[-1]
         if type(target) is not list:
-            raise PickleError("appends to something that is no list")
+            raise PickleError("appends to something that is not a list")
         target.extend(values)
 
     def set_item(self) -> None:
@@ -287,7 +287,7 @@ class _Machine:
     def _extend_dict(self, values: list[object]) -> None:
         target = self._stack[-1]
         if type(target) is not Pairs:
-            raise PickleError("sets an item of something that is no dict")
+            raise PickleError("sets an item of something that is not a dict")
         _extend_pairs(target, values)
 
     def get(self, number: int) -> None:
@@ -322,7 +322,7 @@ class _Machine:
     def global_of_stack(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if not (isinstance(module, str) and isinstance(name, str)):
-            raise PickleError("names a class by something that is no text")
+            raise PickleError("names a class by something that is not text")
         self._global(module, name)
 
     def _global(self, module: str, name: str) -> None:
@@ -339,7 +339,7 @@ class _Machine:
     def call(self) -> None:
         arguments, made_by = self._stack.pop(), self._stack.pop()
         if type(made_by) is not Global or type(arguments) is not tuple:
-            raise PickleError("constructs something by no name, or from no tuple")
+            raise PickleError("constructs something without a name, or not from a tuple")
         self._stack.append(Record(made_by, arguments))
 
     def set_state(self) -> None:

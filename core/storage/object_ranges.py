@@ -69,7 +69,7 @@ class Scatter:
     """Buffers to be filled one after another.
 
     Attributes:
-        count: bytes that came.
+        count: bytes received.
     """
 
     def __init__(self, parts: Sequence[memoryview]) -> None:
@@ -81,7 +81,7 @@ class Scatter:
         self.count += len(data)
         while data:
             if not self._parts:
-                raise ConnectionError(f"{len(data)} bytes too many came")
+                raise ConnectionError("long read: got more bytes than requested")
             part = self._parts.popleft()
             taken = data[: len(part)]
             part[: len(taken)] = taken
@@ -119,7 +119,7 @@ class ObjectRanges:
             for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
                 scatter.write(memoryview(piece))
         if scatter.count != length:
-            raise ConnectionError(f"{scatter.count} bytes came")
+            raise ConnectionError(f"short read: got {scatter.count} of {length} bytes")
 
     def store(self, bucket: str) -> Any:
         """Return obstore's client of a bucket."""

@@ -1,4 +1,4 @@
-"""Asks an S3 storage through obstore what is there, what a directory has, and what a small object contains.
+"""Stat, list and small reads on S3, through obstore.
 
 Listings of whole trees are s3fs's: obstore drops slashes at the ends of keys, so that a console's marker `run/` looks
 like an empty object `run`.

@@ -114,7 +114,7 @@ _opened: dict[_Settings, PlainS3] = {}
 
 
 def forget_plain() -> None:
-    """Open anew what was opened before; for tests, which change servers and the environment."""
+    """Clear cached filesystems; for tests, which change servers and the environment."""
     _opened.clear()
 
 

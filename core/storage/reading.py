@@ -59,7 +59,8 @@ def read_bytes(file: SourceFile, offset: int, length: int) -> bytes:
 def read_parts(file: SourceFile, offset: int, parts: Sequence[memoryview]) -> bool:
     """Fill `parts`, one after another, from the bytes at `offset` of an object, which are copied only once.
 
-    Returns False, and reads nothing, if the file is no plain object: decrypting or checking contents takes all at once.
+    Returns False, and reads nothing, if the file is not a plain object: decrypting or checking contents takes all at
+    once.
 
     Raises:
         CheckpointError: the file ends before the parts are full.
@@ -205,8 +206,8 @@ class _RemoteSource:
         found = remote_version(file_info(self.location))
         if found != self.version:
             raise CatalogError(
-                f"{self.location} changed while it was being read ({difference_text(self.version, found)}). Start "
-                "again when nothing writes to it any more"
+                f"{self.location} changed while it was being read ({difference_text(self.version, found)}). Retry "
+                "when nothing writes to it"
             )
         self._is_expected = False
 
@@ -217,7 +218,7 @@ class _RemoteSource:
         length = sum(map(len, parts))
         data = self.location.fs.cat_file(self.location.path, start=offset, end=offset + length)
         if len(data) != length:
-            raise ConnectionError(f"{len(data)} bytes came")
+            raise ConnectionError(f"wrong length: got {len(data)} of {length} bytes")
         Scatter(parts).write(memoryview(data))
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

@@ -434,7 +434,7 @@ def test_a_rank_that_fails_for_good_leaves_the_others_done(store: Store, failed:
     store.proxy.set_faults(Fault(Kind.ACCESS_DENIED, ("PutObject",), is_rank(1)))
     ended = failed()
     assert ended.code == FAILED
-    assert "1 of 3 target ranks failed; the same command does only these again" in ended.err
+    assert "1 of 3 target ranks failed; rerun the command to retry only these" in ended.err
     assert f"  rank_1: {store.url('out/rank_1/checkpoint_1.ckpt')}: cannot write it: {DENIED} s3:PutObject" in ended.err
     store.proxy.forget()
 

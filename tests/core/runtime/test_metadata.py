@@ -44,7 +44,7 @@ DOCUMENTS = {
     "integers": repeated("999,"),
     "fractions": repeated("1.5,"),
     "short texts": repeated('"aa",'),
-    "texts that are no ASCII": repeated('"\u00e9b",'),
+    "texts that are not ASCII": repeated('"\u00e9b",'),
     "wide texts": repeated('"\U0001f600",'),
     "escaped texts": repeated('"' + r"\ud83d\ude00" + "a" * 500 + '",'),
     "one wide text makes all wide": repeated('"' + "a" * 500 + '",')[:-2] + '"\U0001f600"]'.encode(),

@@ -43,7 +43,7 @@ def test_data_is_read_as_python_reads_it(value: object, protocol: int) -> None:
 def test_an_allowed_name_is_a_record() -> None:
     read = read_pickle(pickle.dumps(OrderedDict()), {ORDERED_DICT})
     assert read == Record(Global(*ORDERED_DICT), ())
-    with pytest.raises(PickleError, match="sets an item of something that is no dict"):
+    with pytest.raises(PickleError, match="sets an item of something that is not a dict"):
         read_pickle(pickle.dumps(OrderedDict(a=1)), {ORDERED_DICT})
 
 
@@ -105,13 +105,13 @@ def test_opcodes_that_are_no_data_are_refused_by_name(code: str) -> None:
         (b"N(.", "takes more than there is"),
         (b"N(N.", "leaves values behind"),
         (b"e.", "no mark to go back to"),
-        (b"N(Ne.", "appends to something that is no list"),
-        (b"N(NNu.", "sets an item of something that is no dict"),
+        (b"N(Ne.", "appends to something that is not a list"),
+        (b"N(NNu.", "sets an item of something that is not a dict"),
         (b"}(Nu.", "a key without a value"),
         (b"h\x07.", "asks for memo 7, which it has not set"),
         (b"NNb.", "sets the state of something that has none"),
-        (b"NNR.", "constructs something by no name"),
-        (b"NN\x93.", "names a class by something that is no text"),
+        (b"NNR.", "constructs something without a name"),
+        (b"NN\x93.", "names a class by something that is not text"),
         (b"X\xff\xff\xff\xff.", "takes more than there is"),
         (b"\x8d" + b"\xff" * 8 + b".", "takes more than there is"),
         (b"\x8a\xff" + b"\x01" * 255 + b".", "an integer of 255 bytes"),

@@ -61,4 +61,4 @@ def test_a_misspelled_preset_suggests_the_right_one() -> None:
 def test_a_pattern_that_fits_nothing_suggests_a_parameter() -> None:
     problems: list[str] = []
     build_recipes(["l.0.wq.weight", "l.0.norm"], Changes(exclude=("l.0.wq.wieght",)), problems)
-    assert "(exclude) fits no parameter; did you mean l.0.wq.weight?" in problems[0]
+    assert "(exclude) matches no parameter; did you mean l.0.wq.weight?" in problems[0]
