@@ -122,7 +122,7 @@ def given_rank(rank_id: int | None) -> int | None:
     """Return this process's rank: `rank_id`, or the environment's; None if neither says it.
 
     Raises:
-        TypeError: `rank_id` is no int.
+        TypeError: `rank_id` is not an int.
         ValueError: it is another than the environment's.
     """
     check_type("rank_id", rank_id, int, optional=True)

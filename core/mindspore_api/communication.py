@@ -13,7 +13,7 @@ def init(backend_name: str | None = None) -> None:
     """Accept the name of a backend.
 
     Raises:
-        TypeError: the name is no string.
+        TypeError: the name is not a string.
         RuntimeError: MindSpore has no such backend.
     """
     if backend_name is None:
@@ -32,7 +32,7 @@ def get_rank(group: str = _WORLD) -> int:
     """Return the rank of this process in the job, whatever the group: `RANK_ID` or mpirun's; 0 without a launcher.
 
     Raises:
-        TypeError: the group is no string.
+        TypeError: the group is not a string.
         ValueError: the environment's rank is not a number.
     """
     _check_group(group)
@@ -43,7 +43,7 @@ def get_group_size(group: str = _WORLD) -> int:
     """Return the number of ranks of the job, whatever the group: `RANK_SIZE` or mpirun's; 1 without a launcher.
 
     Raises:
-        TypeError: the group is no string.
+        TypeError: the group is not a string.
         ValueError: the environment's number of ranks is not a number, or does not fit the rank.
     """
     _check_group(group)

@@ -76,7 +76,7 @@ def set_seed(seed: int) -> None:
     """Seed numpy's random numbers.
 
     Raises:
-        TypeError: the seed is no int.
+        TypeError: the seed is not an int.
         ValueError: it is negative, or has more than 32 bits.
     """
     check_type("seed", seed, int)

@@ -77,7 +77,7 @@ def load_distributed_checkpoint(
         or the slices by name.
 
     Raises:
-        TypeError: `network` is no dict of arrays, or another argument has a wrong type.
+        TypeError: `network` is not a dict of arrays, or another argument has a wrong type.
         ValueError: arguments contradict each other; files or strategies are missing, unreadable, or do not fit.
         NotADirectoryError: `dst_safetensors_dir` is a file.
         RuntimeError: a value does not fit its array of the network.

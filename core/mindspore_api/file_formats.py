@@ -44,9 +44,9 @@ def ckpt_to_safetensors(
         processes_num: number of files converted at a time.
 
     Raises:
-        ValueError: there is nothing at the path, or no such folders and files in it; the file is no .ckpt, or its name
-            does not fit; `save_path` has an ending; `name_map` is no dict; a file cannot be read, or the other format
-            cannot hold what it holds.
+        ValueError: there is nothing at the path, or no such folders and files in it; the file is not a .ckpt, or its
+            name does not fit; `save_path` has an ending; `name_map` is not a dict; a file cannot be read, or the other
+            format cannot hold what it holds.
         OSError: a file cannot be written.
     """
     job = _Job(CheckpointFormat.CKPT, CheckpointFormat.SAFETENSORS, _checked_names(name_map))
@@ -91,7 +91,7 @@ def _checked_names(name_map: object) -> Mapping[str, str]:
         raise ValueError(f"'name_map' has to be a dict of names, not {type(name_map)}")
     for old, new in name_map.items():
         if not isinstance(new, str) or not new:
-            raise ValueError(f"'name_map' has {new!r} for {old!r}, which is no name")
+            raise ValueError(f"'name_map' has {new!r} for {old!r}, which is not a name")
     return name_map
 
 
@@ -126,14 +126,14 @@ def _check_pattern(pattern: str | None) -> None:
     try:
         re.compile(pattern or "")
     except (TypeError, re.error) as error:
-        raise ValueError(f"'file_name_regex' {pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"'file_name_regex' {pattern!r} is not a regular expression: {error}") from None
 
 
 def _single_file(
     job: _Job, path: str, source: Location, target: Location | None, pattern: str | None
 ) -> tuple[Location, Location]:
     if not job.takes(source.name):
-        raise CheckpointError(f"{path}: is no .{job.source_format} file")
+        raise CheckpointError(f"{path}: is not a .{job.source_format} file")
     if pattern is not None and not re.search(pattern, path):
         raise CheckpointError(f"{path}: 'file_name_regex' {pattern!r} is not found in it")
     return source, (target or source.parent).child(job.new_name(source.name))

@@ -29,8 +29,8 @@ def build_searched_strategy(strategy_filename: str | None) -> dict[str, Parallel
     """Return a strategy file's layouts as messages, by the names in the file, `"{stage}-{name}"` if it is merged.
 
     Raises:
-        TypeError: `strategy_filename` is no string.
-        ValueError: there is no such file, it is empty, or no strategy.
+        TypeError: `strategy_filename` is not a string.
+        ValueError: there is no such file, it is empty, or it is not a strategy.
     """
     strategy = optional_strategy("strategy_filename", strategy_filename)
     if strategy is None:
@@ -48,7 +48,7 @@ def merge_sliced_parameter(sliced_parameters: list[Any], strategy: Mapping[str, 
         strategy: layouts by names, as `build_searched_strategy` returns them; of one parameter if slices have no names.
 
     Raises:
-        TypeError: `sliced_parameters` is no list of slices, or `strategy` no dict.
+        TypeError: `sliced_parameters` is not a list of slices, or `strategy` is not a dict.
         ValueError: there are no slices, or they do not fit together, or not what the strategy says.
         KeyError: the strategy lacks the parameter.
     """
@@ -98,7 +98,7 @@ def strategy_of(name: str, given: Any) -> Strategy | None:
 
     Raises:
         TypeError: the argument `name` is neither.
-        ValueError: it is no strategy.
+        ValueError: it is not a strategy.
     """
     if not isinstance(given, Mapping):
         return optional_strategy(name, given)
@@ -113,7 +113,7 @@ def parse_layouts_of(name: str, message: Any) -> ParameterLayout:
         return parse_layouts(message, f"parameter {name!r}")
     except (AttributeError, TypeError) as error:
         raise StrategyError(
-            f"parameter {name!r}: {type(message)} is no layout as build_searched_strategy gives"
+            f"parameter {name!r}: {type(message)} is not a layout as build_searched_strategy gives"
         ) from error
 
 
@@ -124,7 +124,7 @@ def get_ckpt_path_with_strategy(cur_ckpt_path: str, cur_strategy_path: str) -> s
     path without `rank_` is returned if it exists.
 
     Raises:
-        TypeError: an argument is no string.
+        TypeError: an argument is not a string.
         ValueError: the strategy cannot be read, or is not for this rank; or the path names several ranks, and the
             environment none of them.
     """
@@ -149,7 +149,7 @@ def _named_slice(item: Any, number: int) -> tuple[str | None, np.ndarray]:
     if isinstance(item, Mapping):
         name, data = item.get("name"), item.get("data")
     if not is_array_like(data):
-        raise TypeError(f"'sliced_parameters' has {type(item)} at index {number}, which is no array, nor has it one")
+        raise TypeError(f"'sliced_parameters' has {type(item)} at index {number}, which neither is nor has an array")
     return name if isinstance(name, str) else None, array_of(data)
 
 

@@ -73,7 +73,7 @@ def load_checkpoint(
         format: `ckpt` or `safetensors`.
 
     Raises:
-        TypeError: the file's name is no string, or in memory though a .ckpt; prefixes are no strings.
+        TypeError: the file's name is not a string, or in memory though a .ckpt; prefixes are not strings.
         ValueError: the file is not there, of another format, damaged, encrypted with another key or not at all; or no
             parameter is left; or an argument is of a wrong type, or goes with the other format only.
         RuntimeError: a value does not fit its array of `net`.
@@ -107,8 +107,8 @@ def load_segmented_checkpoints(
     """Return the parameters of all .ckpt files of a directory as of one; the arguments are `load_checkpoint`'s.
 
     Raises:
-        TypeError: the directory's name is no string; prefixes are no strings.
-        ValueError: it is no directory, or has no such files; one cannot be read; two hold a parameter with different
+        TypeError: the directory's name is not a string; prefixes are not strings.
+        ValueError: it is not a directory, or has no such files; one cannot be read; two hold a parameter with different
             values; no parameter is left.
         RuntimeError: a value does not fit its array of `net`.
     """
@@ -235,7 +235,7 @@ def _warn(message: str) -> None:
 def _ckpt_files(directory: str) -> list[str]:
     location = parse_url(directory)
     if kind_of(location) != "directory":
-        raise CheckpointError(f"{directory}: is not there, or no directory")
+        raise CheckpointError(f"{directory}: is not there, or is not a directory")
     entries = list_folder(location)
     names = sorted(posixpath.basename(entry["name"]) for entry in entries if entry["type"] != "directory")
     found = [str(location.child(name)) for name in names if name.endswith(".ckpt") and not name.startswith(".")]

@@ -97,8 +97,9 @@ class ModelCheckpoint:
         rank_id: this rank, for `remove_redundancy`; by default the environment's `RANK_ID`.
 
     Raises:
-        ValueError: `prefix` is no text, or has a `/` in it; `directory` is blank; `rank_id` differs from `RANK_ID`.
-        TypeError: `directory` is no text; `config` is no CheckpointConfig; `remove_redundancy` lacks strategy or rank.
+        ValueError: `prefix` is not text, or has a `/` in it; `directory` is blank; `rank_id` differs from `RANK_ID`.
+        TypeError: `directory` is not text; `config` is not a CheckpointConfig; `remove_redundancy` lacks strategy or
+            rank.
     """
 
     def __init__(

@@ -82,9 +82,9 @@ def load_param_into_net(
         The names in `net` that were not filled, and those in `parameter_dict` that no array of that name got.
 
     Raises:
-        TypeError: `net` or `parameter_dict` is no dict of arrays; redundancy was removed.
+        TypeError: `net` or `parameter_dict` is not a dict of arrays; redundancy was removed.
         RuntimeError: a parameter does not fit its array.
-        ValueError: `remove_redundancy` is no bool.
+        ValueError: `remove_redundancy` is not a bool.
     """
     checked_network(net)
     values = _checked_parameters(parameter_dict)

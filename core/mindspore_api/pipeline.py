@@ -14,7 +14,7 @@ def sync_pipeline_shared_parameters(net: Any) -> None:
     A Cell is left to MindSpore, where MindSpore is imported.
 
     Raises:
-        TypeError: `net` is no network.
+        TypeError: `net` is not a network.
         RuntimeError: `pipeline_stages` is 2 or more, and `net` no Cell: only MindSpore sends parameters between ranks.
     """
     if is_cell(net):

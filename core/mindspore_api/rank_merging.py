@@ -72,7 +72,7 @@ def _checked_files(files: object) -> list[Location]:
         with reading():
             location = parse_url(file)
             if kind_of(location) != "file":
-                raise CatalogError(f"'checkpoint_filenames' has {file} at index {number}, which is no file")
+                raise CatalogError(f"'checkpoint_filenames' has {file} at index {number}, which is not a file")
         locations.append(location)
     return locations
 
@@ -118,7 +118,7 @@ def _merged(opened: Sequence[tuple[SourceFile, FileIndex]], strategy: Strategy, 
     slices = [read_values(file, [index.entries[name]])[name] for file, index in of_stage]
     arrays = [array for array in slices if isinstance(array, np.ndarray)]
     if len(arrays) < len(slices) or len({array.dtype for array in arrays}) > 1:
-        raise CatalogError(f"parameter {name!r}: is no tensor, or of different dtypes on different ranks")
+        raise CatalogError(f"parameter {name!r}: is not a tensor, or of different dtypes on different ranks")
     return merge_slices(arrays, stage.layouts[name], f"parameter {name!r}")
 
 

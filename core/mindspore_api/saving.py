@@ -144,7 +144,9 @@ def _checked_target(save_obj: object, name: object, format: str) -> Location:
         if kind_of(location) == "directory":
             raise IsADirectoryError(errno.EISDIR, f"{location}: is a directory, name a file")
         if location.is_local and not os.path.isdir(location.parent.path):
-            raise FileNotFoundError(errno.ENOENT, f"{location.parent}: is not there, or no directory: make it first")
+            raise FileNotFoundError(
+                errno.ENOENT, f"{location.parent}: is not there, or is not a directory: make it first"
+            )
     if name.endswith(f".{format}"):
         return location
     return Location(location.fs, f"{location.path}.{format}")

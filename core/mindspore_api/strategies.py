@@ -25,7 +25,7 @@ def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> 
     Raises:
         NotADirectoryError: `src_strategy_dirs` is not a directory.
         ValueError: the files are not strategies, of both kinds, contradict each other, or a stage is missing.
-        TypeError: an argument is no string.
+        TypeError: an argument is not a string.
         OSError: the merged file cannot be written.
     """
     check_type("src_strategy_dirs", src_strategy_dirs, str)
@@ -60,7 +60,7 @@ def restore_group_info_list(group_info_file_name: str) -> list[int]:
     """Return the ranks from whose checkpoints a rank may be restored, from its group info file.
 
     Raises:
-        TypeError: `group_info_file_name` is no string.
+        TypeError: `group_info_file_name` is not a string.
         ValueError: there is no such file, or it is empty, damaged, or something else.
     """
     check_type("group_info_file_name", group_info_file_name, str)

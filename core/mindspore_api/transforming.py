@@ -58,8 +58,8 @@ def transform_checkpoints(
     `rank_N/{ckpt_prefix}N_part{stage}.ckpt`, which `load_segmented_checkpoints` reads.
 
     Raises:
-        TypeError: a path, a strategy file's name or the prefix is no string.
-        NotADirectoryError: the destination is a file; or the source is no directory, which is a ValueError as well.
+        TypeError: a path, a strategy file's name or the prefix is not a string.
+        NotADirectoryError: the destination is a file; or the source is not a directory, which is a ValueError as well.
         ValueError: the source has no files, files of both kinds, or lacks some; a strategy cannot be used, or is one
             stage's own; source, target and options do not fit together.
         OSError: the destination cannot be written.
@@ -153,7 +153,7 @@ def rank_list_for_transform(
     """Return the source ranks whose files a target rank is made from, in descending order.
 
     Raises:
-        TypeError: `rank_id` is no int, or a strategy file's name no string.
+        TypeError: `rank_id` is not an int, or a strategy file's name is not a string.
         ValueError: a strategy cannot be used, or the target has no such rank.
     """
     _check_rank_id(rank_id)

@@ -114,7 +114,7 @@ class UnifiedCheckpoint:
     def _open(self, directory: Location) -> None:
         kind = kind_of(directory)
         if kind != "directory":
-            raise CatalogError(f"{directory}: is {'not there' if kind is None else 'no directory'}")
+            raise CatalogError(f"{directory}: is {'not there' if kind is None else 'not a directory'}")
         listed = sorted(posixpath.basename(entry["name"]) for entry in list_folder(directory))
         paths = [name for name in listed if name.endswith(".safetensors")]
         if not paths:

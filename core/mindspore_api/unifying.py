@@ -67,7 +67,7 @@ def unified_safetensors(
         split_dst_file: (k, n) to write the k-th of n shares of the parts only, while other calls write the others.
 
     Raises:
-        TypeError: a path is no string.
+        TypeError: a path is not a string.
         NotADirectoryError: `dst_dir` is a file.
         ValueError: a rank's file is missing, or cannot be used; the strategy cannot be used; nothing is chosen, or two
             parameters get one name.

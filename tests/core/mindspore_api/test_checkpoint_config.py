@@ -87,7 +87,7 @@ def test_the_options_of_one() -> None:
         ({"append_info": {"": 1}}, "no '': the name is empty, or has a '=' in it"),
         ({"append_info": {"a=b": 1}}, "no 'a=b': the name is empty"),
         ({"append_info": {"a": 2**64}}, "'a': 18446744073709551616 fits neither Int64 nor UInt64"),
-        ({"append_info": {"a": float("inf")}}, "'a': inf is no finite Float32"),
+        ({"append_info": {"a": float("inf")}}, "'a': inf is not a finite Float32"),
         ({"append_info": [{"a": np.zeros(2)}]}, "'a' is of type ndarray; a conversion appends no arrays"),
         ({"enc_key": KEY}, "'enc_key' is a key itself; a conversion takes the name of one"),
     ],

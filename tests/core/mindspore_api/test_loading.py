@@ -288,7 +288,7 @@ def test_subnetwork_parts_of_mindspore() -> None:
 
 
 def test_segments_that_cannot_be_joined(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not there, or no directory"):
+    with pytest.raises(ValueError, match="is not there, or is not a directory"):
         mindspore.load_segmented_checkpoints(str(tmp_path / "no"))
     with pytest.raises(ValueError, match=r"holds no \.ckpt files"):
         mindspore.load_segmented_checkpoints(str(tmp_path))

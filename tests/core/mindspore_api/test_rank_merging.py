@@ -78,7 +78,7 @@ def test_networks_that_do_not_fit() -> None:
         ({"network": {"w": 5}}, TypeError, "a network's 'w' has to be a numpy array"),
         ({"checkpoint_filenames": None}, TypeError, "'checkpoint_filenames' has to be a list"),
         ({"checkpoint_filenames": [5]}, ValueError, "has 5 at index 0, not a .ckpt file's name"),
-        ({"checkpoint_filenames": ["no.ckpt"]}, ValueError, "has no.ckpt at index 0, which is no file"),
+        ({"checkpoint_filenames": ["no.ckpt"]}, ValueError, "has no.ckpt at index 0, which is not a file"),
         ({"checkpoint_filenames": ["f_0.ckpt"]}, ValueError, "is for 2 ranks, 1 files were given"),
         ({"train_strategy_filename": None}, ValueError, "'train_strategy_filename' is needed"),
         ({"train_strategy_filename": "no.ckpt"}, ValueError, "there is no such file"),

@@ -229,7 +229,7 @@ def test_a_failure_leaves_the_former_file(tmp_path: Path) -> None:
         ({"save_obj": {}}, ValueError, "there is nothing to save"),
         ({"ckpt_file_name": 5}, TypeError, "has to be a string"),
         ({"ckpt_file_name": "."}, IsADirectoryError, "is a directory, name a file"),
-        ({"ckpt_file_name": "no/a.ckpt"}, FileNotFoundError, "no: is not there, or no directory: make it first"),
+        ({"ckpt_file_name": "no/a.ckpt"}, FileNotFoundError, "no: is not there, or is not a directory: make it first"),
         ({"integrated_save": 1}, TypeError, "'integrated_save' has to be a bool"),
         ({"async_save": 1}, TypeError, "'async_save' has to be a bool or a string"),
         ({"async_save": "later"}, ValueError, "not 'later'"),
