@@ -46,7 +46,9 @@ def find_block(client: SyncPrefectClient, name: str) -> UUID:
             "Blocks makes one: Slack Webhook, Email, Custom Webhook, …"
         ) from error
     if found.block_schema is None or "notify" not in found.block_schema.capabilities:
-        raise InputError(f"--notify {name}: is no notification block: name a Slack Webhook, Email, Custom Webhook, …")
+        raise InputError(
+            f"--notify {name}: is not a notification block: name a Slack Webhook, Email, Custom Webhook, …"
+        )
     return found.id
 
 

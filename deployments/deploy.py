@@ -63,7 +63,7 @@ def deploy(client: SyncPrefectClient, descriptions: Sequence[Described], notify:
 
     Raises:
         InputError: there is no such block, or runs of a described schedule would fail by its parameters.
-        PrefectException, httpx.HTTPError: the server refused an object, or does not answer any more.
+        PrefectException, httpx.HTTPError: the server refused an object, or stopped answering.
     """
     # a broken entrypoint is found before anything is made
     flows: list[Flow[..., Any]] = [load_flow_from_entrypoint(described.entrypoint) for described in descriptions]

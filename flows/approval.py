@@ -45,7 +45,7 @@ _QUESTION, _ANSWER = "suspended-", "-response"
 
 
 class Decision(StrEnum):
-    """Whether a plan is carried out."""
+    """The decision on a plan."""
 
     CONVERT = "convert"
     REFUSE = "refuse"

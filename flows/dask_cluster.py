@@ -57,7 +57,7 @@ class DaskRunner:
     def submit(self, task: Task[..., Any], parameters: dict[str, Any], ended: Callable[[Future], None]) -> Future:
         """Run a task on a worker."""
         if self._client.status != "running":
-            raise RunnerLostError(f"{self._name}: the scheduler does not answer any more")
+            raise RunnerLostError(f"{self._name}: the scheduler no longer answers")
         future = self._client.submit(run_in_context, self._context, task, uuid4(), parameters)
         future.add_done_callback(ended)
         return cast(Future, future)

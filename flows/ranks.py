@@ -20,7 +20,7 @@ from reshard.core.runtime.retry import count_retry
 from reshard.core.verification.values import ContentCheck
 from reshard.flows.runner import Future, Outcome, Runner, RunnerLostError
 from reshard.flows.runners import PoolRunner, threads
-from reshard.flows.slots import Answer, Slot, Slots, not_had
+from reshard.flows.slots import Answer, Slot, Slots, slot_error
 from reshard.tasks.assignment import Assignment, TaskResult
 from reshard.tasks.content import fingerprint_source
 from reshard.tasks.conversion import transform_rank, transform_ranks
@@ -55,7 +55,7 @@ def run_ranks(
     Runs on a pool, or else on threads; within slots of a concurrency limit, if there are any.
 
     Raises:
-        ConversionError: a slot of the concurrency limit could not be acquired; the others are stopped.
+        ConversionError: could not acquire a slot of the concurrency limit; the others are stopped.
         Exception: a task met a bug; the others are stopped.
     """
     dispatch = session.dispatch(max_batches=_max_batches(session, pool), separate_checks=True)
@@ -162,7 +162,7 @@ class _Tasks:
             self._asked = False
             self._use(event)
         elif isinstance(event, Exception):
-            raise not_had(self._session.request.concurrency_limit, event)
+            raise slot_error(self._session.request.concurrency_limit, event)
         else:
             self._end(event)
 

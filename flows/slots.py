@@ -191,6 +191,6 @@ def _check_limit(name: str) -> None:
         ) from error
 
 
-def not_had(name: str, error: Exception) -> ConversionError:
+def slot_error(name: str, error: Exception) -> ConversionError:
     """Return the error of a run that cannot take a slot."""
     return ConversionError(f"could not acquire a slot of the concurrency limit {name}: {error}")

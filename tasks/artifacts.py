@@ -47,7 +47,7 @@ _KEYS_OF_FLOWS = {
     "merge-strategy": MERGE_KEY,
     "compare-checkpoints": COMPARISON_KEY,
 }
-"""Keys of the summaries of runs that are no conversions, by flow."""
+"""Keys of the summaries of runs that are not conversions, by flow."""
 
 
 def publish_plan(plan: ConversionPlan, summary: PlanSummary, target: str) -> None:
@@ -86,7 +86,7 @@ def publish_merge(report: MergeReport) -> None:
 
 
 def publish_comparison(report: ComparisonReport) -> None:
-    """Publish that two checkpoints are the same model, or a table of differences, which fail the run."""
+    """Publish that two checkpoints hold the same model, or a table of differences, which fail the run."""
     if report.same:
         _keep_page(COMPARISON_KEY, comparison_page(report))
     else:

@@ -255,7 +255,7 @@ def verification_page(report: VerificationReport) -> str:
 
 
 def comparison_page(report: ComparisonReport) -> str:
-    """Return the page of two checkpoints that are the same model."""
+    """Return the page of two checkpoints that hold the same model."""
     facts = {
         "A": _code(report.a.url),
         "B": _code(report.b.url),

@@ -171,7 +171,7 @@ def test_alerts_belong_to_the_operator_once_they_are_made(server: PrefectServer,
     [
         ("slack-webhook/nobody", "the server has no such block; `prefect block ls` lists them as TYPE/NAME"),
         ("ops", "the server has no such block"),
-        ("secret/quiet", "is no notification block: name a Slack Webhook"),
+        ("secret/quiet", "is not a notification block: name a Slack Webhook"),
     ],
 )
 @pytest.mark.usefixtures("block")

@@ -182,7 +182,7 @@ class _OneByOne:
     def submit(self, task: Task[..., Any], parameters: dict[str, Any], ended: Callable[[Any], None]) -> Any:
         self._left -= 1
         if not self._left:
-            raise RunnerLostError("the scheduler does not answer any more")
+            raise RunnerLostError("the scheduler no longer answers")
         work, unit = self._session.work(lambda _: None), parameters["unit"]
         if task is transform_rank:
             work.make(unit)
