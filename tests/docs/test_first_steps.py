@@ -63,7 +63,9 @@ def test_readme(server: PrefectServer, tmp_path: Path) -> None:
     assert (demo, tests) == ("make demo", "make test")
     here = f"make -C {PROJECT} demo DEMO={tmp_path}/demo-out PREFECT_HOME={tmp_path}/prefect"
     printed = shape(done(("console", here), tmp_path), str(tmp_path))
-    assert [line for line in shape(shown[1]) if line not in printed] == []
+    # the page shortens long lines
+    lines = [line.removesuffix("…") for line in shape(shown[1])]
+    assert [line for line in lines if not any(each.startswith(line) for each in printed)] == []
     assert done(program, tmp_path).startswith("True ")
     assert done(flow, tmp_path, server).endswith("True\n")
 
@@ -78,7 +80,7 @@ def test_tutorial(server: PrefectServer, tmp_path: Path) -> None:
         else:
             here = text.replace("http://127.0.0.1:4200/api", server.api_url)
             printed.append(done((kind, here), tmp_path, server if here != text else None))
-    assert "FITS" in printed[2]
+    assert "CONSISTENT, whole shapes not confirmed" in printed[2]
     assert "all is as written" in printed[4]
     assert "exit code 2" in printed[5]
     assert "the same model: 38 parameters" in printed[7]
