@@ -91,9 +91,13 @@ class _LocalOutput:
     def finish(self) -> None:
         with mapped_errors(self._location, "complete it"):
             os.fsync(self._file.fileno())
-            check_claim()  # flushing may have taken long
-            rename_into_place(self._temporary, self._location.path)
-            self._file.close()  # not earlier: without its lock, the temporary file would be taken for abandoned
+            lock = os.dup(self._file.fileno())  # until it is renamed, or it would be taken for abandoned
+            try:
+                self._file.close()  # some network file systems report only now that writing failed
+                check_claim()  # flushing may have taken long
+                rename_into_place(self._temporary, self._location.path)
+            finally:
+                os.close(lock)
 
     def discard(self) -> None:
         with mapped_errors(self._location, "give it up"):
