@@ -194,7 +194,7 @@ def main() -> None:
 
 def _end_in_order_on_sigterm() -> None:
     """Let SIGTERM end the command as Ctrl-C does: uploads are aborted, and leases given back."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # otherwise whoever started the process ignores it
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # otherwise the parent process ignores it
         signal.signal(signal.SIGTERM, _terminate)
 
 

@@ -1,8 +1,8 @@
 """Alerts that a failed run sends by itself, by the notification block of the automation `reshard: alerts`.
 
 The server may lose an event before an automation sees it: with SQLite, a busy server drops it after a few tries. So the
-automation only tells of what no run can tell by itself (`alerts`), and nobody is told of a failure twice: a run leaves
-it to an automation that tells of its state as well, as older versions made it.
+automation alerts only of what no run can report by itself (`alerts`). No failure is reported twice: a run sends nothing
+if the automation alerts of its state as well, as automations of older versions do.
 """
 
 import time
@@ -36,7 +36,7 @@ def alert_of_failure(flow: Flow[..., Any], run: FlowRun, state: State[Any]) -> N
     body = f"{run.name} ({deployment.name}): {state.name}\n\n{state.message or ''}\n\n{page}"
     with _failures_logged():
         for block in _blocks_to_notify(f"prefect.flow-run.{state.name}"):
-            with _failures_logged():  # of one block; the others are to be told
+            with _failures_logged():  # of one block; the others are still notified
                 _notify(block, subject, body)
 
 

@@ -29,7 +29,7 @@ def select_on_either_side(
     """Select results of changes: a pattern fits a result by its own name, or by that of a parameter it is made of."""
     including, excluding = NamePatterns(include), NamePatterns(exclude)
     fitting: set[str] = set()
-    made = build_recipes(names, changes, []).made  # what is wrong with the changes is told when they are planned
+    made = build_recipes(names, changes, []).made  # planning reports what is wrong with the changes
     used_by: dict[str, list[str]] = {name: [] for name in names}
     for result, recipe in made.items():
         for source in recipe.sources:

@@ -14,7 +14,7 @@ from reshard.core.runtime.frozen import frozen
 
 OLDER, NEWER = "1.6", "1.7"
 GENERATIONS = {OLDER: "MindFormers 1.6", NEWER: "MindFormers 1.7 and later"}
-"""Generation -> the versions of MindFormers that it stands for."""
+"""Generation -> the versions of MindFormers in it."""
 
 _ATTENTION, _MLP = "use_contiguous_weight_layout_attention", "use_interleaved_weight_layout_mlp"
 _OLDER_ATTENTION = "use_contiguous_weight_layout"

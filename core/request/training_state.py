@@ -45,7 +45,7 @@ class _Rule:
 
     Attributes:
         origin: who gives them, and where that was read.
-        shaped: what stands before a parameter's name; the state has the shape and the sharding of that parameter.
+        shaped: the text before a parameter's name; the state has the shape and the sharding of that parameter.
         prefixes: what names begin with.
         ambiguous: the same, but layers may begin so, too: the rest of the name must be a parameter.
         names: whole names.

@@ -1,7 +1,7 @@
 """Local files that appear at once: written beside their place under a temporary name, then renamed into it.
 
-Whoever writes keeps the temporary file locked until it has its name. The kernel releases the lock when the process
-ends, however it ends, so a temporary file that can be locked is abandoned. On some network file systems, locks are
+The writer keeps the temporary file locked until it has its name. The kernel releases the lock when the process ends,
+however it ends, so a temporary file that can be locked is abandoned. On some network file systems, locks are
 known on one node only: there it may also be one that another node is writing, and only its age tells them apart.
 """
 

@@ -275,7 +275,7 @@ class _RankWriter:
 
 
 class _NoFile:
-    """Stands for a file of which only the record is wanted."""
+    """Takes the place of a file of which only the record is wanted."""
 
     def write(self, buffer: Buffer) -> None:
         """Discard `buffer`."""

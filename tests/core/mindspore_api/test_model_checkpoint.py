@@ -293,7 +293,7 @@ saving_process.main()
 """A saving process that tells its number once its file is begun, then waits: for ever, or for the pipe's other end."""
 
 
-def told(fifo: Path) -> int:
+def writer_of(fifo: Path) -> int:
     """The number of a process that waits in the middle of its file."""
     shown = subprocess.run(["cat", fifo], capture_output=True, check=True, timeout=60)
     return int(shown.stdout)
@@ -388,7 +388,7 @@ class TestInAProcess:
         monkeypatch.setattr(saving_process, "_COMMAND", HELD.format(fifo=str(fifo), forever=True))
         checkpoint = self.checkpoint(tmp_path / "out")
         checkpoint.step_end(state({"w": np.zeros(3)}, 1))
-        saving = told(fifo)
+        saving = writer_of(fifo)
         assert len(names(tmp_path / "out")) == 1
         os.kill(saving, number)
         with pytest.raises(OSError, match=f"ended early: {number.name}$"):
@@ -465,7 +465,7 @@ class TestInAProcess:
             "sys.stdin.read()\n"
         )
         training = subprocess.Popen([sys.executable, "-c", script], cwd=PROJECT, stdin=subprocess.PIPE)
-        number = told(directory / "fifo")
+        number = writer_of(directory / "fifo")
         training.kill()
         training.communicate(timeout=60)
         return number
