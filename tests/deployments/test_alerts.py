@@ -137,7 +137,10 @@ def test_somebody_is_told_of_an_approval_that_nobody_gave_in_time(
     run_id = start_run(server, "convert-checkpoint/convert-with-approval", parameters)
     await_run(server, run_id, "Failed", seconds=120)
     until(lambda: len(receiver.received) >= 2, "no message of the failure", 60)
-    assert sorted(message["title"].partition(":")[0] for message in until_some(receiver)) == ["Failed", "Suspended"]
+    states = [message["title"].partition(":")[0] for message in until_some(receiver)]
+    assert states.count("Failed") == 1
+    # Prefect delivers an event at least once: a busy server may notify of the suspension twice
+    assert {*states} == {"Failed", "Suspended"}
 
 
 def messages_of_a_failure(
