@@ -126,7 +126,7 @@ def a_cell_has_no_parameters_to_send_in_one_stage() -> None:
 
 
 def a_configuration_of_either_side_goes_with_the_others_callback() -> None:
-    """Files, their names and bytes are the same, whoever made the configuration."""
+    """Files, their names and bytes are the same with the configuration of either side."""
     settings: dict[str, Any] = {
         "save_checkpoint_steps": 2,
         "keep_checkpoint_max": 2,
