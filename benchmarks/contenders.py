@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.files.model import CheckpointFormat
 from tests.support.s3_server import RCLONE
 
 _HERE = Path(__file__).parent

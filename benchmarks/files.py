@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.models import FLOAT, Export, Exported, Model, Parameter, Side, blocks, whole_values
-from reshard.core.checkpoint.formats.any_format import plan_file, read_index
-from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry, TensorEntry
+from reshard.core.files.any_format import plan_file, read_index
+from reshard.core.files.model import CheckpointFormat, OutputEntry, TensorEntry
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy

@@ -27,7 +27,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import write_checkpoint, write_strategies
 from benchmarks.models import cut_by, matrices
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.files.model import CheckpointFormat
 from reshard.core.request.conversion import ConversionRequest
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from tests.support.dask_processes import dask_processes

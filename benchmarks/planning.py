@@ -10,8 +10,8 @@ import sys
 import time
 
 from benchmarks.models import FLOAT
-from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
+from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import build_plan
 from reshard.core.strategy.model import StageStrategy, Strategy

@@ -19,7 +19,7 @@ from benchmarks.models import Model, Side
 from benchmarks.object_store import ObjectStore, object_store
 from benchmarks.results import Result, Run, this_machine
 from benchmarks.scenarios import Scenario
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.files.model import CheckpointFormat
 
 Say = Callable[[str], None]
 _SPARE_BYTES = 2**30

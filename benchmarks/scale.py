@@ -23,7 +23,7 @@ from benchmarks import measure
 from benchmarks.contenders import CHECKSUM, CONTENT, NONE, Job
 from benchmarks.files import check_target, write_checkpoint, write_strategies
 from benchmarks.models import Model, Side, cut_by, matrices, transformer
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.files.model import CheckpointFormat
 from reshard.core.runtime.wording import size_text
 
 _VOCABULARY = 32_000

@@ -8,8 +8,8 @@ import click
 
 from reshard.cli.parameters import PATH, STEP, Choice
 from reshard.cli.requests import RequestCommand
+from reshard.core.changes.groups import GROUPS
 from reshard.core.request.conversion import ConversionRequest
-from reshard.core.request.groups import GROUPS
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -43,7 +43,7 @@ class _Step(click.types.StringParamType):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
         from click.shell_completion import CompletionItem
 
-        from reshard.core.checkpoint.catalog.file_names import parse_name
+        from reshard.core.files.file_names import parse_name
 
         source = _argument(ctx, _SOURCES_OF_STEPS.get(str(param.name), "source"))
         names = map(parse_name, _names_of_one_rank(source)) if source else ()

@@ -20,7 +20,7 @@ def command(name: str, as_json: bool) -> None:
       reshard presets
       reshard presets qwen3 > my_model.yaml
     """
-    from reshard.core.request.preset import list_presets, preset_text
+    from reshard.core.changes.preset import list_presets, preset_text
 
     if name:
         click.echo(preset_text(name), nl=False)

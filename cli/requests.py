@@ -108,7 +108,7 @@ class RequestCommand(Command):
     def _read(self, ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
         if value is None or ctx.resilient_parsing:
             return value
-        from reshard.core.request.documents import MAX_DOCUMENT_BYTES, read_document
+        from reshard.core.changes.documents import MAX_DOCUMENT_BYTES, read_document
         from reshard.core.request.job_file import parse_job
 
         origin = "standard input" if value == _STDIN else value

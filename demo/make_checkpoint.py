@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from demo.model import Job, Parameter, stage_parameters, training_state, values
-from reshard.core.checkpoint.formats.any_format import plan_file
-from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
+from reshard.core.files.any_format import plan_file
+from reshard.core.files.model import CheckpointFormat, OutputEntry
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_file
 from reshard.core.strategy.files import write_strategy

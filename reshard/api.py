@@ -17,9 +17,9 @@ from typing import Any, ParamSpec, TypeVar, Unpack, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from reshard.core.changes.preset import PresetList, list_presets
 from reshard.core.checkpoint import manifest as manifests
 from reshard.core.checkpoint.manifest import Manifest
-from reshard.core.checkpoint.numpy_values import Value
 from reshard.core.conversion import convert as conversions
 from reshard.core.conversion import join_stages, latest, load, planning
 from reshard.core.conversion.join_stages import JoinReport
@@ -29,11 +29,11 @@ from reshard.core.conversion.make_strategy import MakeReport, make_strategy_file
 from reshard.core.conversion.merge_strategy import MergeReport, MergeRequest, merge_files
 from reshard.core.conversion.report import ConversionReport, PlanSummary
 from reshard.core.errors import InputError
+from reshard.core.files.numpy_values import Value
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionRequest, IntegratedSave
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.planning import PlanRequest
-from reshard.core.request.preset import PresetList, list_presets
 from reshard.core.request.resources import Naming, names_in, resources_of
 from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.request.validation import build_options, describe_validation

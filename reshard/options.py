@@ -7,10 +7,10 @@ Names, defaults and meanings are those of the command line: `reshard convert --h
 import os
 from typing import Literal, TypedDict
 
-from reshard.core.request.changes import OverflowPolicy, Selection
+from reshard.core.changes.changes import OverflowPolicy, Selection
+from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.request.conversion import IntegratedSave, OutputFormat, TargetLayout, UnmatchedPolicy, VerifyLevel
 from reshard.core.runtime.keys import EncryptionMode
-from reshard.core.storage.unified_names import UnifiedNaming
 
 PathOrUrl = str | os.PathLike[str]
 """A path, or a URL with a protocol that fsspec knows, without a password."""

@@ -1,1 +1,1 @@
-"""Checkpoint files: their contents, where the bytes are, and how such files are written."""
+"""A checkpoint of many files: its catalog, how its files are chosen, damage, contents by name, and the manifest."""

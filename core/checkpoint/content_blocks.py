@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.model import TensorEntry
-from reshard.core.checkpoint.remote_index.templates import Head, expected_heads, header_mismatch
-from reshard.core.checkpoint.remote_reads import read_ahead
+from reshard.core.checkpoint.catalog import CatalogRecord
+from reshard.core.files.model import TensorEntry
+from reshard.core.files.remote_index.templates import Head, expected_heads, header_mismatch
+from reshard.core.files.remote_reads import read_ahead
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.reading import SourceFile
 from reshard.core.tensor.slices import Extent, TensorSlice, bounding_extent, contiguous_boxes

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.dense_view import open_record
-from reshard.core.checkpoint.remote_index.templates import expected_heads, header_mismatch
+from reshard.core.files.remote_index.templates import expected_heads, header_mismatch
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.reading import read_bytes
 from reshard.core.storage.transfers import at_once

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.model import FileIndex, StridedContent, TensorEntry
+from reshard.core.checkpoint.catalog import CatalogRecord
+from reshard.core.files.encryption.opening import open_checkpoint
+from reshard.core.files.model import FileIndex, StridedContent, TensorEntry
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.reading import SourceFile, read_bytes

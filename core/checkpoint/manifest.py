@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import xxhash
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from reshard.core.checkpoint.model import OutputEntry
+from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.checkpoint.self_digest import add_digest, split_digest
 from reshard.core.errors import InputError, TargetError
-from reshard.core.request.changes import NO_CHANGES, Changes
+from reshard.core.files.model import OutputEntry
+from reshard.core.layouts.unified.names import COMPANION_NAMES
 from reshard.core.request.conversion import TargetLayout, VerifyLevel
 from reshard.core.runtime.keys import Key
 from reshard.core.runtime.metadata import parsing, records_bytes
@@ -33,7 +34,6 @@ from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.target_names import is_document_name, is_target_name
-from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import Location
 from reshard.core.tensor.dtypes import dtype_from_ckpt
 from reshard.core.tensor.fingerprint import TEXT_PATTERN

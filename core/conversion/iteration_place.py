@@ -6,20 +6,20 @@ from typing import TypeVar
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, parse_step
-from reshard.core.checkpoint.catalog.iterations import find_number
-from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.catalog.survey import survey
-from reshard.core.checkpoint.common_document import NEWER_KEYS, common_beside
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.content_samples import read_samples
-from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import CatalogError, InputError, PlanError
-from reshard.core.plan.iteration_target import GLOBAL_STEP
+from reshard.core.files.file_names import NO_EPOCH, parse_step
+from reshard.core.files.model import TensorEntry
+from reshard.core.layouts.checkpoint2.assignment import GLOBAL_STEP
+from reshard.core.layouts.checkpoint2.common import NEWER_KEYS, common_beside
+from reshard.core.layouts.checkpoint2.common_texts import Number
+from reshard.core.layouts.checkpoint2.iterations import find_number
+from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, COMMON_NAME, parse_iteration
+from reshard.core.layouts.survey import survey
 from reshard.core.plan.model import IterationLayout
-from reshard.core.request.common_texts import Number
 from reshard.core.request.conversion import ConversionRequest, TargetLayout
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.checkpoint2_names import COMMON_KEYS, COMMON_NAME, parse_iteration
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.casting import NUMPY_TYPES
 

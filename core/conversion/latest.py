@@ -11,12 +11,12 @@ import random
 from collections.abc import Callable
 from enum import StrEnum
 
-from reshard.core.checkpoint.catalog.file_names import Step
 from reshard.core.conversion import convert
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.retention import KeepRules, Retention, apply_retention
 from reshard.core.conversion.training_steps import FoundSteps, StepWatch, is_converted
 from reshard.core.errors import CatalogError, ConversionError, TargetBusyError
+from reshard.core.files.file_names import Step
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.resources import resources_of

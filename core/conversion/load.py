@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.core.checkpoint.map_parameters import parse_map_parameter
-from reshard.core.checkpoint.model import OutputEntry
-from reshard.core.checkpoint.numpy_values import Value, numpy_dtype
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError
+from reshard.core.files.map_parameters import parse_map_parameter
+from reshard.core.files.model import OutputEntry
+from reshard.core.files.numpy_values import Value, numpy_dtype
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.planning import PlanRequest
@@ -134,7 +134,7 @@ class LoadPlan:
     def load(self, rank: int, names: Collection[str] | None = None) -> Iterator[tuple[str, Value]]:
         """Load a target rank's parameters, or those of these `names`, in the order of the rank's file.
 
-        `reshard.core.checkpoint.numpy_values` lists the arrays of each dtype: bfloat16 is `ml_dtypes.bfloat16`, a text
+        `reshard.core.files.numpy_values` lists the arrays of each dtype: bfloat16 is `ml_dtypes.bfloat16`, a text
         is a `str`. Arrays belong to the caller, are read as they are requested, and take at most `memory_limit` beyond
         the last one; after it, the source's files are checked for changes.
 

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.survey import CheckpointShape, survey
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, InputError, StrategyError
+from reshard.core.layouts.builder import build_catalog
+from reshard.core.layouts.survey import CheckpointShape, survey
 from reshard.core.plan.matching import match_parameters
 from reshard.core.plan.model import PlanInputs
 from reshard.core.request.conversion import IntegratedSave

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 
+from reshard.core.changes.changes import NO_CHANGES, Changes
+from reshard.core.changes.steps import Step
 from reshard.core.errors import InputError
 from reshard.core.plan.matching import match_parameters
 from reshard.core.plan.model import ParameterMatch, PlanInputs
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.changes import NO_CHANGES, Changes
-from reshard.core.request.steps import Step
 from reshard.core.runtime.wording import listed
 
 _RULES = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.change_summary import changes_of, changes_text, excluded_parameters, excluded_text
 from reshard.core.plan.model import PassedThroughParameter

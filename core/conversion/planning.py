@@ -2,11 +2,7 @@
 
 import dataclasses
 
-from reshard.core.checkpoint.catalog.dcp import find_dcp
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.companions import CONFIG_NAME
-from reshard.core.checkpoint.formats.running_crc import is_crc_in_header
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.conversion.iteration_place import iteration_layout, placed, with_common_noted
 from reshard.core.conversion.report import PlanSummary, planned_traffic, summarize_plan, with_estimate
 from reshard.core.conversion.session import (
@@ -16,6 +12,10 @@ from reshard.core.conversion.session import (
     rank_budget,
 )
 from reshard.core.errors import CatalogError, PlanError, TargetError
+from reshard.core.files.model import CheckpointFormat
+from reshard.core.files.running_crc import is_crc_in_header
+from reshard.core.layouts.dcp.checkpoint import find_dcp
+from reshard.core.layouts.unified.companions import CONFIG_NAME
 from reshard.core.plan.matching import check_convertible
 from reshard.core.plan.model import DcpLayout, PlanInputs, UnifiedLayout
 from reshard.core.plan.plan import ConversionPlan, build_plan

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import field
 
-from reshard.core.checkpoint.formats.any_format import KnownIndexes
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.conversion.dispatch import Kind, Unit
 from reshard.core.conversion.report import target_kind
 from reshard.core.errors import ReshardError, StorageError, TargetError, VerificationError
+from reshard.core.files.any_format import KnownIndexes
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget

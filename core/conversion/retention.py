@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, Step, parse_step
 from reshard.core.checkpoint.manifest import (
     MAX_RECORD_BYTES,
     IndexSummary,
@@ -34,12 +33,13 @@ from reshard.core.checkpoint.manifest import (
     read_manifest,
 )
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
+from reshard.core.files.file_names import NO_EPOCH, Step, parse_step
+from reshard.core.layouts.checkpoint2.names import parse_iteration
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import log
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import utf8_text
-from reshard.core.storage.checkpoint2_names import parse_iteration
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.file_versions import Stamp, read_stamp, read_stamps
 from reshard.core.storage.lease import living_holders

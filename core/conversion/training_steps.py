@@ -11,44 +11,44 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from reshard.core.checkpoint.catalog.dcp import find_dcp
-from reshard.core.checkpoint.catalog.dcp_steps import list_dcp_steps
-from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, Step
-from reshard.core.checkpoint.catalog.iterations import (
+from reshard.core.checkpoint.catalog import CatalogRecord
+from reshard.core.checkpoint.manifest import PLAN_NAME, read_manifest
+from reshard.core.checkpoint.selection import select_files
+from reshard.core.errors import CatalogError, ConversionError, InputError, StrategyError, TargetError
+from reshard.core.files.any_format import read_index
+from reshard.core.files.encryption.cipher_blocks import KeyMistakeError
+from reshard.core.files.encryption.opening import open_checkpoint
+from reshard.core.files.file_names import NO_EPOCH, Step
+from reshard.core.files.remote_index.indexing import read_indexes, workers_on
+from reshard.core.layouts.checkpoint2.iterations import (
     find_iteration,
     holds_iterations,
     joint_files,
     list_iterations,
 )
-from reshard.core.checkpoint.catalog.output_directory import (
+from reshard.core.layouts.checkpoint2.names import TRACKER_NAME, iteration_name
+from reshard.core.layouts.checkpoint2.tracker import read_tracker
+from reshard.core.layouts.dcp.checkpoint import find_dcp
+from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
+from reshard.core.layouts.dcp.steps import list_dcp_steps
+from reshard.core.layouts.output_directory import (
     SAVED_STEP_NAME,
     find_output_checkpoint,
     read_saved_step,
 )
-from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.catalog.selection import select_files
-from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
-from reshard.core.checkpoint.encryption.cipher_blocks import KeyMistakeError
-from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.any_format import read_index
-from reshard.core.checkpoint.manifest import PLAN_NAME, read_manifest
-from reshard.core.checkpoint.remote_index.indexing import read_indexes, workers_on
-from reshard.core.errors import CatalogError, ConversionError, InputError, StrategyError, TargetError
-from reshard.core.plan.plan_file import load_sources
+from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.records.plan_file import load_sources
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import sleep_unless_stopped
 from reshard.core.runtime.wording import listed, printable, rank_names, seconds_text
-from reshard.core.storage.checkpoint2_names import TRACKER_NAME, iteration_name
-from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.file_versions import TOUCHED, Stamp, is_only_touched, is_same_version, read_stamps
 from reshard.core.storage.listing import names_in, unless_missing
 from reshard.core.storage.patterns import RANK_FIELD, spelled_for
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.reading import SourceFile, read_version
-from reshard.core.storage.tracker import read_tracker
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 

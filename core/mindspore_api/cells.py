@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
 
-from reshard.core.checkpoint.numpy_values import Value, dtype_of
+from reshard.core.files.numpy_values import Value, dtype_of
 from reshard.core.tensor import dtypes
 
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
-from reshard.core.checkpoint.numpy_values import is_array_like
+from reshard.core.changes.info_texts import InfoValue, check_info, format_info
+from reshard.core.files.numpy_values import is_array_like
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     check_async_save,
@@ -17,7 +18,6 @@ from reshard.core.mindspore_api.arguments import (
 from reshard.core.mindspore_api.cells import join_mindspore
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.request.fields import check_key_name
-from reshard.core.request.info_texts import InfoValue, check_info, format_info
 from reshard.core.runtime.keys import EncryptionMode, Key, KeyNames, resolve_keys
 
 FROM_TRAINING = ("epoch_num", "step_num")

@@ -8,9 +8,9 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from reshard.core.checkpoint.block_writing import FileKind, write_checkpoint
-from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
+from reshard.core.files.block_writing import FileKind, write_checkpoint
+from reshard.core.files.model import CheckpointFormat
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     check_format,

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from reshard.core.checkpoint.numpy_values import array_of, is_array_like
 from reshard.core.errors import LayoutError, StrategyError
+from reshard.core.files.numpy_values import array_of, is_array_like
 from reshard.core.mindspore_api.arguments import check_type
 from reshard.core.mindspore_api.environment import rank_in_environment
 from reshard.core.mindspore_api.failures import reading

@@ -8,18 +8,18 @@ from io import BytesIO
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.foreign import check_not_foreign
-from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
-from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
-from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.any_format import check_crc as check_file_crc
-from reshard.core.checkpoint.formats.any_format import read_index
-from reshard.core.checkpoint.map_parameters import parse_map_parameter
-from reshard.core.checkpoint.memory_file import MemoryFile
-from reshard.core.checkpoint.model import CheckpointFormat, TensorEntry
-from reshard.core.checkpoint.numpy_values import Value, is_same, numpy_dtype
-from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.errors import CheckpointError
+from reshard.core.files.any_format import check_crc as check_file_crc
+from reshard.core.files.any_format import read_index
+from reshard.core.files.encryption.cipher_blocks import MAGICS
+from reshard.core.files.encryption.decrypted_source import DecryptedSource
+from reshard.core.files.encryption.opening import open_checkpoint
+from reshard.core.files.map_parameters import parse_map_parameter
+from reshard.core.files.memory_file import MemoryFile
+from reshard.core.files.model import CheckpointFormat, TensorEntry
+from reshard.core.files.numpy_values import Value, is_same, numpy_dtype
+from reshard.core.files.remote_reads import read_ahead
+from reshard.core.layouts.foreign import check_not_foreign
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     TAKES_NO_KEY,

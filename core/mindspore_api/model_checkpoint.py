@@ -26,9 +26,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from reshard.core.checkpoint.block_writing import FileKind
-from reshard.core.checkpoint.model import CheckpointFormat
-from reshard.core.checkpoint.numpy_values import Value
+from reshard.core.files.block_writing import FileKind
+from reshard.core.files.model import CheckpointFormat
+from reshard.core.files.numpy_values import Value
 from reshard.core.mindspore_api.arguments import given_rank, is_network
 from reshard.core.mindspore_api.background import Background
 from reshard.core.mindspore_api.cells import join_mindspore

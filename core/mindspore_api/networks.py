@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from reshard.core.checkpoint.numpy_values import Value, array_of, dtype_of, is_array_like
+from reshard.core.files.numpy_values import Value, array_of, dtype_of, is_array_like
 from reshard.core.mindspore_api.arguments import check_type, check_value
 from reshard.core.mindspore_api.cells import fill_cell, is_cell, parameter_names
 from reshard.core.runtime.frozen import frozen

@@ -10,12 +10,13 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from glob import escape
 
-from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.shared_bytes import check_bytes_apart
-from reshard.core.checkpoint.catalog.survey import CheckpointSurvey
+from reshard.core.changes.training_state import is_training_state
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.damage_policy import DamagePolicy
+from reshard.core.checkpoint.shared_bytes import check_bytes_apart
 from reshard.core.errors import CatalogError, CheckpointError, InputError, PlanError
+from reshard.core.layouts.builder import build_catalog
+from reshard.core.layouts.survey import CheckpointSurvey
 from reshard.core.mindspore_api.needed_ranks import needed_of_all
 from reshard.core.mindspore_api.rank_files import check_not_encrypted, with_last_files
 from reshard.core.plan.matching import foreign_parameters, match_parameters
@@ -23,7 +24,6 @@ from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.stage_shards import SourceShards, names_in_order, names_without_shards
-from reshard.core.request.training_state import is_training_state
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.absences import check_absences

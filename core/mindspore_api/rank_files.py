@@ -5,13 +5,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from reshard.core.checkpoint.catalog.file_names import Step, group_prefixes, parse_name
-from reshard.core.checkpoint.catalog.foreign import check_not_foreign
-from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
-from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
-from reshard.core.checkpoint.formats.stage_files import group_stage_files
-from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
+from reshard.core.files.encryption.cipher_blocks import MAGICS
+from reshard.core.files.file_names import Step, group_prefixes, parse_name
+from reshard.core.files.model import CheckpointFormat
+from reshard.core.files.stage_files import group_stage_files
+from reshard.core.layouts.foreign import check_not_foreign
+from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
 from reshard.core.mindspore_api.arguments import TAKES_NO_KEY
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.storage.failures import mapped_errors

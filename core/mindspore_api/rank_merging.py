@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from reshard.core.checkpoint.formats.any_format import read_index
-from reshard.core.checkpoint.model import FileIndex
-from reshard.core.checkpoint.numpy_values import Value
 from reshard.core.errors import CatalogError, LayoutError
+from reshard.core.files.any_format import read_index
+from reshard.core.files.model import FileIndex
+from reshard.core.files.numpy_values import Value
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.mindspore_api.layouts import merge_slices
 from reshard.core.mindspore_api.loading import open_readable, read_values

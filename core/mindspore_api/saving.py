@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from reshard.core.checkpoint.block_writing import FileKind, write_checkpoint
-from reshard.core.checkpoint.map_parameters import build_map_parameter
-from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry, text_entry
-from reshard.core.checkpoint.numpy_values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
+from reshard.core.files.block_writing import FileKind, write_checkpoint
+from reshard.core.files.map_parameters import build_map_parameter
+from reshard.core.files.model import CheckpointFormat, Content, OutputEntry, text_entry
+from reshard.core.files.numpy_values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     ChoiceFunction,

@@ -20,8 +20,8 @@ from errno import EIO
 from itertools import accumulate, pairwise
 from typing import Any
 
-from reshard.core.checkpoint.block_writing import FileKind
-from reshard.core.checkpoint.model import OutputEntry
+from reshard.core.files.block_writing import FileKind
+from reshard.core.files.model import OutputEntry
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.saving import described_values, write_values
 from reshard.core.runtime.frozen import frozen

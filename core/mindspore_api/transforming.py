@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.builder import catalog_files
-from reshard.core.checkpoint.catalog.survey import CheckpointSurvey
-from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, InputError, PlanError, TargetBusyError
+from reshard.core.files.model import CheckpointFormat
+from reshard.core.layouts.builder import catalog_files
+from reshard.core.layouts.survey import CheckpointSurvey
 from reshard.core.mindspore_api.arguments import FORMATS, check_type
 from reshard.core.mindspore_api.failures import MissingDirectoryError, reading, writing
 from reshard.core.mindspore_api.file_writing import PlannedFile, give_name, write_files

@@ -12,16 +12,16 @@ from contextlib import ExitStack
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from reshard.core.checkpoint.catalog.foreign import check_not_foreign
-from reshard.core.checkpoint.formats.any_format import read_index
-from reshard.core.checkpoint.formats.weight_maps import read_weight_map
-from reshard.core.checkpoint.model import Content, FileIndex, OutputEntry, TensorEntry
-from reshard.core.checkpoint.numpy_values import Value, numpy_dtype
 from reshard.core.errors import CatalogError, LayoutError
+from reshard.core.files.any_format import read_index
+from reshard.core.files.model import Content, FileIndex, OutputEntry, TensorEntry
+from reshard.core.files.numpy_values import Value, numpy_dtype
+from reshard.core.layouts.foreign import check_not_foreign
+from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME
+from reshard.core.layouts.unified.weight_maps import read_weight_map
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.listing import kind_of, list_folder
 from reshard.core.storage.reading import SourceFile, open_source
-from reshard.core.storage.unified_names import MAP_NAME, OTHERS_NAME
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.slices import TensorSlice, bounding_extent, contiguous_boxes, row_major_strides

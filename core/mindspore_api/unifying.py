@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.survey import CheckpointSurvey, FoundFile
-from reshard.core.checkpoint.formats.weight_maps import dump_weight_map
-from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.files.model import CheckpointFormat, FileIndex
+from reshard.core.layouts.survey import CheckpointSurvey, FoundFile
+from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names
+from reshard.core.layouts.unified.weight_maps import dump_weight_map
 from reshard.core.mindspore_api.arguments import check_type
 from reshard.core.mindspore_api.failures import reading, writing
 from reshard.core.mindspore_api.file_writing import PlannedFile, write_files
@@ -23,7 +24,6 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.stage_shards import names_in_order
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.unified_names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.model import Strategy

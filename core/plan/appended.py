@@ -6,9 +6,9 @@ MindSpore's `append_info` and `append_dict`: each is an entry of its own, a numb
 import struct
 from collections.abc import Collection, Mapping, Sequence
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.model import MAX_TEXT_BYTES, TensorEntry, text_entry
-from reshard.core.request.info_texts import InfoValue
+from reshard.core.changes.info_texts import InfoValue
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.files.model import MAX_TEXT_BYTES, TensorEntry, text_entry
 from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
 from reshard.core.tensor.slices import Shape

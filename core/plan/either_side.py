@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from glob import escape
 
+from reshard.core.changes.changes import Changes
 from reshard.core.plan.recipes import NamePatterns, build_recipes
-from reshard.core.request.changes import Changes
 from reshard.core.runtime.frozen import frozen
 
 

@@ -22,7 +22,8 @@ MindSpore copies unmatched parameters whole under their full names, which is gar
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.changes.changes import NO_CHANGES, Changes
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, LayoutError, PlanError, raise_problems
 from reshard.core.plan.appended import REDUNDANCY_MARK, appended_parameters
 from reshard.core.plan.model import ParameterMatch, PassedThroughParameter, PlanInputs, ReshardedParameter, SourceTensor
@@ -45,7 +46,6 @@ from reshard.core.plan.stage_shards import (
     with_first,
 )
 from reshard.core.plan.steps import DroppedCopy
-from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, rank_names

@@ -5,16 +5,16 @@ from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.companions import Companions
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.changes.changes import NO_CHANGES, Changes
+from reshard.core.changes.info_texts import InfoValue
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.files.model import CheckpointFormat
+from reshard.core.layouts.dcp.metadata import StatePath
+from reshard.core.layouts.unified.companions import Companions
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.ownership import LostBox, SourceCopy
-from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
-from reshard.core.request.info_texts import InfoValue
 from reshard.core.runtime.frozen import frozen
-from reshard.core.strategy.dcp_metadata import StatePath
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.layout import ParameterLayout

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from reshard.core.request.templates import Template
+from reshard.core.changes.templates import Template
 
 _NUMBERS = re.compile(r"[0-9#]+")
 

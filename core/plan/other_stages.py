@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from reshard.core.request.changes import CastRule, JoinRule, RenameRule, SplitRule, TransposeRule
+from reshard.core.changes.changes import CastRule, JoinRule, RenameRule, SplitRule, TransposeRule
 from reshard.core.strategy.model import Strategy
 
 NamingRule = str | SplitRule | JoinRule | TransposeRule | RenameRule | CastRule

@@ -18,12 +18,13 @@ from functools import cached_property
 
 import numpy as np
 
-from reshard.core.checkpoint.companions import Companions
-from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import PlanError
+from reshard.core.files.model import TensorEntry
+from reshard.core.layouts.checkpoint2.assignment import iteration_match
+from reshard.core.layouts.dcp.assignment import dcp_match
+from reshard.core.layouts.unified.assignment import unified_match
+from reshard.core.layouts.unified.companions import Companions
 from reshard.core.plan.appended import AppendedParameter, redundancy_mark
-from reshard.core.plan.dcp_target import dcp_match
-from reshard.core.plan.iteration_target import iteration_match
 from reshard.core.plan.layout_classes import TargetStage, build_stage
 from reshard.core.plan.matching import check_nothing_lost, match_parameters
 from reshard.core.plan.model import (
@@ -38,7 +39,6 @@ from reshard.core.plan.model import (
     SourceTensor,
 )
 from reshard.core.plan.stage_shards import SourceShards
-from reshard.core.plan.unified import unified_match
 from reshard.core.plan.whole_shapes import Whole, wholes_of_match
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.slices import TensorSlice

@@ -8,15 +8,15 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from reshard.core.changes.expressions import whole_number
+from reshard.core.changes.preset import Row
+from reshard.core.changes.templates import Template
+from reshard.core.changes.training_state import StateKind, expert_order_problem, state_kind
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.plan.model import ParameterMatch
 from reshard.core.plan.name_index import NameIndex
 from reshard.core.plan.names import fits_any
 from reshard.core.plan.preset_steps import CompiledPreset, Direction, parsed, without_state
-from reshard.core.request.expressions import whole_number
-from reshard.core.request.preset import Row
-from reshard.core.request.templates import Template
-from reshard.core.request.training_state import StateKind, expert_order_problem, state_kind
 from reshard.core.runtime.wording import counted
 from reshard.core.tensor.slices import Shape
 

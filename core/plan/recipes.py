@@ -11,15 +11,15 @@ from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
+from reshard.core.changes.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
+from reshard.core.changes.steps import StepRule
+from reshard.core.changes.training_state import StateKind, expert_order_problem, state_kind
 from reshard.core.errors import LayoutError, PlanError
 from reshard.core.plan.making import Making, MakingNames
 from reshard.core.plan.operations import Composed, Joined, Operation, SplitOff, Transposed
 from reshard.core.plan.other_stages import fits_other_stages
 from reshard.core.plan.regular_expressions import check_expressions, is_quick
 from reshard.core.plan.steps import DroppedCopy, StepNames
-from reshard.core.request.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
-from reshard.core.request.steps import StepRule
-from reshard.core.request.training_state import StateKind, expert_order_problem, state_kind
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.suggestions import close_words, did_you_mean
 from reshard.core.runtime.wording import listed, quoted

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.changes.changes import FLOAT_NAMES
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import LayoutError
 from reshard.core.plan.model import ReshardedParameter, SourceTensor
 from reshard.core.plan.ownership import LostBox, SourceCopy, lacks_shards, lost_boxes
@@ -17,7 +18,6 @@ from reshard.core.plan.stage_shards import (
     shards_kind,
     source_copy,
 )
-from reshard.core.request.changes import FLOAT_NAMES
 from reshard.core.runtime.wording import listed
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import BLOCK_SCALED_NAME, INT4, MAP_TENSOR, SCALED, TEXT, DType, dtype_from_name

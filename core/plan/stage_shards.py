@@ -8,9 +8,9 @@ from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.errors import LayoutError
+from reshard.core.files.model import TensorEntry
 from reshard.core.plan.ownership import SourceCopy
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.strategy.model import StageStrategy, Strategy

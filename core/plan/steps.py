@@ -8,21 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import singledispatchmethod
 from itertools import islice
 
-from reshard.core.plan.making import Making, MakingNames
-from reshard.core.plan.operations import (
-    Dequantized,
-    DividedAxis,
-    Joined,
-    MergedAxes,
-    Operation,
-    Repeated,
-    Sliced,
-    SplitOff,
-    Stacked,
-    Transposed,
-    Unstacked,
-)
-from reshard.core.request.steps import (
+from reshard.core.changes.steps import (
     AnyStep,
     DequantizeStep,
     DivideStep,
@@ -39,7 +25,21 @@ from reshard.core.request.steps import (
     UnstackStep,
     index_of,
 )
-from reshard.core.request.templates import Template, Values
+from reshard.core.changes.templates import Template, Values
+from reshard.core.plan.making import Making, MakingNames
+from reshard.core.plan.operations import (
+    Dequantized,
+    DividedAxis,
+    Joined,
+    MergedAxes,
+    Operation,
+    Repeated,
+    Sliced,
+    SplitOff,
+    Stacked,
+    Transposed,
+    Unstacked,
+)
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, quoted
 

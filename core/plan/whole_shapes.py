@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from reshard.core.changes.training_state import STATE_PREFIXES
 from reshard.core.errors import LayoutError
 from reshard.core.plan.model import ParameterMatch, ReshardedParameter
 from reshard.core.plan.stage_shards import StageShards
-from reshard.core.request.training_state import STATE_PREFIXES
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed, shortened
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT

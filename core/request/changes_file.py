@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from reshard.core.changes.changes import NO_CHANGES, Changes, TransposeRule, parse_cast, parse_rename
 from reshard.core.errors import InputError
-from reshard.core.request.changes import NO_CHANGES, Changes, TransposeRule, parse_cast, parse_rename
 from reshard.core.request.conversion import ConversionOptions
 from reshard.core.runtime.wording import listed_lines
 
@@ -46,14 +46,14 @@ def declared_changes(request: ConversionOptions) -> Changes:
 
 def read_changes(url: str) -> Changes:
     """Read the changes that a document declares."""
-    from reshard.core.request.documents import read_document  # loads YAML
+    from reshard.core.changes.documents import read_document  # loads YAML
 
     return parse_changes(read_document(url), url)
 
 
 def parse_changes(data: bytes, origin: str) -> Changes:
     """Parse the changes that a document declares; `origin` is its name in messages."""
-    from reshard.core.request.documents import parse_mapping
+    from reshard.core.changes.documents import parse_mapping
 
     document = parse_mapping(data, origin, "document of changes", "exclude: [adam_*]")
     return NO_CHANGES if document is None else validated_changes(document, origin)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reshard.core.request.changes import Selection
+from reshard.core.changes.changes import Selection
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.fields import (
     ALLOW_MODEL_DESCRIPTION,

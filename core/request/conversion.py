@@ -6,9 +6,12 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from reshard.core.changes.changes import OverflowPolicy, Selection
+from reshard.core.changes.info_texts import InfoValue, parse_info
 from reshard.core.errors import InputError
-from reshard.core.request.changes import OverflowPolicy, Selection
-from reshard.core.request.common_texts import Number, parse_common_texts
+from reshard.core.layouts.checkpoint2.common_texts import Number, parse_common_texts
+from reshard.core.layouts.checkpoint2.names import iteration_name, parse_iteration
+from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.request.fields import (
     ALLOW_MODEL_DESCRIPTION,
     MAX_SHARDS,
@@ -37,11 +40,8 @@ from reshard.core.request.fields import (
     parse_size,
     with_key,
 )
-from reshard.core.request.info_texts import InfoValue, parse_info
 from reshard.core.request.validation import RequestModel, build_options
 from reshard.core.runtime.keys import EncryptionMode
-from reshard.core.storage.checkpoint2_names import iteration_name, parse_iteration
-from reshard.core.storage.unified_names import UnifiedNaming
 
 Option = TypeVar("Option")
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic.config import JsonDict
 
-from reshard.core.request.changes import parse_cast, parse_rename
-from reshard.core.request.common_texts import parse_common_texts
-from reshard.core.request.info_texts import parse_info
+from reshard.core.changes.changes import parse_cast, parse_rename
+from reshard.core.changes.info_texts import parse_info
+from reshard.core.layouts.checkpoint2.common_texts import parse_common_texts
 from reshard.core.request.validation import option_of
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.named_values import KEY_ADVICE, NAME_ADVICE, NAME_PATTERN, is_name

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from reshard.core.changes.documents import parse_mapping
 from reshard.core.errors import InputError
-from reshard.core.request.documents import parse_mapping
 from reshard.core.runtime.suggestions import did_you_mean
 
 _COMMAND_LINE_ONLY = ("dry_run", "engine", "json")

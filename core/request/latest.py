@@ -3,9 +3,9 @@
 from pydantic import Field, ValidationInfo, field_validator
 
 from reshard.core.errors import InputError
+from reshard.core.layouts.checkpoint2.names import parse_iteration
 from reshard.core.request.conversion import ConversionOptions, ConversionRequest, TargetLayout
 from reshard.core.request.fields import RequiredUrl
-from reshard.core.storage.checkpoint2_names import parse_iteration
 
 
 class LatestConversionRequest(ConversionOptions):

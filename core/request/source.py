@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field
 
-from reshard.core.request.changes import Selection
+from reshard.core.changes.changes import Selection
 from reshard.core.request.conversion import ConversionOptions, FileChoice, IntegratedSave, SourceOptions
 from reshard.core.request.fields import Patterns, parse_ranks
 

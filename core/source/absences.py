@@ -6,8 +6,8 @@ of a wrong strategy: if each layer is on ranks of its own, those ranks are pipel
 
 from collections.abc import Mapping, Sequence
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.torn_files import has_uniform_replicas
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.torn_files import has_uniform_replicas
 from reshard.core.errors import StrategyError
 from reshard.core.plan.stage_shards import StageShards
 from reshard.core.runtime.frozen import frozen

@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.changes.changes import NO_CHANGES, Changes
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.damage_policy import DamagePolicy
 from reshard.core.errors import InputError, StorageError
 from reshard.core.plan.matching import distinct_sources, lost_text, match_parameters
 from reshard.core.plan.model import ParameterMatch, PlanInputs, SourceTensor
 from reshard.core.plan.ownership import NO_RANK, CopyShards, SourceCopies, SourceCopy, common_units
 from reshard.core.plan.recipes import excluded_names
-from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import listed, rank_names

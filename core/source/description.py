@@ -5,27 +5,27 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
-from reshard.core.checkpoint.catalog.file_names import parse_name
-from reshard.core.checkpoint.catalog.foreign import check_not_foreign, find_foreign
-from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, iterations_beside
-from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, storage_errors_as_input, survey
-from reshard.core.checkpoint.common_document import read_common
-from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
-from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.any_format import read_index
-from reshard.core.checkpoint.formats.scalars import json_value, read_scalars
 from reshard.core.checkpoint.manifest import Manifest, read_manifest, unseal_manifest
-from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.errors import InputError
+from reshard.core.files.any_format import read_index
+from reshard.core.files.encryption.decrypted_source import DecryptedSource
+from reshard.core.files.encryption.opening import open_checkpoint
+from reshard.core.files.file_names import parse_name
+from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
+from reshard.core.files.scalars import json_value, read_scalars
+from reshard.core.layouts.builder import build_catalog
+from reshard.core.layouts.checkpoint2.common import read_common
+from reshard.core.layouts.checkpoint2.iterations import Iteration, find_iteration, iterations_beside
+from reshard.core.layouts.checkpoint2.names import METADATA_NAME
+from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, find_dcp
+from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
+from reshard.core.layouts.foreign import check_not_foreign, find_foreign
+from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey, storage_errors_as_input, survey
+from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.runtime.keys import Key, source_key
-from reshard.core.storage.checkpoint2_names import METADATA_NAME
-from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.listing import file_info, list_folder
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.reading import SourceFile, read_bytes
-from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.file_kinds import START_BYTES, guess_other_kind
 from reshard.core.strategy.files import read_strategy

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
-from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.shared_bytes import shared_bytes
-from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
-from reshard.core.checkpoint.companions import CONFIG_NAME
+from reshard.core.changes.changes import NO_CHANGES
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.damage_policy import DamagePolicy
+from reshard.core.checkpoint.shared_bytes import shared_bytes
 from reshard.core.errors import CatalogError, InputError
+from reshard.core.layouts.builder import build_catalog
+from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.layouts.unified.companions import CONFIG_NAME
 from reshard.core.plan.matching import lost_text, match_parameters
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.stage_shards import SourceShards, StageShards, integrated_by_shapes
@@ -28,7 +29,6 @@ from reshard.core.plan.whole_shapes import (
     wholes_of_match,
     wholes_of_shards,
 )
-from reshard.core.request.changes import NO_CHANGES
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.frozen import frozen

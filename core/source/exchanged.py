@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from reshard.core.checkpoint.catalog.survey import survey
 from reshard.core.errors import CatalogError, InputError, PlanError, ReshardError, StrategyError
+from reshard.core.layouts.survey import survey
 from reshard.core.request.source import SourceRequest
 from reshard.core.strategy.model import Strategy
 

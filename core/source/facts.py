@@ -1,6 +1,6 @@
 """Facts about a checkpoint and a strategy, which a diagnosis begins with."""
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.runtime.wording import counted, listed, ranks_text
 from reshard.core.source.file_checks import ranks_with_files
 from reshard.core.strategy.model import Strategy

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from reshard.core.checkpoint.catalog.damage_policy import NO_FILE
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.torn_files import torn_ranks
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.damage_policy import NO_FILE
+from reshard.core.checkpoint.torn_files import torn_ranks
 from reshard.core.runtime.wording import counted, rank_names, ranks_text
 from reshard.core.source.absences import is_marked
 from reshard.core.source.findings import OWN_STRATEGY, Finding, Severity

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.plan.matching import distinct_sources
 from reshard.core.plan.model import ParameterMatch, SourceTensor
 from reshard.core.runtime.wording import listed, rank_names

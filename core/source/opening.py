@@ -5,26 +5,28 @@ from collections.abc import Callable, Collection
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
-from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.shared_bytes import check_bytes_apart
-from reshard.core.checkpoint.catalog.survey import (
+from reshard.core.changes.changes import NO_CHANGES, Changes
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.manifest import read_manifest
+from reshard.core.checkpoint.shared_bytes import check_bytes_apart
+from reshard.core.errors import CatalogError
+from reshard.core.files.any_format import read_index
+from reshard.core.files.encryption.opening import open_checkpoint
+from reshard.core.files.model import TensorEntry
+from reshard.core.layouts.builder import build_catalog
+from reshard.core.layouts.checkpoint2.iterations import Iteration, find_iteration
+from reshard.core.layouts.checkpoint2.names import METADATA_NAME
+from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, find_dcp
+from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
+from reshard.core.layouts.survey import (
     CheckpointShape,
     CheckpointSurvey,
     survey,
     survey_dcp,
     survey_iteration,
 )
-from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.any_format import read_index
-from reshard.core.checkpoint.manifest import read_manifest
-from reshard.core.checkpoint.model import TensorEntry
-from reshard.core.errors import CatalogError
+from reshard.core.layouts.unified.strategy import unified_strategy
 from reshard.core.plan.stage_shards import SourceShards
-from reshard.core.plan.unified_source import unified_strategy
-from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.frozen import frozen
@@ -37,8 +39,6 @@ from reshard.core.source.damage import damage_policy
 from reshard.core.source.exchanged import naming_exchanged
 from reshard.core.source.own_strategy import OwnStrategy, check_named, check_own_files, read_own_strategy
 from reshard.core.source.parts_beside import with_parts_beside_noted
-from reshard.core.storage.checkpoint2_names import METADATA_NAME
-from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import Location, parse_url

@@ -5,7 +5,7 @@ Small ones are digested whole while the catalog is made.
 
 from collections.abc import Iterator, Sequence
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.content_samples import read_samples
 from reshard.core.plan.model import PassedThroughParameter
 from reshard.core.runtime.wording import listed

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.file_names import parse_name
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.encryption.encrypted_output import encrypted_bytes
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, read_manifest, unseal_manifest
 from reshard.core.errors import InputError, LayoutError, StorageError, StrategyError, UnusableStorageError
-from reshard.core.plan.plan_file import load_target_strategy
+from reshard.core.files.encryption.encrypted_output import encrypted_bytes
+from reshard.core.files.file_names import parse_name
+from reshard.core.layouts.unified.names import is_index_name
+from reshard.core.records.plan_file import load_target_strategy
 from reshard.core.request.conversion import TargetLayout
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import Keys, keys_in_force, source_key
@@ -25,7 +26,6 @@ from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
-from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT

@@ -8,16 +8,16 @@ holds all of it only if every rank does; with others beside it, that is not gues
 from collections.abc import Iterable
 from dataclasses import replace
 
-from reshard.core.checkpoint.catalog.file_names import parse_name, rank_in, rank_template
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, StorageError
+from reshard.core.files.file_names import parse_name, rank_in, rank_template
+from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey
+from reshard.core.layouts.unified.names import parse_shard
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import rank_names
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank
-from reshard.core.storage.unified_names import parse_shard
 from reshard.core.storage.urls import Location, parse_url
 
 _RANK_FOLDER = f"rank_{RANK_FIELD}"

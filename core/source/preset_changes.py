@@ -4,25 +4,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from reshard.core.checkpoint.catalog.file_names import parse_name
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.companions import CONFIG_NAME, read_config
+from reshard.core.changes.changes import Changes
+from reshard.core.changes.preset import read_preset
+from reshard.core.changes.training_config import read_training_config
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.files.file_names import parse_name
+from reshard.core.layouts.unified.companions import CONFIG_NAME, read_config
+from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.plan.preset_checks import ROTARY_BUFFERS, check_names, rotary_buffers, rotary_buffers_note
 from reshard.core.plan.preset_steps import CompiledPreset, KnownNames, Settings, compile_preset
 from reshard.core.plan.recipes import excluded_names
-from reshard.core.request.changes import Changes
 from reshard.core.request.changes_file import validated_changes
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionOptions
-from reshard.core.request.preset import read_preset
 from reshard.core.request.source import SourceRequest
-from reshard.core.request.training_config import read_training_config
 from reshard.core.runtime.frozen import frozen
 from reshard.core.source.opening import TargetOutline, find_strategy, open_by_strategy
 from reshard.core.source.reference import read_reference
 from reshard.core.storage.listing import exists
 from reshard.core.storage.patterns import RANK_FIELD
-from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
-from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, Step, parse_step
-from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, iterations_beside
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.survey import CheckpointSurvey, survey
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.damage_policy import DamagePolicy
 from reshard.core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
+from reshard.core.files.file_names import NO_EPOCH, Step, parse_step
+from reshard.core.layouts.builder import build_catalog
+from reshard.core.layouts.checkpoint2.iterations import Iteration, find_iteration, iterations_beside
+from reshard.core.layouts.survey import CheckpointSurvey, survey
 from reshard.core.plan.matching import match_parameters
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.ownership import LostBox

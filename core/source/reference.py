@@ -12,22 +12,22 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from reshard.core.checkpoint.companions import CONFIG_NAME, Companions, companions_of, read_config
-from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.changes.changes import FLOAT_NAMES
 from reshard.core.errors import InputError, PlanError, raise_problems
+from reshard.core.files.model import TensorEntry
+from reshard.core.layouts.unified.companions import CONFIG_NAME, Companions, companions_of, read_config
+from reshard.core.layouts.unified.names import COMPANION_NAMES, is_index_name, is_unified_name
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.names import fits_any
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.preset_checks import rotary_buffers, rotary_buffers_note
 from reshard.core.plan.preset_steps import without_state
-from reshard.core.request.changes import FLOAT_NAMES
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.source.opening import open_source
 from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.publishing import list_names
-from reshard.core.storage.unified_names import COMPANION_NAMES, is_index_name, is_unified_name
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import TEXT, DType
 

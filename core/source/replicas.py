@@ -10,12 +10,12 @@ from contextlib import closing
 from dataclasses import replace
 from operator import itemgetter
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.catalog.shared_bytes import box_text
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.dense_view import open_record
-from reshard.core.checkpoint.digests import content_digests
-from reshard.core.checkpoint.formats.any_format import read_index
+from reshard.core.checkpoint.shared_bytes import box_text
 from reshard.core.errors import CatalogError, LayoutError, raise_problems
+from reshard.core.files.any_format import read_index
+from reshard.core.files.digests import content_digests
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import counted, rank_names
 from reshard.core.storage.urls import parse_url

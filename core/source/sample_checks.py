@@ -11,7 +11,7 @@ from itertools import chain, islice, starmap
 from threading import Event
 from typing import TypeVar
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.content_samples import is_constant, read_samples
 from reshard.core.errors import LayoutError
 from reshard.core.plan.stage_shards import StageShards, joined_shape

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from reshard.core.changes.training_state import STATE_PREFIXES
 from reshard.core.plan.whole_shapes import Whole, folded, other_cuts
-from reshard.core.request.training_state import STATE_PREFIXES
 from reshard.core.runtime.wording import listed
 from reshard.core.source.findings import OWN_STRATEGY, Cause, Finding, findings_by_cause
 from reshard.core.tensor.slices import Shape

@@ -6,7 +6,7 @@ Every check goes on after the first finding: users want all of them.
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.runtime.wording import counted
 from reshard.core.source.findings import OWN_STRATEGY, Finding, Severity, quoted_names
 from reshard.core.source.rename_guess import guess_renaming

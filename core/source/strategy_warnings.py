@@ -12,7 +12,7 @@ tensors hold slices. Then the conversion is refused with the option that decides
 
 from collections.abc import Mapping, Sequence
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import StrategyError
 from reshard.core.plan.model import ParameterMatch
 from reshard.core.plan.stage_shards import SourceShards, StageShards, integrated_by_shapes

@@ -7,15 +7,15 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from reshard.core.checkpoint.catalog.iteration_catalog import unheld_parameters
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.changes.changes import Changes
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError
+from reshard.core.layouts.checkpoint2.catalog import unheld_parameters
 from reshard.core.plan.recipes import excluded_names
-from reshard.core.request.changes import Changes
 from reshard.core.runtime.wording import counted, listed
 
 if TYPE_CHECKING:
-    from reshard.core.strategy.checkpoint2_metadata import Metadata
+    from reshard.core.layouts.checkpoint2.metadata import Metadata
 
 _CLASS = re.compile(r"(adam_[mv]|muon_m|accu_grads|exp_avg\w*|[^.]*?placeholder)\.")
 _MAX_CLASSES = 8

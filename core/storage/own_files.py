@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import field
 
 from reshard.core.errors import TargetError
+from reshard.core.layouts.unified.names import COMPANION_NAMES
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.atomic_rename import is_leftover, is_temporary
@@ -23,7 +24,6 @@ from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.local_lease import GATE_NAME
 from reshard.core.storage.publishing import RANK_FOLDER, STATE_DIRECTORY, foreign_names
 from reshard.core.storage.target_names import is_target_name
-from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import Location
 
 _MAX_LISTED = 5

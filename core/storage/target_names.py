@@ -1,8 +1,8 @@
 """Names of the files that a conversion writes into the target's directory itself, and not into rank folders."""
 
-from reshard.core.storage.checkpoint2_names import COMMON_NAME, METADATA_NAME, parse_tensor_file
-from reshard.core.storage.dcp_names import DCP_METADATA_NAME, is_data_name
-from reshard.core.storage.unified_names import is_index_name, is_unified_name
+from reshard.core.layouts.checkpoint2.names import COMMON_NAME, METADATA_NAME, parse_tensor_file
+from reshard.core.layouts.dcp.names import DCP_METADATA_NAME, is_data_name
+from reshard.core.layouts.unified.names import is_index_name, is_unified_name
 
 
 def is_target_name(name: str) -> bool:

@@ -5,13 +5,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError, is_transient
+from reshard.core.layouts.checkpoint2.names import MAX_METADATA_BYTES, METADATA_NAME, TRACKER_NAME, iteration_name
+from reshard.core.layouts.checkpoint2.tracker import read_tracker
 from reshard.core.runtime.metadata import check_metadata, parsing
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.checkpoint2_names import MAX_METADATA_BYTES, METADATA_NAME, TRACKER_NAME, iteration_name
 from reshard.core.storage.listing import exists, file_info, is_missing, list_folder
 from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.reading import open_source, read_bytes, read_small_file
-from reshard.core.storage.tracker import read_tracker
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
@@ -115,7 +115,7 @@ def write_strategy(strategy: Strategy, url: str) -> None:
 
 
 def _read_metadata(location: Location) -> Strategy:
-    from reshard.core.strategy.checkpoint2_metadata import parse_metadata  # loads msgspec
+    from reshard.core.layouts.checkpoint2.metadata import parse_metadata  # loads msgspec
 
     return parse_metadata(read_small_file(location, MAX_METADATA_BYTES), str(location)).strategy
 

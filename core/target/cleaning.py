@@ -14,10 +14,11 @@ from typing import Any
 
 from reshard.core.checkpoint.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest, read_manifest
 from reshard.core.errors import InputError, TargetBusyError, TargetError
+from reshard.core.layouts.checkpoint2.names import parse_iteration
+from reshard.core.layouts.checkpoint2.tracker import remove_tracker_leftovers, tracker_leftovers
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import counted, listed
-from reshard.core.storage.checkpoint2_names import parse_iteration
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.lease_monitor import seen_holders
@@ -41,7 +42,6 @@ from reshard.core.storage.publishing import (
 from reshard.core.storage.remote_lease import SeenLease, remove_dead, watched_leases
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.target_names import is_target_name
-from reshard.core.storage.tracker import remove_tracker_leftovers, tracker_leftovers
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.uploads import takes_parts, unfinished_uploads
 from reshard.core.storage.urls import Location, parse_url

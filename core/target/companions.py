@@ -1,8 +1,8 @@
 """Companions of a unified target: written beside its files before the manifest, and checked like the index."""
 
-from reshard.core.checkpoint.companions import CompanionFile, Companions, companion_content
 from reshard.core.checkpoint.manifest import IndexSummary, read_manifest
 from reshard.core.errors import TargetError, VerificationError
+from reshard.core.layouts.unified.companions import CompanionFile, Companions, companion_content
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes

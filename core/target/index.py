@@ -7,27 +7,27 @@ from itertools import chain
 
 import xxhash
 
-from reshard.core.checkpoint.common_document import Common, build_common
-from reshard.core.checkpoint.companions import MAX_COMPANION_BYTES
-from reshard.core.checkpoint.formats.weight_maps import (
+from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord, record_entries
+from reshard.core.errors import CatalogError, CheckpointError, StorageError, StrategyError, is_transient
+from reshard.core.layouts.checkpoint2.common import Common, build_common
+from reshard.core.layouts.checkpoint2.names import COMMON_NAME, MAX_METADATA_BYTES, METADATA_NAME, UNLISTED_PARAMETERS
+from reshard.core.layouts.dcp.metadata import MAX_METADATA_BYTES as MAX_DCP_METADATA_BYTES
+from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
+from reshard.core.layouts.unified.companions import MAX_COMPANION_BYTES
+from reshard.core.layouts.unified.names import COMPANION_NAMES, INDEX_NAME, OTHERS_NAME, index_name
+from reshard.core.layouts.unified.weight_maps import (
     MAX_INDEX_BYTES,
     dump_sorted_weight_map,
     dump_weight_map,
     read_weight_map,
 )
-from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord, record_entries
-from reshard.core.errors import CatalogError, CheckpointError, StorageError, StrategyError, is_transient
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import printable
-from reshard.core.storage.checkpoint2_names import COMMON_NAME, MAX_METADATA_BYTES, METADATA_NAME, UNLISTED_PARAMETERS
-from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.reading import read_small_file
-from reshard.core.storage.unified_names import COMPANION_NAMES, INDEX_NAME, OTHERS_NAME, index_name
 from reshard.core.storage.urls import Location
-from reshard.core.strategy.dcp_metadata import MAX_METADATA_BYTES as MAX_DCP_METADATA_BYTES
 from reshard.core.tensor.dtypes import TEXT
 
 _KINDS = {
@@ -86,14 +86,14 @@ def documents_of(plan: ConversionPlan) -> Documents:
     """Return the documents of a plan's target."""
     name = _index_name(plan)
     if plan.inputs.dcp is not None:
-        from reshard.core.target.dcp_metadata import build_dcp_metadata
+        from reshard.core.layouts.dcp.metadata_writing import build_dcp_metadata
 
         return Documents(IndexFile(name, build_dcp_metadata(plan)))
     iteration = plan.inputs.iteration
     if iteration is None:
         return Documents(IndexFile(name, _weight_map(plan)) if name else None)
     # other targets do without its library
-    from reshard.core.target.iteration_metadata import build_metadata
+    from reshard.core.layouts.checkpoint2.metadata_writing import build_metadata
 
     common = IndexFile(COMMON_NAME, build_common(Common(dict(iteration.common))))
     return Documents(IndexFile(name, build_metadata(plan)) if name else None, common)
@@ -176,7 +176,7 @@ def places_problem(
 
 def _listing_problem(location: Location, index: IndexSummary, records: Iterable[ShardRecord]) -> str | None:
     """The first difference between metadata.json and the records of all files; None if there is none."""
-    from reshard.core.strategy.checkpoint2_metadata import parse_metadata
+    from reshard.core.layouts.checkpoint2.metadata import parse_metadata
 
     metadata = parse_metadata(read_small_file(location, max(index.size_bytes, 1)), str(location))
     files = dict(metadata.files)
@@ -194,8 +194,8 @@ def _dcp_problem(
     location: Location, index: IndexSummary, records: Iterable[ShardRecord], plan: ConversionPlan | None
 ) -> str | None:
     """The first difference between `.metadata` and the records of all files, or their plan; None if there is none."""
-    from reshard.core.checkpoint.formats.distcp import archive_extents
-    from reshard.core.strategy.dcp_metadata import parse_dcp_metadata
+    from reshard.core.files.distcp import archive_extents
+    from reshard.core.layouts.dcp.metadata import parse_dcp_metadata
 
     metadata = parse_dcp_metadata(read_small_file(location, max(index.size_bytes, 1)), str(location))
     chunks = {

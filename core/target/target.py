@@ -15,16 +15,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 
-from reshard.core.checkpoint.catalog.foreign import find_foreign
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, dump_record, with_plan_digest
 from reshard.core.errors import CatalogError, TargetBusyError, TargetError, VerificationError
+from reshard.core.layouts.checkpoint2.names import TRACKER_NAME, iteration_name
+from reshard.core.layouts.checkpoint2.tracker import advance_tracker, read_tracker
+from reshard.core.layouts.foreign import find_foreign
+from reshard.core.layouts.unified.names import COMPANION_NAMES
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.plan_file import dump_plan, plan_identity
+from reshard.core.records.plan_file import dump_plan, plan_identity
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
-from reshard.core.storage.checkpoint2_names import TRACKER_NAME, iteration_name
 from reshard.core.storage.lease import living_holders
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.listing import find_files
@@ -44,9 +46,7 @@ from reshard.core.storage.publishing import (
     working_location,
 )
 from reshard.core.storage.removal import remove_file, remove_files
-from reshard.core.storage.tracker import advance_tracker, read_tracker
 from reshard.core.storage.transfers import submitted
-from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leased, leases_of, publish_manifest, remove_leftovers, withdraw_manifest

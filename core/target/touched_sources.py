@@ -7,10 +7,10 @@ can tell. Earlier work of a plan that differs in nothing else may be kept, once 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord
+from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.errors import InputError, StorageError, is_transient
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.plan_file import load_plan, load_sources, plan_identity
+from reshard.core.records.plan_file import load_plan, load_sources, plan_identity
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
 from reshard.core.storage.urls import Location

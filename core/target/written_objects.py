@@ -11,7 +11,7 @@ from typing import Any
 from reshard.core.checkpoint.manifest import IndexSummary
 from reshard.core.errors import InputError, StorageError, is_transient
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.plan_file import rebuild_plan
+from reshard.core.records.plan_file import rebuild_plan
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.publishing import other_files

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.files.model import TensorEntry
 from reshard.core.plan.model import ParameterPlan, ReadItem, SourceTensor
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.frozen import frozen

@@ -10,12 +10,12 @@ from functools import lru_cache, partial
 from operator import attrgetter
 from typing import NamedTuple
 
-from reshard.core.checkpoint.formats.any_format import plan_file
-from reshard.core.checkpoint.model import MINDSPORE, PYTORCH, CheckpointFormat, Content, FilePlan, OutputEntry
+from reshard.core.files.any_format import plan_file
+from reshard.core.files.model import MINDSPORE, PYTORCH, CheckpointFormat, Content, FilePlan, OutputEntry
+from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.plan.model import ParameterPlan, RankPlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.named_tuples import named_tuples
-from reshard.core.storage.unified_names import UnifiedNaming
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.segments import reorders
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from reshard.core.changes.changes import OverflowPolicy
 from reshard.core.errors import CastError
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.changes import OverflowPolicy
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.tensor.casting import Overflow
 from reshard.core.tensor.slices import TensorSlice

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from reshard.core.checkpoint.remote_index.templates import header_mismatch
 from reshard.core.errors import ConversionError
+from reshard.core.files.remote_index.templates import header_mismatch
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.frozen import frozen

@@ -13,12 +13,12 @@ from contextlib import closing
 from itertools import islice
 from threading import Event, Lock
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.formats.crc32 import combine_crc32, crc32
-from reshard.core.checkpoint.formats.torch_zip import crc_problem
-from reshard.core.checkpoint.model import StoredCrc
-from reshard.core.checkpoint.remote_reads import read_in_blocks
+from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.errors import ConversionError
+from reshard.core.files.crc32 import combine_crc32, crc32
+from reshard.core.files.model import StoredCrc
+from reshard.core.files.remote_reads import read_in_blocks
+from reshard.core.files.torch_zip import crc_problem
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.threads import in_threads
 from reshard.core.storage.reading import SourceFile

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from reshard.core.checkpoint.encryption.encrypted_output import encrypted_bytes
-from reshard.core.checkpoint.encryption.opening import write_checkpoint
-from reshard.core.checkpoint.formats.running_crc import ContentRange, RunningCrc, running_crc
 from reshard.core.checkpoint.manifest import OverflowRecord, ShardRecord
-from reshard.core.checkpoint.model import FilePlan
+from reshard.core.files.encryption.encrypted_output import encrypted_bytes
+from reshard.core.files.encryption.opening import write_checkpoint
+from reshard.core.files.model import FilePlan
+from reshard.core.files.running_crc import ContentRange, RunningCrc, running_crc
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import Budget, GroupBuffers, UploadBuffers
 from reshard.core.runtime.keys import needed_target_key

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord
+from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.frozen import frozen
 from reshard.core.source.gaps import STEP_PARAMETERS

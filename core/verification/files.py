@@ -10,13 +10,13 @@ from contextlib import closing
 from dataclasses import replace
 from operator import attrgetter
 
-from reshard.core.checkpoint.digests import file_digests
-from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
-from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.any_format import KnownIndexes, read_index, stored_crc
 from reshard.core.checkpoint.manifest import ShardRecord, record_entries
-from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry
 from reshard.core.errors import CheckpointError, StorageError
+from reshard.core.files.any_format import KnownIndexes, read_index, stored_crc
+from reshard.core.files.digests import file_digests
+from reshard.core.files.encryption.decrypted_source import DecryptedSource
+from reshard.core.files.encryption.opening import open_checkpoint
+from reshard.core.files.model import CheckpointFormat, FileIndex, OutputEntry
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
@@ -96,7 +96,7 @@ def _read_index(file: SourceFile, record: ShardRecord, known: KnownIndexes | Non
     """Index a file; one of DCP does not name its tensors: that they are those of the record is for their headers."""
     if not file.location.name.endswith(f".{CheckpointFormat.DISTCP}"):
         return read_index(file, known)
-    from reshard.core.checkpoint.formats import distcp
+    from reshard.core.files import distcp
 
     return distcp.read_index(file, record_entries(record))
 

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from reshard.core.changes.rules import Several
 from reshard.core.errors import CheckpointError, InputError, StorageError
-from reshard.core.request.common_texts import Number
-from reshard.core.request.rules import Several
+from reshard.core.layouts.checkpoint2.common_texts import Number
+from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.runtime.metadata import parsing, records_bytes
 from reshard.core.storage.reading import read_small_file
-from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_ckpt
 from reshard.core.tensor.fingerprint import TEXT_PATTERN

@@ -7,7 +7,7 @@ sum_boxes                what the boxes of a parameter's target shards should ho
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Event
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord
+from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.runtime.threads import in_phase
 from reshard.core.tensor.fingerprint import combined
 from reshard.core.tensor.segments import Piece

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from reshard.core.checkpoint.catalog.iterations import list_iterations
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, read_manifest, unseal_manifest
 from reshard.core.errors import InputError, StorageError, TargetError, is_transient
+from reshard.core.layouts.checkpoint2.iterations import list_iterations
+from reshard.core.layouts.checkpoint2.names import TRACKER_NAME, iteration_name
+from reshard.core.layouts.checkpoint2.tracker import read_tracker
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.frozen import frozen
@@ -19,12 +21,10 @@ from reshard.core.runtime.progress import Progress, SilentProgress, advancing
 from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import listed, utf8_text
-from reshard.core.storage.checkpoint2_names import TRACKER_NAME, iteration_name
 from reshard.core.storage.listing import exists
 from reshard.core.storage.named_options import named_storages
 from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, list_names, other_files
-from reshard.core.storage.tracker import read_tracker
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.index import document_problem, places_problem
 from reshard.core.target.workspace import Workspace, record_digest

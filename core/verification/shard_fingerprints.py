@@ -17,11 +17,11 @@ from typing import Generic
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord
+from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.checkpoint.content_blocks import ElementRange, read_blocks, text_bytes
 from reshard.core.checkpoint.dense_view import open_record
-from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.errors import CatalogError
+from reshard.core.files.model import FileIndex, TensorEntry
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.file_versions import difference_text
 from reshard.core.tensor.casting import cast_bits

@@ -6,13 +6,13 @@ from contextlib import closing
 from dataclasses import replace
 
 from reshard import __version__
-from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.any_format import read_index
+from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.checkpoint.manifest import Manifest, ShardRecord
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
+from reshard.core.files.any_format import read_index
+from reshard.core.files.encryption.opening import open_checkpoint
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.plan_file import load_plan, rebuild_plan
+from reshard.core.records.plan_file import load_plan, rebuild_plan
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.threads import in_threads
 from reshard.core.storage.file_versions import is_only_touched, is_same_version

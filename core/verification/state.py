@@ -9,7 +9,7 @@ import xxhash
 
 from reshard.core.checkpoint.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest
 from reshard.core.errors import CheckpointError, StorageError, TargetError, is_transient
-from reshard.core.plan.plan_file import MAX_PLAN_BYTES
+from reshard.core.records.plan_file import MAX_PLAN_BYTES
 from reshard.core.storage.atomic_rename import is_leftover
 from reshard.core.storage.listing import find_files
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, WITHDRAWN_NAME

@@ -14,16 +14,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.common_document import common_beside
+from reshard.core.changes.changes import Changes
+from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.checkpoint.content_blocks import worker_ranges
 from reshard.core.errors import InputError, PlanError
+from reshard.core.layouts.checkpoint2.common import common_beside
+from reshard.core.layouts.checkpoint2.common_texts import Number
 from reshard.core.plan.matching import holding_file
 from reshard.core.plan.model import ParameterPlan, PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.recipes import excluded_names
-from reshard.core.request.changes import Changes
-from reshard.core.request.common_texts import Number
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.frozen import frozen

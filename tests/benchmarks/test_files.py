@@ -10,8 +10,8 @@ from benchmarks.contenders import CHECKSUM, Job
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import _check_rank, check_target, write_checkpoint, write_config, write_strategies
 from benchmarks.models import Model, Side, blocks, experts_transformer, fused_transformer, transformer
-from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.conversion.convert import convert
+from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.request.conversion import ConversionRequest
 from tests.support.checkpoints import read_rank
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reshard.cli.main import run
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.files.model import CheckpointFormat
 from tests.support.checkpoints import case
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.models import Model, random_bits

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reshard.cli.main import run
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.files.model import CheckpointFormat
 from tests.support.checkpoints import case
 from tests.support.models import Model, random_bits
 from tests.support.places import FIXTURES

@@ -111,11 +111,11 @@ def test_a_local_conversion_loads_only_what_it_uses(tmp_path: Path) -> None:
     assert {"numpy", "pydantic", "google"} <= modules
     assert not modules & {"fsspec", "asyncio", "ssl", "botocore", "cryptography", "yaml", "msgspec", "html", "difflib"}
     assert not modules & {
-        "reshard.core.checkpoint.catalog.dcp_catalog",
-        "reshard.core.checkpoint.catalog.iteration_catalog",
-        "reshard.core.checkpoint.formats.distcp",
+        "reshard.core.layouts.dcp.catalog",
+        "reshard.core.layouts.checkpoint2.catalog",
+        "reshard.core.files.distcp",
         "reshard.core.source.replicas",
-        "reshard.core.target.dcp_metadata",
+        "reshard.core.layouts.dcp.metadata_writing",
         "reshard.core.verification.tied_parameters",
         "reshard.core.verification.values",
     }

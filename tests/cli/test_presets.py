@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from reshard.core.request.preset import parse_preset, preset_names, preset_text
+from reshard.core.changes.preset import parse_preset, preset_names, preset_text
 
 
 def test_presets_are_listed(reshard: Callable[..., Any]) -> None:

@@ -4,9 +4,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from reshard.core.changes.info_texts import InfoValue, format_info
 from reshard.core.conversion.convert import convert
 from reshard.core.request.conversion import build_request
-from reshard.core.request.info_texts import InfoValue, format_info
 from tests.conformance.checkpoint_config_rules import PROPERTIES, RULES, Rule, configured
 from tests.conformance.mindspore_process import Judge
 from tests.support.checkpoints import Contents, read_rank

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from reshard.core.changes.preset import preset_names, read_preset
 from reshard.core.conversion.convert import convert
 from reshard.core.request.conversion import build_request
-from reshard.core.request.preset import preset_names, read_preset
 from tests.conformance.hugging_face import _FAMILIES, UNKNOWN, build_case
 from tests.conformance.mindspore_process import TORCH_PYTHON, TransformersJudge
 

@@ -8,7 +8,7 @@ import pytest
 
 from demo.make_checkpoint import make_demo
 from demo.model import Job, stage_parameters, training_state, values
-from reshard.core.checkpoint.formats.any_format import read_index
+from reshard.core.files.any_format import read_index
 from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reshard.core.request.preset import Preset, list_presets
+from reshard.core.changes.preset import Preset, list_presets
 from tests.support.families import directory_contents
 from tests.support.guides import follow
 from tests.support.places import PROJECT

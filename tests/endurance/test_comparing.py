@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.checkpoint.formats.any_format import plan_file
-from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry
+from reshard.core.files.any_format import plan_file
+from reshard.core.files.model import CheckpointFormat, Content, OutputEntry
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import dtype_from_name

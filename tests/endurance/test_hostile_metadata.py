@@ -101,7 +101,8 @@ def test_a_plan_of_600_kb_that_unpacks_to_97_mb_of_lists_is_refused_before_it_is
     hostile_plan(path)
     assert path.stat().st_size < 700_000
     program = (
-        "import sys; from reshard.core.errors import LimitError; from reshard.core.plan.plan_file import rebuild_plan\n"
+        "import sys; from reshard.core.errors import LimitError\n"
+        "from reshard.core.records.plan_file import rebuild_plan\n"
         "try: rebuild_plan(sys.argv[1])\n"
         "except LimitError as error: print(error)"
     )

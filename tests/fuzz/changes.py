@@ -3,7 +3,7 @@
 import json
 from random import Random
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.changes_file import parse_changes
 from reshard.core.tensor.dtypes import dtype_from_torch

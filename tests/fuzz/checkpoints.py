@@ -6,19 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
-from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
-from reshard.core.checkpoint.encryption.encrypted_output import EncryptedOutput
-from reshard.core.checkpoint.formats.any_format import check_crc, read_index
-from reshard.core.checkpoint.formats.scalars import json_value, read_scalars
-from reshard.core.checkpoint.formats.torch_zip import read_stored_tensors
-from reshard.core.checkpoint.map_parameters import build_map_parameter, parse_map_parameter
-from reshard.core.checkpoint.model import FileIndex
-from reshard.core.checkpoint.remote_index.indexing import Indexed, Workers, read_indexes
 from reshard.core.errors import CheckpointError, InputError
+from reshard.core.files.any_format import check_crc, read_index
+from reshard.core.files.encryption.cipher_blocks import MAGICS
+from reshard.core.files.encryption.decrypted_source import DecryptedSource
+from reshard.core.files.encryption.encrypted_output import EncryptedOutput
+from reshard.core.files.map_parameters import build_map_parameter, parse_map_parameter
+from reshard.core.files.model import FileIndex
+from reshard.core.files.remote_index.indexing import Indexed, Workers, read_indexes
+from reshard.core.files.scalars import json_value, read_scalars
+from reshard.core.files.torch_zip import read_stored_tensors
+from reshard.core.layouts.dcp.metadata import parse_dcp_metadata
 from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.uploads import Buffer
-from reshard.core.strategy.dcp_metadata import parse_dcp_metadata
 from reshard.core.tensor.slices import Extent
 from tests.fuzz.mutations import damaged_archive, damaged_protobuf, damaged_safetensors
 from tests.fuzz.parsers import Parser

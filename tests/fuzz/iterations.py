@@ -3,12 +3,12 @@
 import json
 import math
 
-from reshard.core.checkpoint.catalog.output_directory import SAVED_STEP_NAME, read_saved_step
-from reshard.core.checkpoint.common_document import build_common, parse_common
-from reshard.core.storage.checkpoint2_names import TRACKER_NAME, parse_tensor_file
-from reshard.core.storage.tracker import read_tracker
+from reshard.core.layouts.checkpoint2.common import build_common, parse_common
+from reshard.core.layouts.checkpoint2.metadata import parse_metadata
+from reshard.core.layouts.checkpoint2.names import TRACKER_NAME, parse_tensor_file
+from reshard.core.layouts.checkpoint2.tracker import read_tracker
+from reshard.core.layouts.output_directory import SAVED_STEP_NAME, read_saved_step
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.strategy.checkpoint2_metadata import parse_metadata
 from reshard.core.strategy.protobuf_file import build_protobuf
 from tests.fuzz.mutations import damaged_json
 from tests.fuzz.parsers import Parser

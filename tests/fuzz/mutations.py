@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from reshard.core.checkpoint.formats.wire import build_varint
+from reshard.core.files.wire import build_varint
 
 Mutator = Callable[[Random, bytes], bytes]
 

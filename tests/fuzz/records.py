@@ -7,13 +7,13 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from reshard.core.checkpoint.formats.weight_maps import read_weight_map
 from reshard.core.checkpoint.manifest import dump_record, parse_manifest, parse_shard_record
 from reshard.core.checkpoint.self_digest import add_digest, split_digest
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, TargetError
+from reshard.core.layouts.unified.weight_maps import read_weight_map
 from reshard.core.mindspore_api.elastic import parse_fault_ranks
-from reshard.core.plan.plan_file import load_plan, load_sources
+from reshard.core.records.plan_file import load_plan, load_sources
 from reshard.core.request.conversion import build_request
 from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.runtime.sealing import seal, unseal

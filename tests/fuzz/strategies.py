@@ -3,8 +3,8 @@
 import math
 
 from reshard.core.errors import StrategyError
+from reshard.core.layouts.dcp.metadata import parse_dcp_metadata
 from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.dcp_metadata import parse_dcp_metadata
 from reshard.core.strategy.groups import read_groups
 from reshard.core.strategy.json_file import build_json, parse_json
 from reshard.core.strategy.merging import merge_strategies

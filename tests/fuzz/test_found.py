@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from reshard.core.checkpoint.manifest import parse_manifest, parse_shard_record
-from reshard.core.checkpoint.map_parameters import parse_map_parameter
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import CheckpointError, InputError, LimitError, StrategyError, TargetError
-from reshard.core.plan.plan_file import load_plan, load_sources, load_target_strategy, rebuild_plan
+from reshard.core.files.map_parameters import parse_map_parameter
+from reshard.core.layouts.checkpoint2.metadata import parse_metadata
+from reshard.core.records.plan_file import load_plan, load_sources, load_target_strategy, rebuild_plan
 from reshard.core.request.conversion import build_request
 from reshard.core.request.fields import parse_ranks
 from reshard.core.runtime.metadata import metadata_limited
@@ -22,7 +23,6 @@ from reshard.core.runtime.secrets import carries_credentials, scrubbed
 from reshard.core.storage.lease_holder import parse_holder
 from reshard.core.storage.named_options import resolve_storages
 from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.checkpoint2_metadata import parse_metadata
 from reshard.core.strategy.groups import parse_groups
 from tests.fuzz import checkpoints, iterations, presets, records, strategies
 from tests.fuzz.engine import outcome

@@ -7,11 +7,11 @@ from contextlib import suppress
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError, RestXMLParser  # type: ignore[import-untyped]
 
-from reshard.core.checkpoint.catalog.file_names import group_prefixes, parse_name, parse_step
+from reshard.core.changes.info_texts import parse_info
 from reshard.core.errors import InputError
+from reshard.core.files.file_names import group_prefixes, parse_name, parse_step
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.request.fields import parse_ranks, parse_size
-from reshard.core.request.info_texts import parse_info
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.validation import build_options
 from reshard.core.runtime.secrets import scrubbed

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from reshard.cli.main import run
-from reshard.core.checkpoint.encryption.encrypted_output import EncryptedOutput
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, CheckpointError
+from reshard.core.files.encryption.encrypted_output import EncryptedOutput
 from reshard.core.runtime.keys import EncryptionMode, Key
 from tests.support.checkpoints import Case, case, read_tree
 from tests.support.columns import column_case
@@ -27,11 +27,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTHER", SECRET[::-1])
     # blocks of 4 MiB would hold each file of these cases whole
     monkeypatch.setattr(
-        "reshard.core.checkpoint.encryption.encrypted_output.EncryptedOutput.__init__.__defaults__", (BLOCK_BYTES,)
+        "reshard.core.files.encryption.encrypted_output.EncryptedOutput.__init__.__defaults__", (BLOCK_BYTES,)
     )
-    monkeypatch.setattr(
-        "reshard.core.checkpoint.encryption.encrypted_output.encrypted_bytes.__defaults__", (BLOCK_BYTES,)
-    )
+    monkeypatch.setattr("reshard.core.files.encryption.encrypted_output.encrypted_bytes.__defaults__", (BLOCK_BYTES,))
 
 
 def key_options(mode: EncryptionMode, name: str = "env:KEY") -> dict[str, object]:

@@ -10,11 +10,11 @@ from math import prod
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.formats.any_format import plan_file
-from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
+from reshard.core.files.any_format import plan_file
+from reshard.core.files.model import CheckpointFormat, OutputEntry
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import build_request
 from reshard.core.strategy.files import write_strategy

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.changes.changes import CastRule, Changes, JoinRule, RenameRule, SplitRule, TransposeRule
 from reshard.core.errors import InputError, PlanError
+from reshard.core.files.model import TensorEntry
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.changes import CastRule, Changes, JoinRule, RenameRule, SplitRule, TransposeRule
 from tests.support.composing import join_arrays, split_array
 from tests.support.plans import make_catalog, plan_of
 

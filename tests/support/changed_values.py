@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.changes.changes import CastRule, Changes, JoinRule, OverflowPolicy, SplitRule, TransposeRule
+from reshard.core.files.model import CheckpointFormat
+from reshard.core.layouts.builder import build_catalog
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
-from reshard.core.request.changes import CastRule, Changes, JoinRule, OverflowPolicy, SplitRule, TransposeRule
 from tests.support.checkpoints import Contents
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.plans import as_layout, make_strategy

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from reshard.core.checkpoint.model import Content, FilePlan
 from reshard.core.errors import CheckpointError
+from reshard.core.files.model import Content, FilePlan
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.tensor.slices import Extent
 from tests.support.messages import (

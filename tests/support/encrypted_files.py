@@ -6,9 +6,9 @@ import struct
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
-from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
-from reshard.core.checkpoint.encryption.encrypted_output import EncryptedOutput
+from reshard.core.files.encryption.cipher_blocks import MAGICS
+from reshard.core.files.encryption.decrypted_source import DecryptedSource
+from reshard.core.files.encryption.encrypted_output import EncryptedOutput
 from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.reading import read_bytes
 from reshard.core.storage.uploads import Buffer

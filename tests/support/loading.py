@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from reshard.core.checkpoint.numpy_values import Value
 from reshard.core.conversion.load import plan_load
+from reshard.core.files.numpy_values import Value
 
 
 def load_rank(

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.formats import ckpt_writing
-from reshard.core.checkpoint.formats.any_format import plan_file
-from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
+from reshard.core.files import ckpt_writing
+from reshard.core.files.any_format import plan_file
+from reshard.core.files.model import CheckpointFormat, OutputEntry
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.dtypes import dtype_from_name
 from tests.support.ckpt_writer import filled

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
+from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.strategy.model import StageStrategy, Strategy

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from reshard.core.request.changes import Changes
+from reshard.core.changes.changes import Changes
 from tests.support.composing import join_arrays
 
 LAYERS, EXPERTS = 2, 24

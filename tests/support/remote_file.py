@@ -5,9 +5,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from threading import Lock
 
-from reshard.core.checkpoint.formats.ckpt_writing import plan_file
-from reshard.core.checkpoint.model import OutputEntry
 from reshard.core.errors import CheckpointError
+from reshard.core.files.ckpt_writing import plan_file
+from reshard.core.files.model import OutputEntry
 from reshard.core.storage.urls import Location, parse_url
 
 _FILLING = bytes(range(1, 252))

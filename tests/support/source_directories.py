@@ -6,9 +6,9 @@ from typing import Any
 
 import fsspec
 
-from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.files.model import TensorEntry
+from reshard.core.layouts.builder import build_catalog
 from reshard.core.storage.reading import open_source
 
 

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from reshard.core.checkpoint.formats.any_format import read_index
+from reshard.core.files.any_format import read_index
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import Case

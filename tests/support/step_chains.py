@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from reshard.core.request.changes import Changes
+from reshard.core.changes.changes import Changes
 from tests.support.composing import join_arrays, split_array
 
 Tensor = tuple[str, np.ndarray]

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.catalog.builder import catalog_files
-from reshard.core.checkpoint.catalog.records import CatalogRecord
+from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.checkpoint.content_blocks import ElementRange, read_blocks, text_bytes, worker_ranges
-from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats import ckpt_writing
-from reshard.core.checkpoint.formats.any_format import plan_file
-from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.errors import CatalogError
+from reshard.core.files import ckpt_writing
+from reshard.core.files.any_format import plan_file
+from reshard.core.files.encryption.opening import open_checkpoint
+from reshard.core.files.model import CheckpointFormat, OutputEntry
+from reshard.core.layouts.builder import catalog_files
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import TEXT, dtype_from_name
 from tests.support.ckpt_writer import filled

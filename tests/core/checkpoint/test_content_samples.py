@@ -5,9 +5,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.content_samples import read_samples
 from reshard.core.errors import CatalogError
+from reshard.core.layouts.builder import build_catalog
 from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
 from tests.support.ckpt_writer import checkpoint_bytes
@@ -67,7 +67,7 @@ def test_ranks_on_a_remote_storage_are_read_at_once(remote: Source, monkeypatch:
         all_open.wait(timeout=PATIENCE_SECONDS)
         return open_source(location, version)
 
-    monkeypatch.setattr("reshard.core.checkpoint.encryption.opening.open_source", open_with_the_others)
+    monkeypatch.setattr("reshard.core.files.encryption.opening.open_source", open_with_the_others)
     assert len(set(remote.read_samples("w00", 1))) == RANKS
 
 

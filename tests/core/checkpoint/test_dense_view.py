@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reshard.core.checkpoint import dense_view
 from reshard.core.checkpoint.dense_view import dense, place_strided
-from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, StridedContent, TensorEntry
+from reshard.core.files.model import CheckpointFormat, FileIndex, StridedContent, TensorEntry
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name

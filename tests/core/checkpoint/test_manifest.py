@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reshard.core.changes.changes import Changes, SplitRule
 from reshard.core.checkpoint.manifest import (
     Manifest,
     ParameterRecord,
@@ -19,7 +20,6 @@ from reshard.core.checkpoint.manifest import (
     unseal_manifest,
 )
 from reshard.core.errors import TargetError
-from reshard.core.request.changes import Changes, SplitRule
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import EncryptionMode, Key
 from tests.support.records import as_record

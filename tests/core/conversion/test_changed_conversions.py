@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.conversion.convert import convert
+from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.request.conversion import build_request
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.dtypes import dtype_from_name

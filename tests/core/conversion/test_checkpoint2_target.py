@@ -15,14 +15,14 @@ from safetensors.numpy import save_file
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError, TargetError, VerificationError
+from reshard.core.layouts.checkpoint2.metadata import parse_metadata
+from reshard.core.layouts.checkpoint2.metadata_writing import build_metadata
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
-from reshard.core.strategy.checkpoint2_metadata import parse_metadata
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from reshard.core.target.iteration_metadata import build_metadata
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case as rank_case
@@ -239,7 +239,7 @@ class TestPlace:
                 is_over.wait(1)
             write_bytes(location, data)
 
-        monkeypatch.setattr("reshard.core.storage.tracker.write_bytes", write_later)
+        monkeypatch.setattr("reshard.core.layouts.checkpoint2.tracker.write_bytes", write_later)
         strategy = own_strategy(SEVERAL)
         older = iteration_request(SEVERAL.source, tmp_path, target_strategy=strategy, step="33")
         with ThreadPoolExecutor() as threads:
@@ -365,7 +365,7 @@ class TestVerification:
             del document["storage_data"]["('output_layer.weight', (0,))"]
             return json.dumps(document).encode()
 
-        monkeypatch.setattr("reshard.core.target.iteration_metadata.build_metadata", misplaced)
+        monkeypatch.setattr("reshard.core.layouts.checkpoint2.metadata_writing.build_metadata", misplaced)
         with pytest.raises(
             VerificationError, match=r"is wrong about parameter 'output_layer.weight', which is in model-0"
         ):

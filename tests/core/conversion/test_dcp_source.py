@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from reshard.core.checkpoint.catalog import dcp_catalog
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import Outcome
 from reshard.core.errors import CatalogError, CheckpointError, InputError
-from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
+from reshard.core.layouts.dcp import catalog as dcp_catalog
+from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
@@ -30,7 +30,7 @@ from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.verification.compare import fingerprint_checkpoint
 from reshard.core.verification.published import verify_target
 from tests.core.conversion.test_foreign_dtypes import read_raw
-from tests.core.strategy.test_dcp_metadata import hyper_metadata
+from tests.core.layouts.dcp.test_metadata import hyper_metadata
 from tests.support.checkpoints import Contents, read_safetensors, read_tree
 from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, archive, dcp_case, saved_tensor
 from tests.support.loading import load_rank

@@ -12,15 +12,15 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan, make_plan
 from reshard.core.conversion.report import Outcome
 from reshard.core.errors import InputError, TargetError, VerificationError
+from reshard.core.layouts.dcp.metadata_writing import build_dcp_metadata
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
+from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.source.description import describe
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from reshard.core.target.dcp_metadata import build_dcp_metadata
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.verification.compare import fingerprint_checkpoint
 from reshard.core.verification.published import verify_target
@@ -391,7 +391,7 @@ class TestVerification:
             marked = metadata.replace(b"__0_0", b"__X_0").replace(b"__1_0", b"__0_0")
             return marked.replace(b"__X_0", b"__1_0")
 
-        monkeypatch.setattr("reshard.core.target.dcp_metadata.build_dcp_metadata", swapped)
+        monkeypatch.setattr("reshard.core.layouts.dcp.metadata_writing.build_dcp_metadata", swapped)
         source = tmp_path / "w.safetensors"
         save_file({"w": np.arange(8, dtype=np.int8).reshape(4, 2)}, source)
         with pytest.raises(VerificationError, match="is wrong about parameter 'w', of which __0_0.distcp has"):

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
-from reshard.core.checkpoint.encryption.encrypted_output import EncryptedOutput
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import LatestOutcome, convert_latest
@@ -26,7 +24,9 @@ from reshard.core.errors import (
     StorageError,
     TargetError,
 )
-from reshard.core.plan.plan_file import load_sources
+from reshard.core.files.encryption.decrypted_source import DecryptedSource
+from reshard.core.files.encryption.encrypted_output import EncryptedOutput
+from reshard.core.records.plan_file import load_sources
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.validation import build_options

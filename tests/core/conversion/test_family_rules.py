@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from reshard.core.changes.preset import preset_text
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError, PlanError
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
-from reshard.core.request.preset import preset_text
 from reshard.core.verification.compare import compare_checkpoints
 from tests.support.checkpoints import read_safetensors
 from tests.support.families import Family, directory_contents

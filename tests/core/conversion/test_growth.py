@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from reshard.cli.main import run
-from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
+from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.plan.matching import match_parameters
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy

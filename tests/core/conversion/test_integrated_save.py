@@ -15,7 +15,7 @@ from reshard.core.conversion.make_strategy import make_strategy_file
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import InputError, PlanError, StrategyError
-from reshard.core.plan.plan_file import rebuild_plan
+from reshard.core.records.plan_file import rebuild_plan
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import IntegratedSave, build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest

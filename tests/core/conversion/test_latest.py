@@ -25,7 +25,7 @@ from reshard.core.errors import (
     TargetBusyError,
     TargetError,
 )
-from reshard.core.plan.plan_file import load_sources
+from reshard.core.records.plan_file import load_sources
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.resources import storages_of

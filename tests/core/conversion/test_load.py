@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import reshard.core.conversion.load as load_module
 from reshard import mindspore
-from reshard.core.checkpoint.numpy_values import INT4, Value, dtype_of, is_same
+from reshard.core.changes.changes import OverflowPolicy
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.load import LoadPlan, plan_load
 from reshard.core.errors import CastError, CatalogError, InputError, PlanError, StorageError
-from reshard.core.request.changes import OverflowPolicy
+from reshard.core.files.numpy_values import INT4, Value, dtype_of, is_same
 from reshard.core.request.conversion import build_request
 from reshard.core.runtime.keys import source_key
 from tests.endurance.test_memory import run_limited

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from reshard.core.changes.preset import preset_text, read_preset
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError, PlanError
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
-from reshard.core.request.preset import preset_text, read_preset
 from reshard.core.verification.compare import compare_checkpoints
 from tests.support.families import Family, exported, switches_of
 

@@ -13,12 +13,12 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from reshard import load_rank
+from reshard.core.changes.preset import preset_text
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError, PlanError, ReshardError
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import ConversionRequest, build_request
-from reshard.core.request.preset import preset_text
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.verification.compare import compare_checkpoints
 from tests.support.checkpoints import read_safetensors, read_tree

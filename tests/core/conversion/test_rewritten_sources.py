@@ -10,13 +10,13 @@ from typing import NoReturn
 
 import pytest
 
-from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.convert import convert, run_ranks
 from reshard.core.conversion.finish import finish
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
-from reshard.core.plan.plan_file import load_sources
+from reshard.core.files.model import CheckpointFormat
+from reshard.core.records.plan_file import load_sources
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel
 from reshard.core.runtime.progress import SilentProgress
 from reshard.core.storage.writing import write_bytes

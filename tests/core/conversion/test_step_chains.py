@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.formats.any_format import plan_file
-from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat, OutputEntry, TensorEntry
+from reshard.core.changes.changes import Changes
+from reshard.core.changes.inverse import inverted
 from reshard.core.conversion.convert import convert
+from reshard.core.files.any_format import plan_file
+from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat, OutputEntry, TensorEntry
 from reshard.core.plan.model import ReshardedParameter
-from reshard.core.request.changes import Changes
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
-from reshard.core.request.inverse import inverted
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.verification.compare import compare_checkpoints

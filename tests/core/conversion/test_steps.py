@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.model import SELF_CONTAINED
+from reshard.core.changes.changes import Changes
+from reshard.core.changes.inverse import inverted
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import PlanError
-from reshard.core.request.changes import Changes
+from reshard.core.files.model import SELF_CONTAINED
 from reshard.core.request.conversion import build_request
-from reshard.core.request.inverse import inverted
 from reshard.core.strategy.files import write_strategy
 from tests.support.checkpoints import read_tree
 from tests.support.models import UNSIGNED, Model

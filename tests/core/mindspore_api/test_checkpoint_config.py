@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reshard.core.changes.info_texts import parse_info
 from reshard.core.mindspore_api.checkpoint_config import CheckpointConfig
 from reshard.core.request.conversion import ConversionRequest
-from reshard.core.request.info_texts import parse_info
 from reshard.core.request.latest import LatestConversionRequest
 from tests.conformance.checkpoint_config_rules import KEY, KEY_NAME, RULES, Rule, configured
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from reshard import mindspore
-from reshard.core.checkpoint.numpy_values import INT4
+from reshard.core.files.numpy_values import INT4
 from reshard.core.mindspore_api import unified
 from tests.support.checkpoints import ALL_CASES, Case, read_tree
 from tests.support.distributed import BLOCKS, COLUMNS, ROWS, WHOLE, ranks

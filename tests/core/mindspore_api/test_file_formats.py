@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reshard import mindspore
-from reshard.core.checkpoint.formats import ckpt_writing
+from reshard.core.files import ckpt_writing
 from tests.support.checkpoints import ckpt, read_ckpt, read_safetensors
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.format_cases import FORMATS, KEYS, check_appended, check_parameters

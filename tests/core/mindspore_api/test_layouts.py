@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard import mindspore
-from reshard.core.checkpoint.numpy_values import INT4
+from reshard.core.files.numpy_values import INT4
 from reshard.core.strategy.protobuf_file import build_layouts
 from reshard.core.strategy.strategy_pb2 import ParallelLayouts
 from tests.support.checkpoints import ALL_CASES, ckpt

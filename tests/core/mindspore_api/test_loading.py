@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from reshard import mindspore
-from reshard.core.checkpoint.numpy_values import INT4
+from reshard.core.files.numpy_values import INT4
 from tests.support.checkpoints import ckpt
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.format_cases import EXPECTED, FORMATS, KEYS, check_appended, check_parameters

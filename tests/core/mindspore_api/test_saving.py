@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
 from reshard import mindspore
-from reshard.core.checkpoint.numpy_values import INT4
+from reshard.core.files.numpy_values import INT4
 from tests.support.checkpoints import read_ckpt, read_safetensors
 
 FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.formats.any_format import read_index
-from reshard.core.checkpoint.formats.scalars import read_scalars
+from reshard.core.changes.info_texts import InfoValue
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import Outcome
 from reshard.core.errors import InputError, PlanError
-from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
+from reshard.core.files.any_format import read_index
+from reshard.core.files.scalars import read_scalars
+from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.conversion import VerifyLevel, build_request
-from reshard.core.request.info_texts import InfoValue
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy

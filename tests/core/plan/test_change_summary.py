@@ -1,8 +1,8 @@
 """Summaries of declared changes."""
 
+from reshard.core.changes.changes import CastRule, RenameRule, SplitRule, TransposeRule
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.plan.change_summary import changes_of, changes_text, excluded_text
-from reshard.core.request.changes import CastRule, RenameRule, SplitRule, TransposeRule
 from tests.support.changed_plans import changed
 from tests.support.plans import FLOAT, entry
 

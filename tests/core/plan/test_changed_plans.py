@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reshard.core.changes.changes import CastRule, RenameRule, SplitRule, TransposeRule
 from reshard.core.conversion.views.picture import feeds_of
 from reshard.core.errors import CatalogError
 from reshard.core.plan.change_summary import changes_of
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.plan_file import plan_identity
-from reshard.core.request.changes import CastRule, RenameRule, SplitRule, TransposeRule
+from reshard.core.records.plan_file import plan_identity
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.transfer.rank_groups import group_ranks

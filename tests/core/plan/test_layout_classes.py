@@ -1,7 +1,7 @@
 """Layout classes: parameters that are planned together."""
 
+from reshard.core.changes.changes import JoinRule
 from reshard.core.conversion.views.picture import feeds_of
-from reshard.core.request.changes import JoinRule
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.changed_plans import declared
 from tests.support.plans import entry, make_catalog, make_strategy, plan_of

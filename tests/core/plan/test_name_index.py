@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reshard.core.changes.templates import parse_template
 from reshard.core.plan.name_index import NameIndex
-from reshard.core.request.templates import parse_template
 
 NAMES = ["a.0.w1", "a.1.w1", "a.10.w1", "a.01.w1", "a.1.w2", "a.x.w1", "1.1", "11", "a#.w1", "a.1.w11", "b"]
 TEMPLATES = ["a.{i}.w1", "a.{i+1}.w1", "a.1.w{i}", "{i}.1", "{i}{j}", "a.{x:*}", "a{x:#|.1}.w1", "b", "c", "a.{i}.w{j}"]

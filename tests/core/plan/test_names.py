@@ -2,10 +2,10 @@
 
 import pytest
 
+from reshard.core.changes.changes import RenameRule, SplitRule, TransposeRule
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.errors import PlanError
 from reshard.core.plan.names import fits_any
-from reshard.core.request.changes import RenameRule, SplitRule, TransposeRule
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.changed_plans import declared, told_of
 from tests.support.plans import entry, make_catalog, make_strategy, plan_of, vector, vector2

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from reshard.core.changes.changes import JoinRule, SplitRule
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.views.overlap_picture import draw_overlaps
 from reshard.core.conversion.views.parameter import describe_reads
 from reshard.core.plan.overlaps import ParameterOverlaps, overlaps_of
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.changes import JoinRule, SplitRule
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import TensorSlice
 from tests.support.changed_plans import declared

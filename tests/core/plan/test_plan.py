@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import PlanError
+from reshard.core.files.model import TensorEntry
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.plans import (

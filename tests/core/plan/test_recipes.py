@@ -1,7 +1,7 @@
 """Recipes of target parameters: rules that fit, rules that are refused."""
 
-from reshard.core.checkpoint.model import TensorEntry
-from reshard.core.request.changes import CastRule, JoinRule, RenameRule, SplitRule, TransposeRule
+from reshard.core.changes.changes import CastRule, JoinRule, RenameRule, SplitRule, TransposeRule
+from reshard.core.files.model import TensorEntry
 from reshard.core.tensor.dtypes import INT4, MAP_TENSOR, TEXT
 from tests.support.changed_plans import changed, refusal
 from tests.support.plans import FLOAT, HALF, entry

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from reshard.core.changes.changes import JoinRule, RenameRule, SplitRule
 from reshard.core.errors import PlanError
 from reshard.core.plan.regular_expressions import check_expressions, is_quick
-from reshard.core.request.changes import JoinRule, RenameRule, SplitRule
 from tests.support.changed_plans import changed
 from tests.support.plans import entry
 

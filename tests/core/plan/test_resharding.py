@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import PlanError
+from reshard.core.files.model import TensorEntry
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.plans import (
     INT,

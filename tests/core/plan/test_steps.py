@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import PlanError
+from reshard.core.files.model import TensorEntry
 from reshard.core.plan.change_summary import changes_of
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from tests.support.changed_plans import changed, declared, refusal

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.errors import InputError, StorageError
-from reshard.core.plan.plan_file import plan_identity
-from reshard.core.request.changes import (
+from reshard.core.changes.changes import (
     NO_CHANGES,
     CastRule,
     Changes,
@@ -16,6 +14,8 @@ from reshard.core.request.changes import (
     Selection,
     TransposeRule,
 )
+from reshard.core.errors import InputError, StorageError
+from reshard.core.records.plan_file import plan_identity
 from reshard.core.request.changes_file import declared_changes, parse_changes, read_changes
 from reshard.core.request.conversion import build_request
 from tests.support.plans import entry, make_catalog, plan_of

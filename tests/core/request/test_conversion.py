@@ -5,8 +5,9 @@ import os
 import pytest
 from pydantic import ValidationError
 
+from reshard.core.changes.changes import OverflowPolicy, Selection
 from reshard.core.errors import InputError
-from reshard.core.request.changes import OverflowPolicy, Selection
+from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.request.conversion import (
     ConversionRequest,
     OutputFormat,
@@ -16,7 +17,6 @@ from reshard.core.request.conversion import (
     build_request,
 )
 from reshard.core.runtime.keys import EncryptionMode
-from reshard.core.storage.unified_names import UnifiedNaming
 from tests.support.requests import refusal, request
 
 # ---- the form ----

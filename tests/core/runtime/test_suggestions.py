@@ -3,10 +3,10 @@
 import pytest
 
 import reshard
+from reshard.core.changes.changes import Changes, parse_cast
+from reshard.core.changes.preset import read_preset
 from reshard.core.errors import InputError
 from reshard.core.plan.recipes import build_recipes
-from reshard.core.request.changes import Changes, parse_cast
-from reshard.core.request.preset import read_preset
 from reshard.core.runtime.suggestions import close_words, did_you_mean
 
 OPTIONS = ["source", "source_strategy", "source_storage", "trust_strategy", "target_strategy", "overwrite"]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.checkpoint.catalog import survey as surveying
+from reshard.core.changes.changes import Changes
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import outline_target
 from reshard.core.errors import CatalogError, TargetError
+from reshard.core.layouts import survey as surveying
 from reshard.core.plan import stage_shards
 from reshard.core.request import changes_file
-from reshard.core.request.changes import Changes
 from reshard.core.request.conversion import ConversionRequest, IntegratedSave, build_request
 from reshard.core.request.source import SourceRequest
 from reshard.core.source import own_strategy

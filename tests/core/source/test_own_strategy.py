@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import xxhash
 
-from reshard.core.checkpoint.catalog.survey import CheckpointSurvey, survey
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.conversion.load import plan_load
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError, ReshardError, StrategyError
+from reshard.core.layouts.survey import CheckpointSurvey, survey
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
@@ -328,7 +328,7 @@ def test_the_plan_of_a_source_is_read_once(made: Path, tmp_path: Path, monkeypat
         read.append(str(location))
         return read_own_file(location, limit_bytes)
 
-    monkeypatch.setattr("reshard.core.plan.plan_file.read_own_file", reading)
+    monkeypatch.setattr("reshard.core.records.plan_file.read_own_file", reading)
     whole(made, tmp_path / "whole")
     assert read.count(origin_of(made)) == 1
 

@@ -299,7 +299,7 @@ def test_what_cannot_be_read_is_not_damaged(directory: Path, monkeypatch: pytest
             raise StorageError(f"{location}: cannot read it: permission denied")
         return open_source(location)
 
-    monkeypatch.setattr("reshard.core.checkpoint.catalog.record_reader._opened", opened)
+    monkeypatch.setattr("reshard.core.checkpoint.record_reader._opened", opened)
     with pytest.raises(CatalogError, match=r"rank_2/net-1_1\.ckpt: cannot read it: permission denied$"):
         convert(request_of(directory, recover=recover))
 

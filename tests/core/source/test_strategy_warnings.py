@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from demo.make_checkpoint import make_demo
-from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import StrategyError
+from reshard.core.layouts.builder import build_catalog
 from reshard.core.plan.stage_shards import SourceShards
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request

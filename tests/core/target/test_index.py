@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.checkpoint.formats.weight_maps import dump_weight_map
 from reshard.core.checkpoint.manifest import IndexSummary, ParameterRecord, ShardRecord
+from reshard.core.layouts.unified.weight_maps import dump_weight_map
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.index import places_problem
 

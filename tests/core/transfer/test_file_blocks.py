@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.formats.any_format import plan_file
-from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat, OutputEntry
+from reshard.core.files.any_format import plan_file
+from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat, OutputEntry
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.transfer.file_blocks import file_blocks
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reshard.core.changes.changes import Changes, TransposeRule
 from reshard.core.checkpoint.manifest import ShardRecord
-from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError, StorageError
+from reshard.core.files.model import CheckpointFormat
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
-from reshard.core.request.changes import Changes, TransposeRule
 from reshard.core.runtime.progress import SilentProgress
 from reshard.core.runtime.retry import WORK, RetryPolicy
 from reshard.core.tensor.layout import ParameterLayout

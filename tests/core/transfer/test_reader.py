@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 import reshard.core.transfer.reader
-from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.changes.changes import Changes, TransposeRule
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError
+from reshard.core.files.model import CheckpointFormat
+from reshard.core.layouts.builder import build_catalog
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import build_plan
-from reshard.core.request.changes import Changes, TransposeRule
 from reshard.core.request.conversion import build_request
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, StoredCrc, TensorEntry
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
+from reshard.core.files.model import CheckpointFormat, FileIndex, StoredCrc, TensorEntry
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import build_plan
 from reshard.core.storage.reading import open_source

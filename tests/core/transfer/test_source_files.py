@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
+from reshard.core.files.model import CheckpointFormat
+from reshard.core.layouts.builder import build_catalog
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.strategy.files import write_strategy

@@ -11,14 +11,14 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.formats import ckpt_writing
-from reshard.core.checkpoint.formats.any_format import plan_file
-from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat, OutputEntry
+from reshard.core.changes.changes import CastRule, Changes
 from reshard.core.errors import CastError, CatalogError, ConversionError
+from reshard.core.files import ckpt_writing
+from reshard.core.files.any_format import plan_file
+from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat, OutputEntry
+from reshard.core.layouts.builder import build_catalog
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
-from reshard.core.request.changes import CastRule, Changes
 from reshard.core.runtime.budget import build_budget
 from reshard.core.runtime.idle_workers import IdleWorkers, lending
 from reshard.core.storage.urls import parse_url

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, InputError
+from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.request.validation import build_options

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.formats.weight_maps import dump_sorted_weight_map
-from reshard.core.checkpoint.model import FilePlan, OutputEntry
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, ReshardError, VerificationError
+from reshard.core.files.model import FilePlan, OutputEntry
+from reshard.core.layouts.unified.weight_maps import dump_sorted_weight_map
 from reshard.core.plan import layout_classes
 from reshard.core.plan.deduplication import SharedSlices, choose_keepers
 from reshard.core.plan.geometry import ClassGeometry

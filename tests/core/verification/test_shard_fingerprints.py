@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.catalog.builder import catalog_files
-from reshard.core.checkpoint.catalog.records import CatalogRecord
+from reshard.core.checkpoint.catalog import CatalogRecord
+from reshard.core.layouts.builder import catalog_files
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.fingerprint import box_fingerprint

@@ -11,7 +11,7 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import PlanError
-from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
+from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes

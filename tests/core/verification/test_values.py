@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.digests import file_digests
-from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import VerificationError
+from reshard.core.files.any_format import read_index
+from reshard.core.files.digests import file_digests
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.request.source import FingerprintRequest

@@ -1,0 +1,1 @@
+"""Changes to parameters that a user declares: names, shapes, dtypes and selections, by rules, steps and presets."""

@@ -1,1 +1,0 @@
-"""The catalog of a checkpoint: the file of each rank and, from its headers, the file's contents."""

@@ -1,1 +1,0 @@
-"""File formats: `.ckpt`, `.safetensors`, their checksums, and the indexes of unified checkpoints."""

@@ -1,0 +1,154 @@
+"""The check that no bytes of a file are two pieces of a model, unless these are replicas.
+
+One wrong digit in an index can place two slices of a tensor, or two tensors, at the same bytes, and a link can make one
+file of two names. Every tensor is then complete and of its shape, so nothing that looks at tensors one by one notices.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.dense_view import span_bytes
+from reshard.core.errors import CatalogError, LayoutError, raise_problems
+from reshard.core.storage.file_versions import file_identity, read_stamp
+from reshard.core.storage.joined import parts_of
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.model import Strategy
+from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
+from reshard.core.tensor.layout import ShardGrid
+from reshard.core.tensor.slices import Shape
+
+
+class Piece(NamedTuple):
+    """Bytes of a file that a tensor is in: `start` to `stop`. `owner` is the number of whose tensor it is."""
+
+    start: int
+    stop: int
+    owner: int
+    name: str
+
+
+def check_bytes_apart(catalog: CheckpointCatalog, strategy: Strategy | None) -> None:
+    """Refuse a checkpoint in which the same bytes are two pieces of the model; see `shared_bytes`.
+
+    Raises:
+        CatalogError: some are.
+        StorageError: a file cannot be looked at.
+    """
+    headline = f"{catalog.url}: the same bytes are two pieces of the model: an index is damaged, or a link is wrong"
+    raise_problems(CatalogError, headline, shared_bytes(catalog, strategy))
+
+
+def shared_bytes(catalog: CheckpointCatalog, strategy: Strategy | None) -> list[str]:
+    """Return where bytes of a file are two pieces of the model, in sentences, one of each file.
+
+    `strategy` tells which slice of a parameter a rank has; without it, and for parameters that it lacks, ranks have
+    replicas of the whole.
+
+    Raises:
+        StorageError: a file cannot be looked at.
+    """
+
+    def described(piece: Piece) -> str:
+        return _described(piece, catalog, strategy)
+
+    problems = []
+    checked: set[int] = set()
+    for uses in _by_file(catalog):
+        indexes = {id(use.record.index) for use in uses}
+        if len(uses) == 1 and indexes <= checked:  # ranks share indexes
+            continue
+        checked |= indexes
+        pieces = [piece for use in uses for piece in use.pieces()]
+        problem = shared_text(pieces, described)
+        if problem:
+            locations = dict.fromkeys(use.record.location for use in uses)
+            problems.append(f"{', the same file as '.join(locations)}: {problem}")
+    return problems
+
+
+def shared_text(pieces: Iterable[Piece], described: Callable[[Piece], str]) -> str:
+    """Return which two pieces of a file share bytes, in words; empty if none do.
+
+    `described` says what a piece is in the model, equally for replicas, which may share bytes.
+    """
+    furthest: Piece | None = None
+    for piece in sorted(piece for piece in pieces if piece.start < piece.stop):
+        if furthest is not None and piece.start < furthest.stop:
+            one, other = described(furthest), described(piece)
+            if one != other:
+                return f"the bytes of {one} and {other} overlap at {piece.start}"
+        if furthest is None or piece.stop > furthest.stop:
+            furthest = piece
+    return ""
+
+
+class _Use(NamedTuple):
+    """A record that has all of a file: as its own bytes `first` to `stop`."""
+
+    record: CatalogRecord
+    first: int
+    stop: int
+
+    def pieces(self) -> Iterator[Piece]:
+        """The file's bytes that tensors are in."""
+        record = self.record
+        for name, entry in record.index.entries.items():
+            content = record.index.strided.get(name)
+            if content is not None:
+                length = span_bytes(entry.shape, content.strides, entry.dtype.itemsize)
+                yield Piece(content.offset, content.offset + length, record.rank, name)
+                continue
+            for offset, length in entry.extents:
+                if self.first <= offset < self.stop:
+                    yield Piece(offset - self.first, offset - self.first + length, record.rank, name)
+
+
+def _by_file(catalog: CheckpointCatalog) -> list[list[_Use]]:
+    """The records that use each file, which may have several names."""
+    found: dict[object, list[_Use]] = {}
+    identities: dict[str, list[tuple[object, int]]] = {}
+    for record in catalog.records.values():
+        if record.location not in identities:
+            identities[record.location] = _files_of(record)
+        first = 0
+        for identity, size_bytes in identities[record.location]:
+            found.setdefault(identity, []).append(_Use(record, first, first + size_bytes))
+            first += size_bytes
+    return list(found.values())
+
+
+def _files_of(record: CatalogRecord) -> list[tuple[object, int]]:
+    """The identity and size of each file that a record is joined of, or of its only one."""
+    location = parse_url(record.location)
+    parts = parts_of(location)
+    if not parts:
+        return [(file_identity(location), record.size_bytes)]
+    stamps = [read_stamp(part) for part in parts]
+    sizes = [0 if stamp is None else stamp.size_bytes for stamp in stamps]
+    identities = [file_identity(part) for part in parts]
+    if sum(sizes) != record.size_bytes:  # encrypted: where each begins in the record is unknown
+        return [(tuple(identities), record.size_bytes)]
+    return list(zip(identities, sizes, strict=True))
+
+
+def _described(piece: Piece, catalog: CheckpointCatalog, strategy: Strategy | None) -> str:
+    entry = catalog.records[piece.owner].index.entries[piece.name]
+    stage = strategy.stage_of(piece.owner) if strategy is not None and piece.owner in strategy.ranks else None
+    layout = stage.layouts.get(piece.name) if stage is not None else None
+    if strategy is None or stage is None or layout is None or entry.dtype in (TEXT, MAP_TENSOR):
+        return repr(piece.name)
+    stage_rank = piece.owner - strategy.stage_ranks(stage).start
+    try:
+        box = box_text(layout.shard_grid(len(entry.shape)), stage_rank, entry.shape)
+    except LayoutError:
+        return repr(piece.name)  # the plan reports it, with the parameter's name
+    return f"{piece.name!r}, {box},"
+
+
+def box_text(grid: ShardGrid, stage_rank: int, shape: Shape) -> str:
+    """Format the box of a whole tensor that a rank owns with a shard of `shape`."""
+    try:
+        return str(grid.box_of(stage_rank, grid.whole_shape(stage_rank, shape)))
+    except LayoutError:
+        return str(list(shape))  # the plan reports it, with the parameter's name

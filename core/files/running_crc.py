@@ -1,0 +1,159 @@
+"""The CRC-32 of a file that is read or written block by block, and how to store it in a written one.
+
+A `.ckpt` file ends in the CRC of all its bytes. A `.safetensors` file has it in the header, over the tensors in the
+order of their names: each gets a checksum of its own, all are combined at the end, and the header is rewritten. A
+`.distcp` file has that of each tensor behind it.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from reshard.core.files import ckpt_writing, safetensors
+from reshard.core.files.crc32 import combine_crc32, crc32
+from reshard.core.files.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry, TensorEntry
+from reshard.core.storage.writing import OutputFile
+
+_SUM = struct.Struct("<L")
+ContentRange = tuple[str, int, int]
+"""A parameter's name, and the bytes `start` to `stop` of a block that continue its contents."""
+
+
+class RunningCrc(Protocol):
+    """The CRC of a file whose blocks arrive in order."""
+
+    def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
+        """Compute a block's checksums, the costly part; in any order and any thread."""
+
+    def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
+        """Add the file's next block, whose checksums are `sums`; CRCs that belong in it are put there."""
+
+    def put_into(self, file: OutputFile) -> None:
+        """Store the CRC in a file that all blocks were written to."""
+
+    def put_into_heads(self, heads: bytearray) -> None:
+        """Store the CRC in the bytes around a file's contents."""
+
+
+class WholeCrc(RunningCrc, Protocol):
+    """A single CRC for a file."""
+
+    def value(self) -> int:
+        """Return the CRC of all blocks added."""
+
+
+def running_crc(format: CheckpointFormat, file_plan: FilePlan, entries: Sequence[OutputEntry]) -> RunningCrc | None:
+    """Return the CRC of a file to be written; None if it carries none."""
+    if file_plan.sum_places:
+        return _OfArchives(file_plan)
+    if file_plan.crc_offset is None:
+        return None
+    if format is CheckpointFormat.CKPT:
+        return _OfBytes()
+    return _OfTensors(file_plan.crc_offset, entries)
+
+
+def crc_of_index(index: FileIndex) -> WholeCrc:
+    """Return the CRC of a file to be read."""
+    return _OfBytes() if index.format is CheckpointFormat.CKPT else _OfTensors(0, list(index.entries.values()))
+
+
+def is_crc_in_header(format: CheckpointFormat) -> bool:
+    """True if the file's beginning has to be rewritten once the CRC is known."""
+    return format is CheckpointFormat.SAFETENSORS
+
+
+class _OfBytes:
+    def __init__(self) -> None:
+        self._crc = 0
+
+    def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
+        return [crc32(block)]
+
+    def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
+        for crc in sums:
+            self._crc = combine_crc32(self._crc, crc, len(block))
+
+    def value(self) -> int:
+        return self._crc
+
+    def put_into(self, file: OutputFile) -> None:
+        file.write(ckpt_writing.crc_trailer(self._crc))
+
+    def put_into_heads(self, heads: bytearray) -> None:
+        heads += ckpt_writing.crc_trailer(self._crc)
+
+
+class _OfTensors:
+    def __init__(self, offset: int, entries: Sequence[OutputEntry] | Sequence[TensorEntry]) -> None:
+        self._offset = offset
+        self._tensors = [entry for entry in entries if entry.text is None]
+        self._scalars = {entry.name: b"" for entry in self._tensors if safetensors.is_integer_scalar(entry)}
+        self._crcs: dict[str, int] = {}
+
+    def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
+        return [crc32(block[start:stop]) for _, start, stop in ranges]
+
+    def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
+        for (name, start, stop), crc in zip(ranges, sums, strict=True):
+            before = self._crcs.get(name)
+            self._crcs[name] = crc if before is None else combine_crc32(before, crc, stop - start)
+            if name in self._scalars:
+                self._scalars[name] += bytes(block[start:stop])
+
+    def value(self) -> int:
+        return safetensors.crc_of_tensors(self._tensors, self._crcs, self._scalars)
+
+    def put_into(self, file: OutputFile) -> None:
+        file.rewrite(self._offset, safetensors.crc_field(self.value()))
+
+    def put_into_heads(self, heads: bytearray) -> None:
+        # it is in the header, before all contents
+        field = safetensors.crc_field(self.value())
+        heads[self._offset : self._offset + len(field)] = field
+
+
+class _OfArchives:
+    def __init__(self, file_plan: FilePlan) -> None:
+        self._file_plan = file_plan
+        self._left = deque(file_plan.sum_places)
+        self._offset = 0
+        self._crcs: dict[str, int] = {}
+
+    def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
+        return [crc32(block[start:stop]) for _, start, stop in ranges]
+
+    def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
+        for (name, start, stop), crc in zip(ranges, sums, strict=True):
+            self._crcs[name] = combine_crc32(self._crcs.get(name, 0), crc, stop - start)
+        end = self._offset + len(block)
+        while self._left and self._left[0].offset < end:
+            place = self._left[0]
+            # a place may be divided between two blocks
+            first, last = max(place.offset, self._offset), min(place.offset + _SUM.size, end)
+            field = self._field(place.name)[first - place.offset : last - place.offset]
+            block[first - self._offset : last - self._offset] = field
+            if place.offset + _SUM.size > end:
+                break
+            self._left.popleft()
+        self._offset = end
+
+    def put_into(self, file: OutputFile) -> None:
+        """Do nothing: the blocks have them."""
+
+    def put_into_heads(self, heads: bytearray) -> None:
+        places = deque(self._file_plan.sum_places)
+        offset = left_out = 0
+        for part in self._file_plan.segments:
+            length = len(part) if isinstance(part, bytes) else part.stop - part.start
+            if not isinstance(part, bytes):
+                left_out += length
+            offset += length
+            while isinstance(part, bytes) and places and places[0].offset < offset:
+                place = places.popleft()
+                start = place.offset - left_out
+                heads[start : start + _SUM.size] = self._field(place.name)
+
+    def _field(self, name: str) -> bytes:
+        return _SUM.pack(self._crcs.get(name, 0))

@@ -1,0 +1,1 @@
+"""How a checkpoint lies in a directory: one package a layout, one protocol, one registry."""

@@ -1,0 +1,1 @@
+"""MindFormers' Checkpoint 2.0: iterations of model and optimizer files, with metadata and a tracker."""

@@ -1,0 +1,272 @@
+"""Builds the catalog of a DCP checkpoint: opens its files, and compares each tensor's header with the metadata."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from functools import partial
+from threading import Semaphore
+
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.dense_view import place_strided
+from reshard.core.checkpoint.shared_bytes import Piece, shared_text
+from reshard.core.errors import CatalogError, CheckpointError, InputError
+from reshard.core.files import safetensors, torch_zip
+from reshard.core.files.any_format import read_index
+from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
+from reshard.core.files.remote_index.indexing import workers_on
+from reshard.core.files.torch_zip import StoredTensor
+from reshard.core.files.zip_layout import LOCAL_START
+from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, FilePart
+from reshard.core.layouts.dcp.metadata import Chunk, ListedTensor, Place
+from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
+from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.wording import listed, listed_lines
+from reshard.core.storage.listing import unless_missing
+from reshard.core.storage.reading import SourceFile, open_source, read_bytes
+from reshard.core.tensor.dtypes import DType, foreign_dtype
+from reshard.core.tensor.slices import Extent
+
+_MAX_ERRORS = 20
+_MAX_NAMES = 6
+_LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB in flight
+_SAFETENSORS_SUFFIX = ".safetensors"
+_UNREAD = -1
+"""The owner of bytes that are not read; other owners are numbers of chunks."""
+
+
+def dcp_catalog(
+    checkpoint: DcpCheckpoint, workers: int, *, check_crc: bool = False, crc_later: bool = False
+) -> CheckpointCatalog:
+    """Catalog the files of a DCP checkpoint.
+
+    Args:
+        check_crc: read all tensors that carry a CRC to check it.
+        crc_later: the tensors are not checked here; the indexes have their CRCs for later.
+
+    Raises:
+        CatalogError: files are missing, or several are unusable or contradict the metadata.
+        CheckpointError: one file is unusable, or contradicts the metadata.
+        StorageError: a transient failure of the storage.
+    """
+    parts: dict[str, list[FilePart]] = {path: [] for path in checkpoint.paths}
+    for part in checkpoint.parts:
+        parts[part.path].append(part)
+    there = frozenset(checkpoint.names)
+    _check_none_missing(checkpoint, [path for path in parts if "/" not in path and path not in there])
+    objects: dict[str, dict[str, Place]] = {path: {} for path in parts}
+    for name, place in checkpoint.metadata.objects.items():
+        objects[place.path][name] = place
+    locations = {path: checkpoint.location.child(path) for path in parts}
+    long_reads = Semaphore(_LONG_READS_AT_ONCE)
+    progress = current_progress()
+    checked_bytes = {
+        path: sum(max(chunk.place.length, 0) for part in of_file for chunk in part.chunks.values())
+        for path, of_file in parts.items()
+        if check_crc and not crc_later and not path.endswith(_SAFETENSORS_SUFFIX)  # which have none
+    }
+    if any(checked_bytes.values()):
+        progress.begin("checking CRCs", sum(checked_bytes.values()))
+
+    def read(path: str) -> list[CatalogRecord] | None:
+        with closing(open_source(locations[path])) as file:
+            _check_objects(file, objects[path])
+            records = _read_file(checkpoint, path, file, parts[path], has_crcs=check_crc)
+            if crc_later:
+                return records
+            for record in records:
+                with nullcontext() if file.location.is_local else long_reads:
+                    torch_zip.check_crcs(file, record.index.crcs, progress.advance)
+            contents = sum(stored.extent.length for record in records for stored in record.index.crcs.values())
+            progress.advance(checked_bytes.get(path, 0) - contents)  # what archives have around contents
+            return [replace(record, index=replace(record.index, crcs={})) for record in records]
+
+    def read_unless_missing(path: str) -> list[CatalogRecord] | None:
+        return unless_missing(lambda: read(path))
+
+    with workers_on(locations.values(), workers) as threads:
+        outcomes = dict(zip(parts, threads.outcomes(read_unless_missing, parts), strict=True))
+    _check_none_missing(checkpoint, [path for path, outcome in outcomes.items() if outcome is None])
+    errors = [outcome for outcome in outcomes.values() if isinstance(outcome, InputError)]
+    if errors:
+        raise _joined(checkpoint.url, errors)
+    read_records = [record for outcome in outcomes.values() if isinstance(outcome, list) for record in outcome]
+    records = {rank: _numbered(record, rank) for rank, record in enumerate(read_records)}
+    step = None if checkpoint.step is None else str(checkpoint.step)
+    return CheckpointCatalog(checkpoint.url, CheckpointFormat.SAFETENSORS, step, records, checkpoint.notes)
+
+
+def _check_none_missing(checkpoint: DcpCheckpoint, missing: Sequence[str]) -> None:
+    """Refuse missing files: those that a listing lacks before thousands of others are opened."""
+    if missing:
+        raise CatalogError(
+            f"{checkpoint.url}: files that {DCP_METADATA_NAME} lists are missing: {listed(missing, _MAX_NAMES)}. Get "
+            "them as well: DCP saves each slice once"
+        )
+
+
+def _numbered(record: CatalogRecord, rank: int) -> CatalogRecord:
+    return CatalogRecord(rank, record.location, record.size_bytes, record.version, record.index)
+
+
+def _read_file(
+    checkpoint: DcpCheckpoint, path: str, file: SourceFile, parts: Sequence[FilePart], *, has_crcs: bool
+) -> list[CatalogRecord]:
+    """The records of a file's parts, their ranks not yet known; with the CRCs of their tensors if these are wanted."""
+    if not parts:
+        return []
+    found = _stored(checkpoint, path, file, [chunk for part in parts for chunk in part.chunks.values()])
+    has_crc = any(each.crc for each in found.values())
+    records = []
+    for number, part in enumerate(parts):
+        index = _index(file, part, checkpoint.metadata.tensors, found)
+        # the file is read once to check its CRCs
+        crcs = {name: crc for name, chunk in part.chunks.items() if (crc := found[chunk.place].crc)} if has_crcs else {}
+        index = replace(index, has_crc=has_crc and number == 0, crcs=crcs)
+        records.append(CatalogRecord(0, str(file.location), file.size_bytes, file.version, index))
+    return records
+
+
+def _check_objects(file: SourceFile, objects: Mapping[str, Place]) -> None:
+    for name, place in objects.items():
+        if place.offset + max(place.length, 0) > file.size_bytes:
+            raise CheckpointError(_beyond(file, f"object {name!r}", place))
+
+
+def _beyond(file: SourceFile, what: str, place: Place) -> str:
+    return (
+        f"{file.location}: {what}: its {max(place.length, 0)} bytes at {place.offset} end after the file's end at "
+        f"{file.size_bytes}: truncated"
+    )
+
+
+def _stored(
+    checkpoint: DcpCheckpoint, path: str, file: SourceFile, chunks: Sequence[Chunk]
+) -> dict[Place, StoredTensor]:
+    """Find the tensors of chunks in their file."""
+    for chunk in chunks:
+        if chunk.place.offset + max(chunk.place.length, 0) > file.size_bytes:
+            raise CheckpointError(_beyond(file, f"parameter {chunk.place.key!r}", chunk.place))
+    places = sorted((chunk.place for chunk in chunks), key=lambda place: (place.offset, place.length, place.key))
+    known = checkpoint.indexes.get(path)
+    if known is not None or path.endswith(_SAFETENSORS_SUFFIX):
+        return dict(_in_safetensors(file, known or read_index(file), 0, places))
+    if _is_archive(file, places[0]):
+        shared = shared_text(_archives(chunks, checkpoint.unread.get(path, ())), partial(_described, chunks))
+        if shared:
+            raise CheckpointError(f"{file.location}: {shared}: torch gives each its own, so the metadata is damaged")
+        extents = [Extent(place.offset, max(place.length, 0)) for place in places]
+        return dict(zip(places, torch_zip.read_stored_tensors(file, extents), strict=True))
+    found: dict[Place, StoredTensor] = {}
+    by_offset: dict[int, list[Place]] = {}
+    for place in places:
+        by_offset.setdefault(place.offset, []).append(place)
+    for offset, here in by_offset.items():
+        found |= _in_safetensors(file, safetensors.read_index(_Rest(file, offset)), offset, here)
+    return found
+
+
+def _archives(chunks: Sequence[Chunk], unread: Sequence[Place]) -> Iterator[Piece]:
+    """The archives of a file: of chunks that have elements, and of what is not read."""
+    for number, (box, place) in enumerate(chunks):
+        if box.size:
+            yield _archive(place, number)
+    for place in unread:
+        yield _archive(place, _UNREAD)
+
+
+def _archive(place: Place, owner: int) -> Piece:
+    return Piece(place.offset, place.offset + place.length, owner, place.key)
+
+
+def _described(chunks: Sequence[Chunk], piece: Piece) -> str:
+    what = "which is not read" if piece.owner == _UNREAD else chunks[piece.owner].box
+    return f"{piece.name!r}, {what},"
+
+
+def _is_archive(file: SourceFile, place: Place) -> bool:
+    """True for a tensor in an archive of its own; False for one in a safetensors file that begins there.
+
+    A file has tensors of one kind.
+    """
+    if place.length < len(LOCAL_START):
+        return False
+    return read_bytes(file, place.offset, len(LOCAL_START)) == LOCAL_START
+
+
+def _in_safetensors(
+    file: SourceFile, index: FileIndex, offset: int, places: Sequence[Place]
+) -> Iterator[tuple[Place, StoredTensor]]:
+    """The tensors of a safetensors file that begins at a byte of the file."""
+    twice = [key for key, count in Counter(place.key for place in places).items() if count > 1]
+    if twice:
+        raise CheckpointError(
+            f"{file.location}: is said to hold several shards of parameter {twice[0]!r}, but a safetensors file has "
+            "one tensor of a name: the others were overwritten when it was saved"
+        )
+    for place in places:
+        entry = index.entries.get(place.key)
+        if entry is None or not entry.extents:
+            raise CheckpointError(f"{file.location}: at byte {offset}: has no tensor {place.key!r}")
+        [extent] = entry.extents
+        if place.length not in (-1, extent.length):
+            raise CheckpointError(
+                f"{file.location}: tensor {place.key!r} has {extent.length} bytes, the metadata says {place.length}"
+            )
+        yield place, StoredTensor(entry.dtype, entry.shape, Extent(offset + extent.offset, extent.length), None)
+
+
+class _Rest:
+    """A file from one of its bytes on."""
+
+    def __init__(self, file: SourceFile, offset: int) -> None:
+        self.location = file.location
+        self.size_bytes = file.size_bytes - offset
+        self.version = file.version
+        self._file = file
+        self._offset = offset
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._file.read_into(self._offset + offset, buffer)
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._file.read_many([(self._offset + offset, length) for offset, length in ranges])
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _index(
+    file: SourceFile, part: FilePart, tensors: Mapping[str, ListedTensor], found: Mapping[Place, StoredTensor]
+) -> FileIndex:
+    """The index of a part of a file; its tensors must be what the metadata says."""
+    entries: dict[str, TensorEntry] = {}
+    strided = {}
+    for name, chunk in part.chunks.items():
+        stored, said = found[chunk.place], tensors[name].dtype
+        if stored.shape != chunk.box.shape or (said is not None and stored.dtype is not said):
+            raise CheckpointError(
+                f"{file.location}: at byte {chunk.place.offset}: parameter {name!r} is {stored.dtype} "
+                f"{list(stored.shape)}, the metadata says {said or stored.dtype} {list(chunk.box.shape)}"
+            )
+        extents = () if stored.extent is None else (stored.extent,)
+        entries[name] = TensorEntry(name, _dtype(stored), stored.shape, extents)
+        if stored.strided is not None:
+            strided[name] = stored.strided
+    for name, extent in place_strided([entries[name] for name in strided], file.size_bytes).items():
+        entries[name] = TensorEntry(name, entries[name].dtype, entries[name].shape, (extent,))
+    return FileIndex(CheckpointFormat.SAFETENSORS, file.size_bytes, entries, strided=strided)
+
+
+def _dtype(stored: StoredTensor) -> DType:
+    """The dtype of a tensor; a foreign one if the stored bytes are not its values."""
+    if not stored.is_lazy:
+        return stored.dtype
+    return foreign_dtype(f"conjugated or negated {stored.dtype}", 1, stored.dtype.itemsize)
+
+
+def _joined(url: str, errors: Sequence[InputError]) -> InputError:
+    if len(errors) == 1:
+        return errors[0]
+    lines = listed_lines([str(error) for error in errors], _MAX_ERRORS)
+    return CatalogError("\n  ".join([f"{url}: {len(errors)} of its files cannot be used:", *lines]))

@@ -1,0 +1,1 @@
+"""Whole tensors in a few files with an index, as Hugging Face and MindSpore write them."""

@@ -1,0 +1,130 @@
+"""Companions of a Hugging Face directory's weights: its configuration and tokenizer, copied from another directory.
+
+All are copied as they are but `config.json`, which says of which dtype the weights are: `torch_dtype`, or `dtype` as
+transformers 5 writes it. A quantization that the reference's weights have, and the written ones have not, is left out.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import xxhash
+
+from reshard.core.errors import InputError, StorageError, is_transient
+from reshard.core.layouts.unified.names import COMPANION_NAMES
+from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.metadata import load_json
+from reshard.core.storage.links import check_links
+from reshard.core.storage.reading import read_small_file
+from reshard.core.storage.urls import Location, parse_url
+
+CONFIG_NAME = "config.json"
+MAX_COMPANION_BYTES = 256 << 20
+"""Limit of one of them; the largest tokenizers have 40 MB."""
+_QUANTIZATION = "quantization_config"
+
+
+@frozen
+class CompanionFile:
+    """One companion as it is written: size and digest of its bytes."""
+
+    name: str
+    size_bytes: int
+    digest: str
+
+
+@frozen
+class Companions:
+    """The companions of a target.
+
+    Attributes:
+        url: the directory that they are copied from.
+        dtype: the weights' dtype, in the words of `config.json`.
+        files: the companions that are there.
+    """
+
+    url: str
+    dtype: str
+    files: tuple[CompanionFile, ...]
+
+
+def read_config(directory: Location) -> dict[str, Any]:
+    """Read `config.json` of a Hugging Face directory.
+
+    Raises:
+        InputError: there is none, it is not a JSON object, or it is a link that leads out of the directory.
+        StorageError: a transient failure.
+    """
+    return _parse_config(_read(directory.child(CONFIG_NAME)), directory.child(CONFIG_NAME))
+
+
+def companions_of(url: str, names: tuple[str, ...], dtype: str) -> Companions:
+    """Return the companions of a directory with these `names`, for weights of `dtype`.
+
+    Raises:
+        InputError: one cannot be read or is a link that leads out of the directory, or `config.json` is not a JSON
+            object.
+        StorageError: a transient failure.
+    """
+    wanted = [name for name in COMPANION_NAMES if name in names]
+    files = tuple(_file(name, _content(parse_url(url), name, dtype)) for name in wanted)
+    return Companions(url, dtype, files)
+
+
+def companion_content(companions: Companions, file: CompanionFile) -> bytes:
+    """Return the bytes of a companion to write.
+
+    Raises:
+        InputError: the reference's file has changed since the conversion was planned, or cannot be read.
+        StorageError: a transient failure.
+    """
+    data = _content(parse_url(companions.url), file.name, companions.dtype)
+    if _file(file.name, data) != file:
+        location = parse_url(companions.url).child(file.name)
+        raise InputError(f"{location}: has changed since the conversion was planned; start again, with --overwrite")
+    return data
+
+
+def with_dtype(data: bytes, dtype: str, location: Location) -> bytes:
+    """Return a `config.json` for weights of `dtype`; the same bytes if it says so already.
+
+    Raises:
+        InputError: it is not a JSON object.
+    """
+    config = _parse_config(data, location)
+    keys = [key for key in ("torch_dtype", "dtype") if key in config] or ["torch_dtype"]
+    changed: Mapping[str, Any] = {name: value for name, value in config.items() if name != _QUANTIZATION}
+    changed = {**changed, **dict.fromkeys(keys, dtype)}
+    if changed == config:
+        return data
+    return (json.dumps(changed, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _content(directory: Location, name: str, dtype: str) -> bytes:
+    location = directory.child(name)
+    data = _read(location)
+    return with_dtype(data, dtype, location) if name == CONFIG_NAME else data
+
+
+def _file(name: str, data: bytes) -> CompanionFile:
+    return CompanionFile(name, len(data), xxhash.xxh3_128_hexdigest(data))
+
+
+def _read(location: Location) -> bytes:
+    check_links(location.parent, [location])
+    try:
+        return read_small_file(location, MAX_COMPANION_BYTES)
+    except StorageError as error:
+        if is_transient(error):
+            raise
+        raise InputError(str(error)) from error
+
+
+def _parse_config(data: bytes, location: Location) -> dict[str, Any]:
+    try:
+        config = load_json(data, location)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{location}: is not readable JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{location}: is not a model's configuration: it must be a JSON object")
+    return config

@@ -1,0 +1,57 @@
+"""The index of a unified checkpoint: which of its files each tensor is in.
+
+Hugging Face's `*.safetensors.index.json` and MindSpore's `param_name_map.json` are the same JSON:
+`{"metadata": {"total_size": bytes}, "weight_map": {name: file}}`; MindSpore's may be the bare map.
+"""
+
+import json
+from collections.abc import Mapping
+
+from reshard.core.errors import CatalogError
+from reshard.core.files.model import CheckpointFormat
+from reshard.core.runtime.metadata import load_json
+from reshard.core.storage.reading import read_small_file
+from reshard.core.storage.urls import Location
+
+MAX_INDEX_BYTES = 64 << 20
+
+
+def dump_sorted_weight_map(weights: Mapping[str, str], total_bytes: int, element_count: int) -> bytes:
+    """Return the bytes of an index file as transformers 5 writes it: sorted, with the number of all elements."""
+    metadata = {"total_parameters": element_count, "total_size": total_bytes}
+    return (json.dumps({"metadata": metadata, "weight_map": weights}, indent=2, sort_keys=True) + "\n").encode()
+
+
+def dump_weight_map(weights: Mapping[str, str], total_bytes: int) -> bytes:
+    """Return the bytes of an index file."""
+    document = {"metadata": {"total_size": total_bytes}, "weight_map": weights}
+    return json.dumps(document, indent=4).encode()
+
+
+def read_weight_map(location: Location) -> dict[str, str]:
+    """Read an index: the file of each tensor.
+
+    Raises:
+        CatalogError: the file is not an index.
+        CheckpointError: the file is far too large for one.
+        LimitError: parsing would exceed the memory limit.
+        StorageError: the file cannot be read.
+    """
+    try:
+        found = load_json(read_small_file(location, MAX_INDEX_BYTES), location)
+        found = found.get("weight_map", found)
+    except (AttributeError, RecursionError, ValueError) as error:
+        raise CatalogError(f"{location}: is not a map of parameters to files: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(path, str) for path in found.values()):
+        raise CatalogError(f"{location}: is not a map of parameters to files")
+    return found
+
+
+def check_file_names(weights: Mapping[str, str], location: Location) -> None:
+    """Raise a CatalogError unless an index names only `.safetensors` files beside it."""
+    for name, file in weights.items():
+        if "/" in file or "\\" in file or "\0" in file or not file.endswith(f".{CheckpointFormat.SAFETENSORS}"):
+            raise CatalogError(
+                f"{location}: places parameter {name!r} in {file!r}, which is not the name of a .safetensors "
+                "file beside it"
+            )

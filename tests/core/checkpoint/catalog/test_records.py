@@ -1,9 +1,0 @@
-from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
-
-
-def test_lost_ranks_count_as_ranks() -> None:
-    index = FileIndex(CheckpointFormat.CKPT, 10, {})
-    records = {rank: CatalogRecord(rank, f"/ck/{rank}.ckpt", 10, "1", index) for rank in (0, 2, 3)}
-    catalog = CheckpointCatalog("/ck", CheckpointFormat.CKPT, None, records, lost={1: "damaged"})
-    assert catalog.world_size == 4

@@ -1,0 +1,87 @@
+"""Checkpoints of other libraries are called by their names, by what a listing shows."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from reshard.core.errors import CatalogError, StrategyError
+from reshard.core.layouts.foreign import FOREIGN_LAYOUTS, find_foreign
+from reshard.core.layouts.survey import survey
+from reshard.core.request.source import SourceRequest
+from reshard.core.source.opening import open_source
+from reshard.core.strategy.files import read_strategy
+
+TRACKER = "latest_checkpointed_iteration.txt"
+LISTINGS: dict[str, tuple[Sequence[str], str]] = {
+    "Megatron-LM": ([TRACKER, "iter_0000003/mp_rank_00_000/model_optim_rng.pt"], "a Megatron-LM checkpoint"),
+    "a release of Megatron-LM": ([TRACKER, "release/mp_rank_00/model_optim_rng.pt"], "a Megatron-LM checkpoint"),
+    "an iteration of Megatron-LM": (["mp_rank_01_000_001/model_optim_rng.pt"], "a Megatron-LM checkpoint"),
+    "DeepSpeed": (["latest", "zero_to_fp32.py", "global_step40/mp_rank_00_model_states.pt"], "a DeepSpeed checkpoint"),
+    "DeepSpeed without its script": (["latest", "global_step40/x"], "a DeepSpeed checkpoint"),
+    "a tag of DeepSpeed": (
+        ["mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"],
+        "a DeepSpeed checkpoint",
+    ),
+    "FSDP": (
+        ["fsdp_config.json", "model_world_size_8_rank_0.pt", "model_world_size_8_rank_7.pt", "huggingface/config.json"],
+        "an FSDP checkpoint of verl",
+    ),
+    "a training by verl": (
+        [TRACKER, "global_step_40/actor/model_world_size_1_rank_0.pt"],
+        "a verl training's directory",
+    ),
+    "Hugging Face's .bin": (
+        ["config.json", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin"],
+        "a Hugging Face model saved by PyTorch",
+    ),
+    "GGUF": (["README.md", "model-q4_k_m.gguf"], "a GGUF model"),
+    "NumPy": (["weights.npz"], "a NumPy archive"),
+    "Orbax": (["_CHECKPOINT_METADATA", "_METADATA", "d/0a", "manifest.ocdbt"], "an Orbax checkpoint"),
+    "TensorFlow": (["checkpoint", "net-1.index", "net-1.data-00000-of-00001"], "a TensorFlow checkpoint"),
+    "TensorFlow's SavedModel": (["saved_model.pb", "variables/variables.index"], "a TensorFlow checkpoint"),
+    "Keras": (["model.weights.h5"], "a Keras model"),
+    "Flax": (["config.json", "flax_model.msgpack"], "a Flax model"),
+    "PaddlePaddle": (["model_state.pdparams"], "a PaddlePaddle model"),
+    "NeMo": (["llama.nemo"], "a NeMo archive"),
+    "PyTorch": (["params.json", "consolidated.00.pth"], "a PyTorch checkpoint"),
+}
+"""What is listed -> the names below a directory, and what it is called."""
+
+
+def fill(root: Path, names: Sequence[str]) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text({TRACKER: "3", "latest": "global_step40"}.get(name, ""))
+    return root
+
+
+@pytest.mark.parametrize(("names", "title"), LISTINGS.values(), ids=LISTINGS)
+def test_a_foreign_checkpoint_is_called_by_its_name(names: Sequence[str], title: str, tmp_path: Path) -> None:
+    root = fill(tmp_path / "ck", names)
+    with pytest.raises(CatalogError, match=f"ck: is {title}.*, which reshard does not read: "):
+        survey(str(root))
+    with pytest.raises(CatalogError, match=f"ck: is {title}"):
+        open_source(SourceRequest(source=str(root)))
+
+
+def test_every_layout_has_a_listing_here() -> None:
+    tops = [[name.partition("/")[0] for name in names] for names, _ in LISTINGS.values()]
+    assert {layout.title for layout in FOREIGN_LAYOUTS} == {each.title for top in tops if (each := find_foreign(top))}
+
+
+def test_a_foreign_checkpoint_one_folder_further_is_named(tmp_path: Path) -> None:
+    root = fill(tmp_path, ["100/manifest.ocdbt", "200/_CHECKPOINT_METADATA"])
+    with pytest.raises(CatalogError, match=r"neither rank_N folders nor .*; .*/100: is an Orbax checkpoint"):
+        survey(str(root))
+
+
+def test_what_reshard_reads_is_read_beside_foreign_files(tmp_path: Path) -> None:
+    root = fill(tmp_path, ["latest", "global_step40/x", "pytorch_model.bin", "model.safetensors", "training_args.bin"])
+    assert survey(str(root)).ranks == (0,)
+
+
+def test_the_tracker_of_another_library_names_no_strategy(tmp_path: Path) -> None:
+    root = fill(tmp_path / "ck", LISTINGS["Megatron-LM"][0])
+    with pytest.raises(StrategyError, match=r"ck: has latest_checkpointed_iteration\.txt, but not the directory iter"):
+        read_strategy(str(root))
