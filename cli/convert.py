@@ -12,7 +12,8 @@ from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.progress import shown_progress
 from reshard.cli.rank_tables import Column, amount_column, file_column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import check_output, resources_named_in
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel
+from reshard.core.checkpoint.verify_level import VerifyLevel
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.progress import Progress
 from reshard.core.runtime.wording import counted, ranks_text, seconds_text, size_text
 

@@ -10,8 +10,8 @@ from reshard.cli.output import print_facts, print_json, print_table
 from reshard.cli.parameters import PATH, STEP
 from reshard.cli.storages import key_named, key_options, storage_named, storage_option
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.wording import counted
+from reshard.core.strategy.integrated_save import IntegratedSave
 
 if TYPE_CHECKING:
     from reshard.core.source.diagnosis import Diagnosis

@@ -9,8 +9,8 @@ from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_table
 from reshard.cli.parameters import PATH
 from reshard.cli.storages import check_output, key_named, key_options, storage_named, storage_option
-from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.wording import counted
+from reshard.core.strategy.integrated_save import IntegratedSave
 
 if TYPE_CHECKING:
     from reshard.core.conversion.make_strategy import MadeCut, MakeReport

@@ -12,8 +12,8 @@ from reshard.cli.output import print_facts, print_json, print_more, print_table
 from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.rank_tables import Column, file_column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import check_output, resources_named_in
-from reshard.core.request.conversion import TargetLayout
-from reshard.core.request.fields import parse_size
+from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.options.fields import parse_size
 from reshard.core.request.planning import ASSUMED_RATE_BYTES, PlanRequest
 from reshard.core.runtime.wording import listed, seconds_text, size_text
 

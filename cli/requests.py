@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from reshard.cli.logs import Command
 from reshard.cli.parameters import PATH, is_place
-from reshard.core.request.validation import build_options, option_of
+from reshard.core.options.validation import build_options, option_of
 from reshard.core.runtime.frozen import frozen
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import click
 
 from reshard.cli.parameters import Choice
 from reshard.core.errors import InputError
-from reshard.core.request.fields import KEY_DESCRIPTION, check_key_name, check_mode
+from reshard.core.options.fields import KEY_DESCRIPTION, check_key_name, check_mode
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.flows.blocks import resolvers_for
 

@@ -9,7 +9,7 @@ from reshard.cli.parameters import DIRECTORY, Choice
 from reshard.cli.progress import shown_progress
 from reshard.cli.requests import RequestCommand
 from reshard.cli.storages import key_options, storage_option
-from reshard.core.request.conversion import VerifyLevel
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.wording import counted, seconds_text, size_text

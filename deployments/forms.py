@@ -21,11 +21,11 @@ from pydantic.fields import FieldInfo
 from reshard.core.changes.groups import GROUPS
 from reshard.core.conversion.merge_strategy import MergeRequest
 from reshard.core.errors import InputError
+from reshard.core.options.validation import describe_validation
 from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionOptions, ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.request.validation import describe_validation
 from reshard.core.request.verification import VerificationRequest
 from reshard.deployments.failure_alerts import alert_of_failure
 from reshard.deployments.form_groups import EVERYDAY, groups_of, title_of, ungrouped

@@ -10,7 +10,8 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from reshard.core.request.fields import PRESET_NAME, STORAGE_NAME, WITHOUT_CREDENTIALS, is_own_preset
+from reshard.core.changes.option_types import PRESET_NAME, is_own_preset
+from reshard.core.options.fields import STORAGE_NAME, WITHOUT_CREDENTIALS
 from reshard.core.runtime.frozen import frozen
 
 _ADVICE = (

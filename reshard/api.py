@@ -30,13 +30,13 @@ from reshard.core.conversion.merge_strategy import MergeReport, MergeRequest, me
 from reshard.core.conversion.report import ConversionReport, PlanSummary
 from reshard.core.errors import InputError
 from reshard.core.files.numpy_values import Value
+from reshard.core.options.validation import build_options, describe_validation
 from reshard.core.request.comparison import ComparisonRequest
-from reshard.core.request.conversion import ConversionRequest, IntegratedSave
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.planning import PlanRequest
 from reshard.core.request.resources import Naming, names_in, resources_of
 from reshard.core.request.source import FingerprintRequest, SourceRequest
-from reshard.core.request.validation import build_options, describe_validation
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import EncryptionMode, KeyNames, named_keys
 from reshard.core.runtime.progress import Progress, reporting_to
@@ -49,6 +49,7 @@ from reshard.core.source.recovery import RecoveryReport
 from reshard.core.storage.named_options import named_storages
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.derivation import TargetJob
+from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.target import cleaning
 from reshard.core.target.leftovers import CleanReport
 from reshard.core.verification import compare, published

@@ -8,9 +8,12 @@ import os
 from typing import Literal, TypedDict
 
 from reshard.core.changes.changes import OverflowPolicy, Selection
+from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.layouts.unified.names import UnifiedNaming
-from reshard.core.request.conversion import IntegratedSave, OutputFormat, TargetLayout, UnmatchedPolicy, VerifyLevel
+from reshard.core.request.conversion import OutputFormat, UnmatchedPolicy
 from reshard.core.runtime.keys import EncryptionMode
+from reshard.core.strategy.integrated_save import IntegratedSave
 
 PathOrUrl = str | os.PathLike[str]
 """A path, or a URL with a protocol that fsspec knows, without a password."""

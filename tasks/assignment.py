@@ -15,12 +15,12 @@ from functools import lru_cache
 import numpy as np
 
 from reshard import __version__
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.session import Session
 from reshard.core.errors import InputError, StoppedError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import load_plan
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.resources import key_names, storage_pairs
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.frozen import frozen

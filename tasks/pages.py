@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from shlex import quote
 from typing import Any
 
+from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.latest import LatestOutcome, LatestReport
 from reshard.core.conversion.merge_strategy import MergeReport
 from reshard.core.conversion.plan_notes import substitutes_text
@@ -26,7 +28,7 @@ from reshard.core.conversion.report import (
 )
 from reshard.core.errors import DifferenceError, InputError, ReshardError, VerificationError
 from reshard.core.plan.whole_shapes import NOT_CONFIRMED
-from reshard.core.request.conversion import ConversionRequest, TargetLayout, VerifyLevel
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.wording import (

@@ -6,8 +6,8 @@ from prefect import task
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.dispatch import Unit
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import size_text

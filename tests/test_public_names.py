@@ -17,8 +17,8 @@ import reshard.core.errors
 import reshard.errors
 from reshard import options
 from reshard.cli.main import _COMMANDS as COMMANDS
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, ReshardError
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.source import FingerprintRequest, SourceRequest
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT

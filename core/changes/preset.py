@@ -14,11 +14,11 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from reshard.core.changes.changes import FLOAT_NAMES
 from reshard.core.changes.expressions import VariableName
+from reshard.core.changes.option_types import is_own_preset
 from reshard.core.changes.rules import Name, Rule
 from reshard.core.changes.templates import parse_template
 from reshard.core.changes.training_config import GENERATIONS
 from reshard.core.errors import InputError
-from reshard.core.request.fields import is_own_preset
 from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import listed, listed_lines, quoted

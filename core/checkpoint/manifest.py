@@ -21,10 +21,11 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.checkpoint.self_digest import add_digest, split_digest
+from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, TargetError
 from reshard.core.files.model import OutputEntry
 from reshard.core.layouts.unified.names import COMPANION_NAMES
-from reshard.core.request.conversion import TargetLayout, VerifyLevel
 from reshard.core.runtime.keys import Key
 from reshard.core.runtime.metadata import parsing, records_bytes
 from reshard.core.runtime.option_names import source_option

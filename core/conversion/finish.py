@@ -10,6 +10,7 @@ import xxhash
 
 from reshard import __version__
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, seal_manifest
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.rank_work import rank_or_file
 from reshard.core.conversion.report import ConversionReport, Outcome, RankReport, facts_of, layout_of, target_kind
@@ -24,7 +25,6 @@ from reshard.core.errors import (
     VerificationError,
 )
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import needed_target_key
 from reshard.core.runtime.log import timed

@@ -8,6 +8,7 @@ import numpy as np
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.content_samples import read_samples
+from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.errors import CatalogError, InputError, PlanError
 from reshard.core.files.file_names import NO_EPOCH, parse_step
 from reshard.core.files.model import TensorEntry
@@ -18,7 +19,7 @@ from reshard.core.layouts.checkpoint2.iterations import find_number
 from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, COMMON_NAME, parse_iteration
 from reshard.core.layouts.survey import survey
 from reshard.core.plan.model import IterationLayout
-from reshard.core.request.conversion import ConversionRequest, TargetLayout
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.casting import NUMPY_TYPES

@@ -19,13 +19,13 @@ import xxhash
 from reshard import __version__
 from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.checkpoint.manifest import Manifest, ParameterRecord, RankSummary, ShardRecord, read_manifest
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.part_changes import check_changed_alike
 from reshard.core.errors import InputError, TargetError, VerificationError
+from reshard.core.options.fields import SHARED_PARAMETERS
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.records.plan_file import rebuild_plan
-from reshard.core.request.conversion import VerifyLevel
-from reshard.core.request.fields import SHARED_PARAMETERS
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing
 from reshard.core.runtime.retry import stoppable, with_retries

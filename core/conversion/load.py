@@ -25,11 +25,11 @@ from reshard.core.errors import InputError
 from reshard.core.files.map_parameters import parse_map_parameter
 from reshard.core.files.model import OutputEntry
 from reshard.core.files.numpy_values import Value, numpy_dtype
+from reshard.core.options.validation import build_options, option_of
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.planning import PlanRequest
 from reshard.core.request.resources import resources_of
-from reshard.core.request.validation import build_options, option_of
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import with_retries

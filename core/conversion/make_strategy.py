@@ -8,7 +8,6 @@ from reshard.core.layouts.builder import build_catalog
 from reshard.core.layouts.survey import CheckpointShape, survey
 from reshard.core.plan.matching import match_parameters
 from reshard.core.plan.model import PlanInputs
-from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.summary import Summary
 from reshard.core.source.strategy_warnings import integrated_save_warnings
 from reshard.core.storage.listing import kind_of
@@ -22,6 +21,7 @@ from reshard.core.strategy.derivation import (
     facts_from_strategy,
 )
 from reshard.core.strategy.files import read_strategy, stages_beside, write_strategy
+from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.optimizer_shards import has_optimizer_shard, without_optimizer_shard
 from reshard.core.tensor.layout import whole_layout

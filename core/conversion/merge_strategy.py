@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
-from reshard.core.request.fields import RequiredUrl, StorageName
-from reshard.core.request.validation import RequestModel
+from reshard.core.options.fields import RequiredUrl, StorageName
+from reshard.core.options.validation import RequestModel
 from reshard.core.runtime.summary import Summary
 from reshard.core.storage.placement import check_new_file
 from reshard.core.storage.urls import parse_url

@@ -3,6 +3,7 @@
 import dataclasses
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.conversion.iteration_place import iteration_layout, placed, with_common_noted
 from reshard.core.conversion.report import PlanSummary, planned_traffic, summarize_plan, with_estimate
 from reshard.core.conversion.session import (
@@ -16,19 +17,13 @@ from reshard.core.files.model import CheckpointFormat
 from reshard.core.files.running_crc import is_crc_in_header
 from reshard.core.layouts.dcp.checkpoint import find_dcp
 from reshard.core.layouts.unified.companions import CONFIG_NAME
+from reshard.core.options.fields import parse_size
 from reshard.core.plan.matching import check_convertible
 from reshard.core.plan.model import DcpLayout, PlanInputs, UnifiedLayout
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.whole_shapes import BY_RECORD
-from reshard.core.request.changes_file import declared_changes
-from reshard.core.request.conversion import (
-    DEFAULT_SHARDS,
-    ConversionRequest,
-    OutputFormat,
-    TargetLayout,
-    UnmatchedPolicy,
-)
-from reshard.core.request.fields import parse_size
+from reshard.core.request.conversion import DEFAULT_SHARDS, ConversionRequest, OutputFormat, UnmatchedPolicy
+from reshard.core.request.declared_changes import declared_changes
 from reshard.core.request.planning import ASSUMED_RATE_BYTES
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import SourceRequest

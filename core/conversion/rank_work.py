@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 
 from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.dispatch import Kind, Unit
 from reshard.core.conversion.report import target_kind
 from reshard.core.errors import ReshardError, StorageError, TargetError, VerificationError
 from reshard.core.files.any_format import KnownIndexes
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import detail, timed

@@ -5,11 +5,12 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.plan_notes import plan_notes, substitutes_of
 from reshard.core.plan.change_summary import ExcludedParameter, ParameterChange, changes_of, excluded_parameters
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.whole_shapes import NOT_CONFIRMED, WholeShapes, summarize_shapes
-from reshard.core.request.conversion import TargetLayout, VerifyLevel
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.summary import FILE, RANK, Summary
 from reshard.core.runtime.wording import counted

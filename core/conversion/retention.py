@@ -32,10 +32,10 @@ from reshard.core.checkpoint.manifest import (
     parse_manifest,
     read_manifest,
 )
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
 from reshard.core.files.file_names import NO_EPOCH, Step, parse_step
 from reshard.core.layouts.checkpoint2.names import parse_iteration
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import log
 from reshard.core.runtime.progress import current_progress

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.dispatch import Dispatch, Kind, Unit, batched
 from reshard.core.conversion.rank_work import RankWork, find_sound_ranks
 from reshard.core.conversion.report import target_kind
 from reshard.core.files.encryption.encrypted_output import encrypted_bytes
 from reshard.core.files.running_crc import is_crc_in_header
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.budget import (
     CIPHER_BLOCK_BYTES,
     MAX_PREFETCH_THREADS,

@@ -17,7 +17,7 @@ from reshard.core.mindspore_api.arguments import (
 )
 from reshard.core.mindspore_api.cells import join_mindspore
 from reshard.core.mindspore_api.failures import reading
-from reshard.core.request.fields import check_key_name
+from reshard.core.options.fields import check_key_name
 from reshard.core.runtime.keys import EncryptionMode, Key, KeyNames, resolve_keys
 
 FROM_TRAINING = ("epoch_num", "step_num")

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import VerificationError
 from reshard.core.mindspore_api.paths import make_directory
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget, build_budget, open_files_limit
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.failures import mapped_errors

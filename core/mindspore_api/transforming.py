@@ -22,11 +22,11 @@ from reshard.core.mindspore_api.needed_ranks import check_rank, from_zero, neede
 from reshard.core.mindspore_api.paths import checked_directory, make_directory, optional_strategy
 from reshard.core.mindspore_api.planning import Planned, absent_weights, build_checked_plan, catalog_ranks
 from reshard.core.mindspore_api.rank_files import check_not_encrypted, survey_ranks
+from reshard.core.options.validation import build_options
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
-from reshard.core.request.validation import build_options
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.opening import of_own_stage, wants_digest
 from reshard.core.storage.failures import mapped_errors

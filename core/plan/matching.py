@@ -46,9 +46,9 @@ from reshard.core.plan.stage_shards import (
     with_first,
 )
 from reshard.core.plan.steps import DroppedCopy
-from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, rank_names
+from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 
 _Shards = Mapping[str, Sequence[StageShards]]

@@ -13,8 +13,8 @@ from reshard.core.layouts.dcp.metadata import StatePath
 from reshard.core.layouts.unified.companions import Companions
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.ownership import LostBox, SourceCopy
-from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.frozen import frozen
+from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.layout import ParameterLayout

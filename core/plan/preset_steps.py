@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from reshard.core.changes.changes import CastRule, Changes
+from reshard.core.changes.changes_file import validated_changes
 from reshard.core.changes.expressions import whole_number
 from reshard.core.changes.inverse import inverted
 from reshard.core.changes.preset import Names, Preset, Row, Switch
@@ -19,7 +20,6 @@ from reshard.core.changes.training_config import GENERATIONS, TrainingConfig
 from reshard.core.changes.training_state import STATE_PREFIXES
 from reshard.core.errors import InputError
 from reshard.core.plan.name_index import NameIndex
-from reshard.core.request.changes_file import validated_changes
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.runtime.wording import listed, quoted

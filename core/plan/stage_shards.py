@@ -12,7 +12,7 @@ from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.errors import LayoutError
 from reshard.core.files.model import TensorEntry
 from reshard.core.plan.ownership import SourceCopy
-from reshard.core.request.conversion import IntegratedSave
+from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.tensor.layout import ParameterLayout, whole_layout

@@ -21,18 +21,19 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import InputError, LimitError, TargetError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.dcp.metadata import is_state_path
+from reshard.core.layouts.dcp.options import MAX_SHARDS
 from reshard.core.layouts.unified.companions import CompanionFile, Companions
 from reshard.core.layouts.unified.names import COMPANION_NAMES
+from reshard.core.options.fields import check_prefix
 from reshard.core.plan.model import DcpLayout, IterationLayout, PlanInputs, UnifiedLayout
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.records.catalog_json import catalog_from_json, catalog_to_json
-from reshard.core.request.conversion import IntegratedSave
-from reshard.core.request.fields import MAX_SHARDS, check_prefix
 from reshard.core.runtime.keys import needed_target_key, target_key
 from reshard.core.runtime.metadata import check_metadata, json_bytes, parsing
 from reshard.core.runtime.sealing import is_sealed, keyed_digest, seal, unseal
 from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.records import check_layouts
 from reshard.core.tensor.boxes import ShardBoxes

@@ -5,22 +5,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reshard.core.changes.changes import Selection
-from reshard.core.request.conversion import IntegratedSave
-from reshard.core.request.fields import (
-    ALLOW_MODEL_DESCRIPTION,
-    KeyName,
-    Patterns,
-    Preset,
-    RequiredUrl,
-    Step,
-    StorageName,
-    Switches,
-    Url,
-    with_key,
-)
+from reshard.core.changes.option_types import ALLOW_MODEL_DESCRIPTION, Preset, Switches
+from reshard.core.options.fields import KeyName, Patterns, RequiredUrl, Step, StorageName, Url, with_key
+from reshard.core.options.validation import RequestModel, build_options
 from reshard.core.request.source import FingerprintRequest
-from reshard.core.request.validation import RequestModel, build_options
 from reshard.core.runtime.keys import EncryptionMode
+from reshard.core.strategy.integrated_save import IntegratedSave
 
 
 class ComparisonRequest(RequestModel):

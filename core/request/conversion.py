@@ -8,40 +8,37 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from reshard.core.changes.changes import OverflowPolicy, Selection
 from reshard.core.changes.info_texts import InfoValue, parse_info
+from reshard.core.changes.option_types import ALLOW_MODEL_DESCRIPTION, Casts, InfoTexts, Preset, Renames, Switches
+from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError
 from reshard.core.layouts.checkpoint2.common_texts import Number, parse_common_texts
 from reshard.core.layouts.checkpoint2.names import iteration_name, parse_iteration
+from reshard.core.layouts.checkpoint2.options import CommonTexts, Iteration
+from reshard.core.layouts.dcp.options import MAX_SHARDS
 from reshard.core.layouts.unified.names import UnifiedNaming
-from reshard.core.request.fields import (
-    ALLOW_MODEL_DESCRIPTION,
-    MAX_SHARDS,
+from reshard.core.options.fields import (
     SOURCE_KEY_DESCRIPTION,
     TARGET_KEY_DESCRIPTION,
-    Casts,
-    CommonTexts,
     DaskScheduler,
-    InfoTexts,
-    Iteration,
     KeyName,
     MemoryLimit,
     Patterns,
     Prefix,
-    Preset,
     Ranks,
-    Renames,
     RequiredUrl,
     ShardSize,
     SharedParameters,
     Step,
     StorageName,
-    Switches,
     Url,
     parse_ranks,
     parse_size,
     with_key,
 )
-from reshard.core.request.validation import RequestModel, build_options
+from reshard.core.options.validation import RequestModel, build_options
 from reshard.core.runtime.keys import EncryptionMode
+from reshard.core.strategy.integrated_save import IntegratedSave
 
 Option = TypeVar("Option")
 
@@ -74,47 +71,6 @@ class OutputFormat(StrEnum):
     SAME = "same"
     CKPT = "ckpt"
     SAFETENSORS = "safetensors"
-
-
-class VerifyLevel(StrEnum):
-    """How closely the result is checked before it is published."""
-
-    NONE = "none"
-    STRUCTURE = "structure"
-    CHECKSUM = "checksum"
-    CONTENT = "content"
-
-    @property
-    def of_files(self) -> "VerifyLevel":
-        """The closest check of single files; contents are compared when all files are there."""
-        return VerifyLevel.CHECKSUM if self is VerifyLevel.CONTENT else self
-
-    def is_below(self, other: "VerifyLevel") -> bool:
-        """True if this level checks less closely than `other`."""
-        levels = list(VerifyLevel)
-        return levels.index(self) < levels.index(other)
-
-
-class TargetLayout(StrEnum):
-    """The files that the target is made of."""
-
-    RANKS = "ranks"
-    UNIFIED = "unified"
-    CHECKPOINT2 = "checkpoint2"
-    DCP = "dcp"
-
-    @property
-    def counts_files(self) -> bool:
-        """True if the target's ranks are its files, not devices."""
-        return self is not TargetLayout.RANKS
-
-
-class IntegratedSave(StrEnum):
-    """MindSpore's `integrated_save`: every source rank holds whole tensors, whatever its strategy says."""
-
-    AUTO = "auto"
-    YES = "yes"
-    NO = "no"
 
 
 class UnmatchedPolicy(StrEnum):

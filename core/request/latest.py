@@ -2,10 +2,11 @@
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.errors import InputError
 from reshard.core.layouts.checkpoint2.names import parse_iteration
-from reshard.core.request.conversion import ConversionOptions, ConversionRequest, TargetLayout
-from reshard.core.request.fields import RequiredUrl
+from reshard.core.options.fields import RequiredUrl
+from reshard.core.request.conversion import ConversionOptions, ConversionRequest
 
 
 class LatestConversionRequest(ConversionOptions):

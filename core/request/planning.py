@@ -1,7 +1,7 @@
 """Options of a conversion that is planned, or loaded as arrays, and never written."""
 
+from reshard.core.options.fields import Url
 from reshard.core.request.conversion import ConversionRequest
-from reshard.core.request.fields import Url
 
 ASSUMED_RATE_BYTES = 2**30
 """Bytes read or written in a second, if a user names no other rate; a good disk does more, a busy network less."""

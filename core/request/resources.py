@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from reshard.core.changes.option_types import is_own_preset
 from reshard.core.request.conversion import ConversionOptions
-from reshard.core.request.fields import is_own_preset
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.keys import KeyNames, named_keys
 from reshard.core.runtime.metadata import metadata_limited

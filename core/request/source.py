@@ -5,8 +5,9 @@ from typing import Self
 from pydantic import Field
 
 from reshard.core.changes.changes import Selection
-from reshard.core.request.conversion import ConversionOptions, FileChoice, IntegratedSave, SourceOptions
-from reshard.core.request.fields import Patterns, parse_ranks
+from reshard.core.options.fields import Patterns, parse_ranks
+from reshard.core.request.conversion import ConversionOptions, FileChoice, SourceOptions
+from reshard.core.strategy.integrated_save import IntegratedSave
 
 
 class SourceRequest(FileChoice, SourceOptions):

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reshard.core.request.conversion import VerifyLevel
-from reshard.core.request.fields import KeyName, RequiredUrl, StorageName, with_key
-from reshard.core.request.validation import RequestModel
+from reshard.core.checkpoint.verify_level import VerifyLevel
+from reshard.core.options.fields import KeyName, RequiredUrl, StorageName, with_key
+from reshard.core.options.validation import RequestModel
 from reshard.core.runtime.keys import EncryptionMode
 
 

@@ -11,9 +11,9 @@ from reshard.core.plan.matching import distinct_sources, lost_text, match_parame
 from reshard.core.plan.model import ParameterMatch, PlanInputs, SourceTensor
 from reshard.core.plan.ownership import NO_RANK, CopyShards, SourceCopies, SourceCopy, common_units
 from reshard.core.plan.recipes import excluded_names
-from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import listed, rank_names
+from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout

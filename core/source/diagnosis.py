@@ -29,7 +29,6 @@ from reshard.core.plan.whole_shapes import (
     wholes_of_match,
     wholes_of_shards,
 )
-from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
@@ -54,6 +53,7 @@ from reshard.core.source.shape_checks import shape_findings, similarity_findings
 from reshard.core.source.sibling_checks import sibling_findings
 from reshard.core.source.strategy_checks import name_findings, stage_findings
 from reshard.core.strategy.files import read_strategy
+from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
 
 if TYPE_CHECKING:

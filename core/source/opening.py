@@ -27,7 +27,6 @@ from reshard.core.layouts.survey import (
 )
 from reshard.core.layouts.unified.strategy import unified_strategy
 from reshard.core.plan.stage_shards import SourceShards
-from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
@@ -43,6 +42,7 @@ from reshard.core.storage.joined import parts_of
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import read_strategy
+from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import numpy as np
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, read_manifest, unseal_manifest
+from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.errors import InputError, LayoutError, StorageError, StrategyError, UnusableStorageError
 from reshard.core.files.encryption.encrypted_output import encrypted_bytes
 from reshard.core.files.file_names import parse_name
 from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.records.plan_file import load_target_strategy
-from reshard.core.request.conversion import TargetLayout
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import Keys, keys_in_force, source_key
 from reshard.core.runtime.option_names import source_option

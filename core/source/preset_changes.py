@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from reshard.core.changes.changes import Changes
+from reshard.core.changes.changes_file import validated_changes
 from reshard.core.changes.preset import read_preset
 from reshard.core.changes.training_config import read_training_config
 from reshard.core.checkpoint.catalog import CheckpointCatalog
@@ -14,7 +15,6 @@ from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.plan.preset_checks import ROTARY_BUFFERS, check_names, rotary_buffers, rotary_buffers_note
 from reshard.core.plan.preset_steps import CompiledPreset, KnownNames, Settings, compile_preset
 from reshard.core.plan.recipes import excluded_names
-from reshard.core.request.changes_file import validated_changes
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionOptions
 from reshard.core.request.source import SourceRequest

@@ -17,7 +17,6 @@ from reshard.core.errors import StrategyError
 from reshard.core.plan.model import ParameterMatch
 from reshard.core.plan.stage_shards import SourceShards, StageShards, integrated_by_shapes
 from reshard.core.plan.whole_shapes import Whole
-from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import listed
@@ -27,6 +26,7 @@ from reshard.core.source.shape_checks import similarity_findings
 from reshard.core.source.sibling_checks import sibling_findings
 from reshard.core.source.strategy_checks import stage_findings
 from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
 
 WARNING = "is this strategy the checkpoint's own? "

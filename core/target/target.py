@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, dump_record, with_plan_digest
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import CatalogError, TargetBusyError, TargetError, VerificationError
 from reshard.core.layouts.checkpoint2.names import TRACKER_NAME, iteration_name
 from reshard.core.layouts.checkpoint2.tracker import advance_tracker, read_tracker
@@ -23,7 +24,6 @@ from reshard.core.layouts.foreign import find_foreign
 from reshard.core.layouts.unified.names import COMPANION_NAMES
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import dump_plan, plan_identity
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress

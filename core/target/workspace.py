@@ -17,8 +17,8 @@ from reshard.core.checkpoint.manifest import (
     parse_shard_record,
     record_content,
 )
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress

@@ -10,12 +10,12 @@ from dataclasses import replace
 from threading import Event
 
 from reshard.core.changes.changes import FLOAT_NAMES, NO_CHANGES, CastRule, OverflowPolicy
+from reshard.core.changes.changes_file import read_changes
 from reshard.core.errors import PlanError
 from reshard.core.plan.either_side import EitherSide, select_on_either_side
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.preset_checks import check_shapes
-from reshard.core.request.changes_file import read_changes
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.frozen import frozen

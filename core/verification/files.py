@@ -11,13 +11,13 @@ from dataclasses import replace
 from operator import attrgetter
 
 from reshard.core.checkpoint.manifest import ShardRecord, record_entries
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import CheckpointError, StorageError
 from reshard.core.files.any_format import KnownIndexes, read_index, stored_crc
 from reshard.core.files.digests import file_digests
 from reshard.core.files.encryption.decrypted_source import DecryptedSource
 from reshard.core.files.encryption.opening import open_checkpoint
 from reshard.core.files.model import CheckpointFormat, FileIndex, OutputEntry
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
 from reshard.core.storage.joined import JoinedFile

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, read_manifest, unseal_manifest
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, StorageError, TargetError, is_transient
 from reshard.core.layouts.checkpoint2.iterations import list_iterations
 from reshard.core.layouts.checkpoint2.names import TRACKER_NAME, iteration_name
 from reshard.core.layouts.checkpoint2.tracker import read_tracker
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import KeyNames, named_keys, target_key

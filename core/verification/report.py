@@ -1,6 +1,6 @@
 """The result of checking a converted checkpoint."""
 
-from reshard.core.request.conversion import VerifyLevel
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.runtime.summary import RANK, Summary
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, ReshardError, TargetError
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case, read_tree
 from tests.support.runs import files_of, partial, recorded_ranks

@@ -13,9 +13,10 @@ import pytest
 
 from reshard.cli.main import run
 from reshard.core.checkpoint.manifest import read_manifest
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import ReshardError
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
+from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.runtime import retry
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy

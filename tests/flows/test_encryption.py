@@ -7,9 +7,9 @@ import pytest
 from prefect import get_client
 from prefect.blocks.system import Secret
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.flows.convert_checkpoint import convert_checkpoint

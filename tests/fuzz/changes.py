@@ -3,9 +3,9 @@
 import json
 from random import Random
 
+from reshard.core.changes.changes_file import parse_changes
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.changes_file import parse_changes
 from reshard.core.tensor.dtypes import dtype_from_torch
 from reshard.core.tensor.layout import ParameterLayout
 from tests.fuzz.mutations import damaged_json

@@ -15,9 +15,9 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import CheckpointError, InputError, LimitError, StrategyError, TargetError
 from reshard.core.files.map_parameters import parse_map_parameter
 from reshard.core.layouts.checkpoint2.metadata import parse_metadata
+from reshard.core.options.fields import parse_ranks
 from reshard.core.records.plan_file import load_plan, load_sources, load_target_strategy, rebuild_plan
 from reshard.core.request.conversion import build_request
-from reshard.core.request.fields import parse_ranks
 from reshard.core.runtime.metadata import metadata_limited
 from reshard.core.runtime.secrets import carries_credentials, scrubbed
 from reshard.core.storage.lease_holder import parse_holder

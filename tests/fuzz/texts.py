@@ -10,10 +10,10 @@ from botocore.parsers import ResponseParserError, RestXMLParser  # type: ignore[
 from reshard.core.changes.info_texts import parse_info
 from reshard.core.errors import InputError
 from reshard.core.files.file_names import group_prefixes, parse_name, parse_step
+from reshard.core.options.fields import parse_ranks, parse_size
+from reshard.core.options.validation import build_options
 from reshard.core.request.conversion import ConversionRequest, build_request
-from reshard.core.request.fields import parse_ranks, parse_size
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.request.validation import build_options
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.storage.named_options import resolve_storages
 from reshard.core.storage.s3_answers import reason_of

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, StorageError
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
+from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.verification.published import verify_target
 from tests.core.conversion.test_dcp_crcs import flip_value
 from tests.support.checkpoints import read_safetensors

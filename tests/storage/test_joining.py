@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
-from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import CONVERSIONS, read_tree
 from tests.support.s3_client import s3_client

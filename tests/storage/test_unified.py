@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
-from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case, read_rank, read_safetensors, read_tree
 from tests.support.families import Family, directory_contents

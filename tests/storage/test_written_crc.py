@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import StorageError
-from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.runtime import retry
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.retry import RetryPolicy

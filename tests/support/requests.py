@@ -3,10 +3,7 @@
 import pytest
 
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import (
-    ConversionRequest,
-    build_request,
-)
+from reshard.core.request.conversion import ConversionRequest, build_request
 
 
 def request(**options: object) -> ConversionRequest:

@@ -1,7 +1,7 @@
 """Records and manifests of targets whose files are not really converted."""
 
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord
-from reshard.core.request.conversion import VerifyLevel
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.target import Target
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from reshard.core.options.validation import build_options
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.request.validation import build_options
 from tests.support.checkpoints import case
 from tests.support.places import PROJECT
 

@@ -8,6 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from reshard.core.checkpoint.manifest import parse_manifest
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.merge_strategy import MergeReport
 from reshard.core.conversion.planning import make_plan, summarize
@@ -21,7 +22,6 @@ from reshard.core.errors import (
     VerificationError,
 )
 from reshard.core.request.comparison import build_comparison
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.wording import printable, size_text
 from reshard.core.source.damage import Substitute

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 
+from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.conversion.plan_notes import substitutes_text
 from reshard.core.conversion.report import PlanSummary, worlds_text
 from reshard.core.conversion.views.overlap_picture import draw_overlaps
@@ -12,7 +13,6 @@ from reshard.core.errors import InputError
 from reshard.core.plan.change_summary import ExcludedParameter, ParameterChange
 from reshard.core.plan.overlaps import ParameterOverlaps
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import TargetLayout
 from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.wording import counted, html_text, ranks_text, size_text
 from reshard.core.storage.listing import kind_of

@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from reshard.core.changes.changes import Changes
+from reshard.core.changes.changes_file import parse_changes
 from reshard.core.changes.inverse import inverted
 from reshard.core.errors import InputError
-from reshard.core.request.changes_file import parse_changes
 
 DOCUMENT = b"""
 variables: {N: 61, E: 8, heads: 4}

@@ -19,8 +19,8 @@ from reshard.core.checkpoint.manifest import (
     seal_manifest,
     unseal_manifest,
 )
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import TargetError
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import EncryptionMode, Key
 from tests.support.records import as_record
 

@@ -17,10 +17,10 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.request.comparison import ComparisonRequest
-from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.opening import open_source
+from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
 from reshard.mindspore import transform_checkpoints
 from tests.core.layouts.dcp.test_metadata import hyper_metadata

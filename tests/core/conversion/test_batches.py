@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion import batches
 from reshard.core.conversion.batches import RanksFailedError, run_batch
 from reshard.core.conversion.dispatch import Kind, Unit, batched
@@ -16,7 +17,6 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.session import Session, open_session
 from reshard.core.errors import StoppedError, StorageError
-from reshard.core.request.conversion import VerifyLevel
 from tests.support.checkpoints import read_tree
 from tests.support.columns import COLUMN_RANKS, column_case
 from tests.support.conversions import failing

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError, TargetError, VerificationError
 from reshard.core.layouts.checkpoint2.metadata import parse_metadata
 from reshard.core.layouts.checkpoint2.metadata_writing import build_metadata
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.files import write_strategy

@@ -13,12 +13,13 @@ import fsspec
 import pytest
 
 from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.rank_work import RankWork
 from reshard.core.errors import CatalogError, ConversionError, InputError, StorageError, TargetError
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.runtime.retry import WORK, RetryPolicy
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy

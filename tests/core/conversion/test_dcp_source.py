@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import Outcome
 from reshard.core.errors import CatalogError, CheckpointError, InputError
 from reshard.core.layouts.dcp import catalog as dcp_catalog
 from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.opening import open_source

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan, make_plan
 from reshard.core.conversion.report import Outcome
@@ -15,7 +16,7 @@ from reshard.core.errors import InputError, TargetError, VerificationError
 from reshard.core.layouts.dcp.metadata_writing import build_dcp_metadata
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
+from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.source.description import describe
 from reshard.core.source.diagnosis import diagnose

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import LatestOutcome, convert_latest
 from reshard.core.conversion.planning import describe_plan
@@ -26,10 +27,10 @@ from reshard.core.errors import (
 )
 from reshard.core.files.encryption.decrypted_source import DecryptedSource
 from reshard.core.files.encryption.encrypted_output import EncryptedOutput
+from reshard.core.options.validation import build_options
 from reshard.core.records.plan_file import load_sources
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.request.validation import build_options
 from reshard.core.runtime.keys import EncryptionMode, Key, KeyNames, named_keys
 from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.urls import parse_url

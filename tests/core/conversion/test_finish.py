@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert, run_ranks
 from reshard.core.conversion.dispatch import Kind, Unit
 from reshard.core.conversion.finish import finish
@@ -18,7 +19,6 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import StorageError
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.storage.publishing import PARTIAL_SUFFIX, publish
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.workspace import Workspace

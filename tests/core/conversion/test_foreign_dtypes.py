@@ -10,6 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.load import plan_load
 from reshard.core.conversion.planning import make_plan
@@ -17,7 +18,7 @@ from reshard.core.errors import InputError
 from reshard.core.mindspore_api.loading import load_checkpoint
 from reshard.core.records.catalog_json import catalog_from_json, catalog_to_json
 from reshard.core.request.comparison import build_comparison
-from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import StepState, assess_recovery

@@ -15,15 +15,16 @@ from reshard.core.conversion.make_strategy import make_strategy_file
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import InputError, PlanError, StrategyError
+from reshard.core.options.validation import build_options
 from reshard.core.records.plan_file import rebuild_plan
 from reshard.core.request.comparison import build_comparison
-from reshard.core.request.conversion import IntegratedSave, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
-from reshard.core.request.validation import build_options
 from reshard.core.source.diagnosis import Diagnosis, diagnose
 from reshard.core.source.recovery import assess_recovery
 from reshard.core.strategy.derivation import TargetJob
 from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint

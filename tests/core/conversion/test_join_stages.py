@@ -13,10 +13,11 @@ import pytest
 import xxhash
 
 from reshard.core.checkpoint.manifest import dump_record, parse_manifest, parse_shard_record, read_manifest
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError, VerificationError
-from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.runtime.progress import SilentProgress
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder

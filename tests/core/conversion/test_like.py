@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError, PlanError, TargetError
 from reshard.core.layouts.unified.names import COMPANION_NAMES
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
+from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.verification.published import verify_target
 from tests.support.families import Family, directory_contents, metadata_of
 

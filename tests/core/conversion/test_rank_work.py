@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.dispatch import Kind, Unit
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.rank_work import RankWork, find_sound_ranks, rank_or_file
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import StorageError, VerificationError
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.transfer.writer import transform_ranks
 from tests.support.checkpoints import case
 from tests.support.columns import COLUMN_RANKS, column_case

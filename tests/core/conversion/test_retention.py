@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 import reshard.core.conversion.retention
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, dump_record
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.retention import DatedStep, KeepRules, Retention, apply_retention, steps_kept
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.files.file_names import Step, parse_step
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.removal import remove_file

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert, run_ranks
 from reshard.core.conversion.finish import finish
 from reshard.core.conversion.planning import make_plan
@@ -17,7 +18,7 @@ from reshard.core.conversion.session import open_session
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.records.plan_file import load_sources
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.progress import SilentProgress
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.target import Target

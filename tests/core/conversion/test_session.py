@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError, StorageError, TargetError
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.storage.publishing import other_files
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.target import Target

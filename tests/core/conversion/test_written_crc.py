@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CheckpointError, TargetError
-from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import ALL_CASES, Case, case, check_crc_of, read_rank, read_tree
 

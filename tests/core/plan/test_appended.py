@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from reshard.core.changes.info_texts import InfoValue
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import Outcome
@@ -15,7 +16,7 @@ from reshard.core.errors import InputError, PlanError
 from reshard.core.files.any_format import read_index
 from reshard.core.files.scalars import read_scalars
 from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
-from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.views.picture import feeds_of
 from reshard.core.errors import InputError, PlanError
@@ -17,7 +18,7 @@ from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.plan.appended import REDUNDANCY_MARK
 from reshard.core.plan.deduplication import SharedSlices, choose_keepers
 from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
-from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.files import write_strategy

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from reshard.core.changes.changes_file import parse_changes
 from reshard.core.errors import InputError, PlanError
 from reshard.core.plan import making, recipes
 from reshard.core.plan.change_summary import changes_of
 from reshard.core.plan.operations import Joined
-from reshard.core.request.changes_file import parse_changes
 from reshard.core.tensor import segments
 from tests.support.changed_plans import changed
 from tests.support.plans import FLOAT, entry

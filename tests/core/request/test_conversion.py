@@ -6,16 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 from reshard.core.changes.changes import OverflowPolicy, Selection
+from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError
 from reshard.core.layouts.unified.names import UnifiedNaming
-from reshard.core.request.conversion import (
-    ConversionRequest,
-    OutputFormat,
-    TargetLayout,
-    UnmatchedPolicy,
-    VerifyLevel,
-    build_request,
-)
+from reshard.core.request.conversion import ConversionRequest, OutputFormat, UnmatchedPolicy, build_request
 from reshard.core.runtime.keys import EncryptionMode
 from tests.support.requests import refusal, request
 

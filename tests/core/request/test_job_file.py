@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from reshard.core.errors import InputError
+from reshard.core.options.validation import build_options
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.job_file import dump_job, parse_job
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.planning import PlanRequest
 from reshard.core.request.source import SourceRequest
-from reshard.core.request.validation import build_options
 from reshard.core.request.verification import VerificationRequest
 
 _ODD = st.sampled_from(

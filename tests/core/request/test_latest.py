@@ -3,8 +3,8 @@
 import pytest
 
 from reshard.core.errors import InputError
+from reshard.core.options.validation import build_options
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.request.validation import build_options
 
 
 def test_a_step_is_converted_into_its_own_directory() -> None:

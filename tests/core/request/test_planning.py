@@ -3,8 +3,8 @@
 import pytest
 
 from reshard.core.errors import InputError
+from reshard.core.options.validation import build_options
 from reshard.core.request.planning import PlanRequest
-from reshard.core.request.validation import build_options
 
 
 def test_no_target_is_needed() -> None:

@@ -3,9 +3,10 @@
 import pytest
 
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import ConversionRequest, IntegratedSave, build_request
+from reshard.core.options.validation import build_options
+from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
-from reshard.core.request.validation import build_options
+from reshard.core.strategy.integrated_save import IntegratedSave
 
 
 def test_the_source_of_a_conversion_keeps_its_options() -> None:

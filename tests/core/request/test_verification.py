@@ -3,7 +3,7 @@
 import pytest
 
 from reshard.core.errors import InputError
-from reshard.core.request.validation import build_options
+from reshard.core.options.validation import build_options
 from reshard.core.request.verification import VerificationRequest
 
 

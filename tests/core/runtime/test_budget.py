@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core.request.fields import SMALLEST_MEMORY_LIMIT_BYTES
+from reshard.core.options.fields import SMALLEST_MEMORY_LIMIT_BYTES
 from reshard.core.runtime.budget import (
     MAX_BUFFER_BYTES,
     MAX_GROUP_RANKS,

@@ -1,6 +1,6 @@
 import pytest
 
-from reshard.core.request.fields import parse_ranks
+from reshard.core.options.fields import parse_ranks
 from reshard.core.runtime.wording import (
     NameText,
     counted,

@@ -14,13 +14,14 @@ from reshard.core.conversion.planning import outline_target
 from reshard.core.errors import CatalogError, TargetError
 from reshard.core.layouts import survey as surveying
 from reshard.core.plan import stage_shards
-from reshard.core.request import changes_file
-from reshard.core.request.conversion import ConversionRequest, IntegratedSave, build_request
+from reshard.core.request.conversion import ConversionRequest, build_request
+from reshard.core.request.declared_changes import declared_changes
 from reshard.core.request.source import SourceRequest
 from reshard.core.source import own_strategy
 from reshard.core.source.opening import TargetOutline, find_strategy, open_source, wants_digest
 from reshard.core.source.own_strategy import OwnStrategy
 from reshard.core.strategy.files import read_strategy
+from reshard.core.strategy.integrated_save import IntegratedSave
 from tests.support.checkpoints import case
 
 PIPELINE = case(7010)
@@ -58,7 +59,7 @@ def test_a_conversion_works_nothing_out_twice(
         own_strategy.read_own_strategy,
         own_strategy.file_mismatch,
         stage_shards._group_by_stage,
-        changes_file.declared_changes,
+        declared_changes,
     ]
     for function in functions:
         counted(monkeypatch, calls, function)

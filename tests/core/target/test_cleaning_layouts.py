@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import StorageError, TargetBusyError, TargetError
-from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.listing import find_entries

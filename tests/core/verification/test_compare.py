@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
+from reshard.core.options.validation import build_options
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.source import FingerprintRequest
-from reshard.core.request.validation import build_options
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification import differences, shard_fingerprints, views

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.workspace import Workspace
 from reshard.core.verification.files import verify_rank

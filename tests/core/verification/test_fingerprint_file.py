@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from reshard.core.errors import InputError
+from reshard.core.options.validation import build_options
 from reshard.core.request.source import FingerprintRequest
-from reshard.core.request.validation import build_options
 from reshard.core.verification.compare import fingerprint_checkpoint
 from reshard.core.verification.fingerprint_file import ModelFingerprint, ParameterFingerprint, fingerprint_of_all
 from tests.support.checkpoints import case

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
 from reshard.core.verification.published import verify_target

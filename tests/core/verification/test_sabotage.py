@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, ReshardError, VerificationError
 from reshard.core.files.model import FilePlan, OutputEntry
@@ -26,7 +27,7 @@ from reshard.core.plan.geometry import ClassGeometry
 from reshard.core.plan.matching import match_parameters
 from reshard.core.plan.model import ParameterMatch, ParameterPlan, RankPlan, ReadItem
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
+from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.files import write_strategy

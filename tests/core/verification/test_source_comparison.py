@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import VerifyLevel
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case
 from tests.support.spoiling import copied, file_of, spoil

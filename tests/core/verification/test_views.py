@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from reshard.core.errors import CatalogError
+from reshard.core.options.validation import build_options
 from reshard.core.request.source import FingerprintRequest
-from reshard.core.request.validation import build_options
 from reshard.core.verification.views import open_checkpoint_view, open_fingerprints
 from tests.support.checkpoints import case
 from tests.support.comparing import file_of

@@ -16,6 +16,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
+from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.planning import make_plan
@@ -24,7 +26,7 @@ from reshard.core.errors import ConversionError, InputError, PlanError, StorageE
 from reshard.core.layouts.unified.assignment import split_in_order
 from reshard.core.layouts.unified.names import file_names, is_unified_name
 from reshard.core.records.plan_file import load_plan
-from reshard.core.request.conversion import TargetLayout, VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.runtime.progress import SilentProgress
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.transfer.writer import transform_ranks

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.planning import make_plan
@@ -18,7 +19,7 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.layouts.survey import CheckpointShape, survey
 from reshard.core.request.comparison import build_comparison
-from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.strategy.files import read_strategy
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint

@@ -3,9 +3,7 @@
 import pytest
 
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import (
-    build_request,
-)
+from reshard.core.request.conversion import build_request
 from tests.support.requests import refusal
 
 

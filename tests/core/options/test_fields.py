@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core.request.fields import parse_ranks, parse_size
+from reshard.core.options.fields import parse_ranks, parse_size
 from reshard.core.runtime.wording import size_text
 from tests.support.requests import refusal, request
 

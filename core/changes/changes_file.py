@@ -1,17 +1,12 @@
-"""The changes of a request: declared by its options, and in the document that it names.
-
-Options take precedence over the document: a selection or overflow policy other than the default replaces its, patterns
-to include and exclude are added to its, and rules of options come before its.
-"""
+"""Documents that declare changes: what they may hold, and what is wrong with one, in its own words."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
-from reshard.core.changes.changes import NO_CHANGES, Changes, TransposeRule, parse_cast, parse_rename
+from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import ConversionOptions
 from reshard.core.runtime.wording import listed_lines
 
 _MESSAGES = {
@@ -23,25 +18,6 @@ _MESSAGES = {
     "tuple_type": "must be a list, between [ and ]",
 }
 """pydantic's kind of error -> message in the words of documents."""
-
-Member = TypeVar("Member")
-
-
-def declared_changes(request: ConversionOptions) -> Changes:
-    """Return all changes of a request; a malformed document is an InputError."""
-    document = read_changes(request.changes) if request.changes else NO_CHANGES
-    transpose = tuple(TransposeRule(parameters=pattern) for pattern in request.transpose)
-    return document.model_copy(
-        update={
-            "select": _option_or(request.select, document.select, NO_CHANGES.select),
-            "include": (*request.include, *document.include),
-            "exclude": (*request.exclude, *document.exclude),
-            "transpose": transpose + document.transpose,
-            "rename": (*map(parse_rename, request.rename), *document.rename),
-            "cast": (*map(parse_cast, request.cast), *document.cast),
-            "cast_overflow": _option_or(request.cast_overflow, document.cast_overflow, NO_CHANGES.cast_overflow),
-        }
-    )
 
 
 def read_changes(url: str) -> Changes:
@@ -70,10 +46,6 @@ def validated_changes(document: Mapping[str, Any], origin: str) -> Changes:
     except ValidationError as error:
         problems = [_field_problem(detail) for detail in error.errors(include_url=False, include_input=False)]
         raise InputError("\n".join(f"{origin}: {problem}" for problem in listed_lines(problems))) from error
-
-
-def _option_or(option: Member, declared: Member, default: Member) -> Member:
-    return declared if option == default else option
 
 
 def _field_problem(detail: Any) -> str:

@@ -12,10 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic.config import JsonDict
 
-from reshard.core.changes.changes import parse_cast, parse_rename
-from reshard.core.changes.info_texts import parse_info
-from reshard.core.layouts.checkpoint2.common_texts import parse_common_texts
-from reshard.core.request.validation import option_of
+from reshard.core.options.validation import option_of
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.named_values import KEY_ADVICE, NAME_ADVICE, NAME_PATTERN, is_name
 from reshard.core.runtime.secrets import ADVICE, carries_credentials
@@ -29,7 +26,6 @@ _DASK_SCHEDULER = re.compile(r"^(local|(tcp|tls|ucx)://[^/@\s]+:\d+)?$")
 SHARED_PARAMETERS = re.compile(r"^(first|fail|[0-9]{1,9})$")
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 2**20
 _HIGHEST_RANK = 1_000_000
-MAX_SHARDS = 1 << 16
 
 _NO_PASSWORD = r"(?!.*://[^/@]*(:(?!\d+[/?#])|%3[Aa])[^@]*@)(?!.*(https?|HTTPS?|s3a?|obs|gs)://[^/?#]+@)"
 _SECRET_FIELDS = (
@@ -37,24 +33,24 @@ _SECRET_FIELDS = (
 )
 
 
-def _pattern(pattern: str, expected: str) -> JsonDict:
+def pattern_of(pattern: str, expected: str) -> JsonDict:
+    """Schema of a text for forms: a pattern, and in words what it expects."""
     return {"pattern": pattern, "expected": expected}
 
 
 # values that their schema refuses are not even stored
-_NO_CREDENTIALS = rf"{_NO_PASSWORD}(?!.*://.*[?&;#]({_SECRET_FIELDS}|([\w.-]*[-_.])?[Ss]ig)=)"
-WITHOUT_CREDENTIALS = _pattern(f"^{_NO_CREDENTIALS}", "a path or a URL, without a password, token or signature")
-PRESET_NAME = _pattern(rf"^([\w-]+$|{_NO_CREDENTIALS})", "the name of a preset, or the path or URL of a changed one")
-STORAGE_NAME = _pattern(f"^{NAME_PATTERN}?$", "env:NAME, file:PATH or block:NAME, which name where it is kept")
-_STEP_PATTERN = _pattern(
+NO_CREDENTIALS = rf"{_NO_PASSWORD}(?!.*://.*[?&;#]({_SECRET_FIELDS}|([\w.-]*[-_.])?[Ss]ig)=)"
+WITHOUT_CREDENTIALS = pattern_of(f"^{NO_CREDENTIALS}", "a path or a URL, without a password, token or signature")
+STORAGE_NAME = pattern_of(f"^{NAME_PATTERN}?$", "env:NAME, file:PATH or block:NAME, which name where it is kept")
+_STEP_PATTERN = pattern_of(
     r"^([0-9]+(_[0-9]+(_breakpoint)?)?)?$", "EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration"
 )
-_SIZE_PATTERN = _pattern(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$", "a size such as 512MiB or 2GiB")
-_RANKS_PATTERN = _pattern(r"^[0-9, -]*$", "ranks such as 0-3,7")
-_PREFIX_PATTERN = _pattern(r"^(?!\.)(?!.*\.\.)[^/\\]*$", "a plain name: no '/', no '..', no dot in front")
+_SIZE_PATTERN = pattern_of(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$", "a size such as 512MiB or 2GiB")
+_RANKS_PATTERN = pattern_of(r"^[0-9, -]*$", "ranks such as 0-3,7")
+_PREFIX_PATTERN = pattern_of(r"^(?!\.)(?!.*\.\.)[^/\\]*$", "a plain name: no '/', no '..', no dot in front")
 
 
-def _check_no_credentials(url: str) -> str:
+def check_no_credentials(url: str) -> str:
     """Return a URL unchanged; requests with passwords or tokens would be stored and logged."""
     if carries_credentials(url):
         raise ValueError(ADVICE)
@@ -127,7 +123,9 @@ def _check_storage_name(name: str) -> str:
     return name
 
 
-def _matching(expression: re.Pattern[str], advice: str) -> AfterValidator:
+def matching(expression: re.Pattern[str], advice: str) -> AfterValidator:
+    """Check a whole text against a regular expression; `advice` says what it must be."""
+
     def check(text: str) -> str:
         if not expression.fullmatch(text):
             raise ValueError(advice)
@@ -142,17 +140,6 @@ def _check_patterns(patterns: list[str]) -> list[str]:
     return patterns
 
 
-def _parse_switch(text: str) -> None:
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise ValueError(f"{text!r} must be NAME=VALUE")
-
-
-def is_own_preset(name: str) -> bool:
-    """True if a preset is named by the URL of its document, and not one of the package's."""
-    return "/" in name or name.endswith((".yaml", ".yml", ".json"))
-
-
 def _size_from(least_bytes: int, least: str) -> AfterValidator:
     def check(text: str) -> str:
         if parse_size(text) < least_bytes:
@@ -162,7 +149,7 @@ def _size_from(least_bytes: int, least: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _parsed_by(parse: Callable[[Any], object]) -> AfterValidator:
+def parsed_by(parse: Callable[[Any], object]) -> AfterValidator:
     """The check that `parse` accepts a value, which stays as it is."""
 
     def check(value: Any) -> Any:
@@ -172,52 +159,39 @@ def _parsed_by(parse: Callable[[Any], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _each_parsed_by(parse: Callable[[str], object]) -> AfterValidator:
+def each_parsed_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Check that `parse` accepts each text of a list, which stays as it is."""
+
     def parse_all(texts: Iterable[str]) -> None:
         for text in texts:
             parse(text)
 
-    return _parsed_by(parse_all)
+    return parsed_by(parse_all)
 
 
-Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(_check_no_credentials)]
+Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(check_no_credentials)]
 RequiredUrl = Annotated[
-    str, Field(min_length=1, json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(_check_no_credentials)
+    str, Field(min_length=1, json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(check_no_credentials)
 ]
-Preset = Annotated[str, Field(json_schema_extra=PRESET_NAME), AfterValidator(_check_no_credentials)]
 Step = Annotated[
     str,
     Field(json_schema_extra=_STEP_PATTERN),
-    _matching(_STEP, "must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration, such as 40"),
+    matching(_STEP, "must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration, such as 40"),
 ]
-Iteration = Annotated[
-    str,
-    Field(json_schema_extra=_pattern(r"^([0-9]{1,18})?$", "the number of an iteration, such as 40")),
-    _matching(re.compile(r"([0-9]{1,18})?", re.ASCII), "must be the number of an iteration, such as 40"),
-]
-Ranks = Annotated[str, Field(json_schema_extra=_RANKS_PATTERN), _parsed_by(parse_ranks)]
+Ranks = Annotated[str, Field(json_schema_extra=_RANKS_PATTERN), parsed_by(parse_ranks)]
 Prefix = Annotated[str, Field(json_schema_extra=_PREFIX_PATTERN), AfterValidator(check_prefix)]
 MemoryLimit = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(SMALLEST_MEMORY_LIMIT_BYTES, "16MiB")]
 ShardSize = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(1, "1 byte")]
 Patterns = Annotated[list[str], AfterValidator(_check_patterns)]
-Renames = Annotated[list[str], _each_parsed_by(parse_rename)]
-Casts = Annotated[list[str], _each_parsed_by(parse_cast)]
-Switches = Annotated[list[str], _each_parsed_by(_parse_switch)]
-ALLOW_MODEL_DESCRIPTION = (
-    "A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model must have the "
-    "names and layouts of the preset's family."
-)
-CommonTexts = Annotated[list[str], _parsed_by(parse_common_texts)]
-InfoTexts = Annotated[list[str], _parsed_by(parse_info)]
 SharedParameters = Annotated[
     str,
-    Field(json_schema_extra=_pattern(SHARED_PARAMETERS.pattern, "first, fail, or the number of a pipeline stage")),
-    _matching(SHARED_PARAMETERS, "must be first, fail, or the number of a pipeline stage"),
+    Field(json_schema_extra=pattern_of(SHARED_PARAMETERS.pattern, "first, fail, or the number of a pipeline stage")),
+    matching(SHARED_PARAMETERS, "must be first, fail, or the number of a pipeline stage"),
 ]
 DaskScheduler = Annotated[
     str,
-    Field(json_schema_extra=_pattern(_DASK_SCHEDULER.pattern, "tcp://HOST:PORT of a Dask scheduler, or local")),
-    _matching(_DASK_SCHEDULER, "must be the address of a Dask scheduler, such as tcp://10.0.0.5:8786, or local"),
+    Field(json_schema_extra=pattern_of(_DASK_SCHEDULER.pattern, "tcp://HOST:PORT of a Dask scheduler, or local")),
+    matching(_DASK_SCHEDULER, "must be the address of a Dask scheduler, such as tcp://10.0.0.5:8786, or local"),
 ]
 
 StorageName = Annotated[

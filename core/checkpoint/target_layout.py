@@ -1,0 +1,17 @@
+"""The names of layouts in requests, manifests and reports."""
+
+from enum import StrEnum
+
+
+class TargetLayout(StrEnum):
+    """The files that the target is made of."""
+
+    RANKS = "ranks"
+    UNIFIED = "unified"
+    CHECKPOINT2 = "checkpoint2"
+    DCP = "dcp"
+
+    @property
+    def counts_files(self) -> bool:
+        """True if the target's ranks are its files, not devices."""
+        return self is not TargetLayout.RANKS

@@ -1,0 +1,3 @@
+"""Options that only a DCP checkpoint knows."""
+
+MAX_SHARDS = 1 << 16

@@ -1,0 +1,1 @@
+"""How options are declared, checked and named, whatever they are about."""
