@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.core.checkpoint.catalog import CatalogRecord
+from reshard.core.files.ckpt import Head
+from reshard.core.files.ckpt_writing import expected_heads
 from reshard.core.files.model import TensorEntry
-from reshard.core.files.remote_index.templates import Head, expected_heads, header_mismatch
+from reshard.core.files.remote_index.templates import header_mismatch
 from reshard.core.files.remote_reads import read_ahead
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.reading import SourceFile
@@ -162,7 +164,7 @@ def _remote(
         for entry, box in ahead
         for extent in _extents(entry, box)
         for range_ in (
-            *((offset, len(head)) for offset, head in _head(record, entry, extent)),
+            *((head.offset, len(head.data)) for head in _head(record, entry, extent)),
             (extent.offset, extent.length),
         )
     )
@@ -170,9 +172,9 @@ def _remote(
     for entry, box in here:
         parts = []
         for extent in _extents(entry, box):
-            for offset, head in _head(record, entry, extent):
-                if next(answers) != head:
-                    raise header_mismatch(record.rank, record.location, entry.name, offset)
+            for head in _head(record, entry, extent):
+                if next(answers) != head.data:
+                    raise header_mismatch(record.rank, record.location, entry.name, head.offset)
             parts.append(next(answers))
         yield entry, box, _elements(entry, box, np.frombuffer(b"".join(parts), np.uint8))
 
@@ -180,7 +182,7 @@ def _remote(
 def _head(record: CatalogRecord, entry: TensorEntry, extent: Extent) -> list[Head]:
     """The head to check before an extent, if the file's headers were assumed to equal another's."""
     heads = expected_heads(entry) if record.assumed else ()
-    return [(offset, head) for offset, head in heads if offset + len(head) == extent.offset]
+    return [head for head in heads if head.offset + len(head.data) == extent.offset]
 
 
 def _extents(entry: TensorEntry, box: TensorSlice) -> tuple[Extent, ...]:

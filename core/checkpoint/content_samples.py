@@ -6,7 +6,8 @@ from functools import partial
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.dense_view import open_record
-from reshard.core.files.remote_index.templates import expected_heads, header_mismatch
+from reshard.core.files.ckpt_writing import expected_heads
+from reshard.core.files.remote_index.templates import header_mismatch
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.reading import read_bytes
 from reshard.core.storage.transfers import at_once

@@ -6,8 +6,8 @@ from threading import Lock, Semaphore
 
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.errors import InputError
-from reshard.core.files.any_format import KnownIndexes, read_index
 from reshard.core.files.any_format import check_crc as check_file_crc
+from reshard.core.files.any_format import read_index
 from reshard.core.files.digests import HeaderMismatchError, content_digests
 from reshard.core.files.encryption.decrypted_source import DecryptedSource
 from reshard.core.files.encryption.opening import open_checkpoint
@@ -63,7 +63,6 @@ class RecordReader:
         self._strategy = strategy
         self._checks_crc = check_crc
         self._assumes_alike = assume_alike
-        self._known = KnownIndexes()
         self._indexes: dict[tuple[object, ...], list[FileIndex]] = {}
         self._lock = Lock()
         self._long_reads = Semaphore(_LONG_READS_AT_ONCE)
@@ -73,7 +72,7 @@ class RecordReader:
         """Return the record of a rank's file."""
         rank, location = item
         with closing(_opened(location)) as file:
-            return self._record(rank, file, Indexed(read_index(file, self._known)))
+            return self._record(rank, file, Indexed(read_index(file)))
 
     def read_remote(self, locations: Mapping[int, Location], threads: Workers) -> list[CatalogRecord | InputError]:
         """Return the records of all ranks' files, or why they are unusable."""

@@ -7,14 +7,12 @@ any of this.
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field
 
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.dispatch import Kind, Unit
 from reshard.core.conversion.report import target_kind
 from reshard.core.errors import ReshardError, StorageError, TargetError, VerificationError
-from reshard.core.files.any_format import KnownIndexes
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.frozen import frozen
@@ -38,7 +36,7 @@ class RankWork:
     """Everything that work on a plan's target ranks needs.
 
     `prefetch` workers read ahead for one group. `advance` is called with the number of bytes done; it raises
-    StoppedError to end the work. `known` are the indexes of checked files; `crcs` are given what is read.
+    StoppedError to end the work. `crcs` are given what is read.
     """
 
     workspace: Workspace
@@ -47,7 +45,6 @@ class RankWork:
     prefetch: int
     level: VerifyLevel
     advance: Callable[[int], None]
-    known: KnownIndexes = field(default_factory=KnownIndexes)
     crcs: SourceCrcs | None = None
 
     def make(self, unit: Unit) -> ShardRecord:
@@ -115,7 +112,6 @@ class RankWork:
             expected=expected_entries(self.plan, self.plan.rank_plan(rank)),
             advance=self.advance,
             starts=starts,
-            known=self.known,
         )
 
     def is_sound(self, rank: int, *, mends: bool) -> bool:

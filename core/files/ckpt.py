@@ -15,8 +15,8 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from reshard.core.errors import CheckpointError
+from reshard.core.files.lookahead import Lookahead
 from reshard.core.files.model import MAX_TEXT_BYTES, CheckpointFormat, FileIndex, TensorEntry, text_entry
-from reshard.core.files.remote_index.lookahead import Lookahead
 from reshard.core.files.wire import WireReader, build_head, bytes_key, varint_key
 from reshard.core.runtime.metadata import PARAMETER_BYTES, Parse, parsing
 from reshard.core.storage.reading import SourceFile, read_bytes
@@ -51,6 +51,13 @@ class _TensorFields:
     content: Extent | None = None
 
 
+class Head(NamedTuple):
+    """The bytes before a piece's contents, from the end of the piece before, and their offset in the file."""
+
+    offset: int
+    data: bytes
+
+
 class _Piece(NamedTuple):
     """One Value: `offset` is its beginning, `extent` its contents."""
 
@@ -65,7 +72,7 @@ _Shapes = dict[tuple[Shape, int, str], Shape]
 """Dims, length and dtype of plain tensors in one piece that were found to agree -> the shape."""
 
 
-def read_index(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> FileIndex:
+def read_index(file: SourceFile, heads: list[Head] | None = None) -> FileIndex:
     """Index a file from its entries' headers alone; contents are skipped, except those of texts.
 
     A tensor without dims, or with dims [0] and the content of one element (older files), is a scalar. Per piece, the
@@ -134,9 +141,7 @@ def has_crc(file: SourceFile) -> bool:
     return offset >= 0 and read_bytes(file, offset, len(CRC_MARK)) == CRC_MARK
 
 
-def _pieces(
-    reader: WireReader, stop: int, lookahead: Lookahead | None, heads: list[tuple[int, bytes]] | None
-) -> Iterator[_Piece]:
+def _pieces(reader: WireReader, stop: int, lookahead: Lookahead | None, heads: list[Head] | None) -> Iterator[_Piece]:
     known = _KnownHeads()
     value_head = lru_cache(partial(build_head, VALUE))  # many entries are of one length
     end = 0  # of the entry before
@@ -148,7 +153,7 @@ def _pieces(
                 piece = _read_value(reader, length)
                 known.learn(piece, length, data)
             if heads is not None:
-                heads.append((end, value_head(length) + data[: piece.extent.offset - start]))
+                heads.append(Head(end, value_head(length) + data[: piece.extent.offset - start]))
             end = start + length
             if lookahead is not None:
                 lookahead.passed(piece.extent.length, end)

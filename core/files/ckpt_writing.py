@@ -17,8 +17,9 @@ from reshard.core.files.ckpt import (
     VALUE_MAP_TENSOR,
     VALUE_TAG,
     VALUE_TENSOR,
+    Head,
 )
-from reshard.core.files.model import Content, FilePlan, OutputEntry
+from reshard.core.files.model import Content, FilePlan, OutputEntry, TensorEntry, output_entry
 from reshard.core.files.wire import build_head, build_varint
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.tensor.slices import Shape
@@ -74,6 +75,14 @@ def plan_pieces(entry: OutputEntry) -> list[tuple[bytes, Content]]:
         before, after = _around_name(len(tag), entry.dtype, entry.shape, stop - start)
         pieces.append((before + tag + after, Content(name, start, stop)))
     return pieces
+
+
+def expected_heads(entry: TensorEntry) -> tuple[Head, ...]:
+    """Return the bytes before each extent of a parameter: name, dtype, shape and the piece's length."""
+    if not entry.extents:
+        return ()
+    heads = [head for head, _ in plan_pieces(output_entry(entry))]
+    return tuple(Head(extent.offset - len(head), head) for extent, head in zip(entry.extents, heads, strict=True))
 
 
 def _piece_ranges(entry: OutputEntry) -> Sequence[tuple[int, int]]:

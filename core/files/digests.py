@@ -1,18 +1,18 @@
 """Digests of contents: XXH3-128 over a parameter's bytes in C order, or over a text's UTF-8."""
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
 from reshard.core.files.ckpt import CRC_TRAILER_BYTES
+from reshard.core.files.ckpt_writing import expected_heads
 from reshard.core.files.encryption.decrypted_source import DecryptedSource
 from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
-from reshard.core.files.remote_index.templates import Head, expected_heads
 from reshard.core.files.remote_reads import read_in_blocks
 from reshard.core.files.running_crc import ContentRange, crc_of_index
 from reshard.core.runtime.frozen import frozen
@@ -22,8 +22,6 @@ from reshard.core.storage.reading import SourceFile
 _MOST_READERS = 2
 """For one thread that digests, in a third of the time that reading from memory takes."""
 _BLOCKS_PER_READER = 2
-_FEW_EXTENTS = 8
-"""In a block."""
 
 
 class HeaderMismatchError(Exception):
@@ -91,15 +89,23 @@ def file_digests(
     return reading.digests()
 
 
+class _Place(NamedTuple):
+    """Where an extent of a parameter is in the file."""
+
+    start: int
+    stop: int
+    name: str
+
+
 class _Reading:
     """A file whose blocks arrive in order; a parameter's extents are consecutive, so one digest at a time suffices."""
 
     def __init__(
         self, index: FileIndex, advance: Callable[[int], None], take: Callable[[str, memoryview], None] | None
     ) -> None:
-        nothing = xxhash.xxh3_128_hexdigest(b"")
+        # those without extents are digested here
         self._parameters = {
-            name: xxhash.xxh3_128_hexdigest(entry.text.encode("utf-8", "surrogatepass")) if entry.text else nothing
+            name: xxhash.xxh3_128_hexdigest((entry.text or "").encode("utf-8", "surrogatepass"))
             for name, entry in index.entries.items()
         }
         self._crc = crc_of_index(index) if index.has_crc else None
@@ -108,60 +114,49 @@ class _Reading:
         self._take = take
         self._heads, self._digest = xxhash.xxh3_128(), xxhash.xxh3_128()
         self._offset = 0
-        # (first byte, stop, name) of each extent
-        self._extents = sorted(
-            (extent.offset, extent.offset + extent.length, name)
+        self._places = sorted(
+            _Place(extent.offset, extent.offset + extent.length, name)
             for name, entry in index.entries.items()
             for extent in entry.extents
             if extent.length
         )
-        self._done = 0
+        self._done = 0  # extents that were added to their last byte
 
     def add(self, block: memoryview) -> None:
         """Add the next bytes."""
-        offset, end = self._offset, self._offset + len(block)
-        stop = bisect_left(self._extents, (end,), self._done)
-        here = [
-            (name, max(first - offset, 0), min(last, end) - offset)
-            for first, last, name in self._extents[self._done : stop]
-        ]
-        ends = [0, *(after for _, _, after in here)]
-        starts = [*(start for _, start, _ in here), len(block)]
-        self._heads.update(b"".join([block[after:start] for after, start in zip(ends, starts, strict=True)]))
-        if len(here) > _FEW_EXTENTS and len({name for name, _, _ in here}) == len(here):
-            # a parameter's extents are consecutive: one between those of two others has all of its contents
-            self._add_in_turn(block, here[:1])
-            self._add_whole(block, here[1:-1])
-            self._add_in_turn(block, here[-1:])
-        else:
-            self._add_in_turn(block, here)
-        self._advance(sum(after - start for _, start, after in here))  # at once: a block may hold thousands
+        end = self._offset + len(block)
+        contents: list[ContentRange] = []
+        heads: list[memoryview] = []
+        position = 0
+        while self._done < len(self._places) and self._places[self._done].start < end:
+            place = self._places[self._done]
+            start, stop = max(place.start - self._offset, 0), min(place.stop, end) - self._offset
+            heads.append(block[position:start])
+            contents.append((place.name, start, stop))
+            self._add_content(place.name, block[start:stop])
+            position = stop
+            if place.stop > end:
+                break
+            self._done += 1
+            self._end_parameter(place.name)
+        heads.append(block[position:])
+        self._heads.update(b"".join(heads))
+        self._advance(sum(stop - start for _, start, stop in contents))  # at once: a block may hold thousands
         if self._crc:
-            covered = block[: max(0, self._crc_stop - offset)]
-            self._crc.add(covered, here, self._crc.sums(covered, here))
+            covered = block[: max(0, self._crc_stop - self._offset)]
+            self._crc.add(covered, contents, self._crc.sums(covered, contents))
         self._offset = end
 
-    def _add_in_turn(self, block: memoryview, ranges: Sequence[ContentRange]) -> None:
-        """Add contents in the block, one after another; they may have begun before it, and the last may go on after."""
-        for name, start, stop in ranges:
-            self._digest.update(block[start:stop])
-            if self._take:
-                self._take(name, block[start:stop])
-            if self._extents[self._done][1] > self._offset + len(block):
-                return
-            self._done += 1
-            if self._done == len(self._extents) or self._extents[self._done][2] != name:
-                self._parameters[name] = self._digest.hexdigest()
-                self._digest.reset()
-
-    def _add_whole(self, block: memoryview, ranges: Sequence[ContentRange]) -> None:
-        """Add parameters whose contents are in the block, in half the time."""
-        digest = xxhash.xxh3_128_hexdigest
-        self._parameters.update({name: digest(block[start:stop]) for name, start, stop in ranges})
-        self._done += len(ranges)
+    def _add_content(self, name: str, content: memoryview) -> None:
+        self._digest.update(content)
         if self._take:
-            for name, start, stop in ranges:
-                self._take(name, block[start:stop])
+            self._take(name, content)
+
+    def _end_parameter(self, name: str) -> None:
+        """Digest a parameter whose extents are all done."""
+        if self._done == len(self._places) or self._places[self._done].name != name:
+            self._parameters[name] = self._digest.hexdigest()
+            self._digest.reset()
 
     def digests(self) -> FileDigests:
         """Return the digests once all blocks were added."""
@@ -182,54 +177,76 @@ def _local_blocks(file: SourceFile, block_bytes: int) -> Generator[memoryview, N
     """Yield the blocks of a local file; as soon as workers are idle, they read ahead."""
     idle_workers, borrowed = current_idle_workers(), 0
     buffer = np.empty(block_bytes, np.uint8).data
-    free: list[memoryview] = []
-    in_flight: deque[tuple[Future[None], memoryview, int]] = deque()
+    ahead = _BlocksAhead()
     try:
         with ThreadPoolExecutor(_MOST_READERS, thread_name_prefix="reshard-check") as pool:
             for offset in range(0, file.size_bytes, block_bytes):
                 length = min(block_bytes, file.size_bytes - offset)
                 if borrowed < _MOST_READERS and idle_workers.borrow():
                     borrowed += 1
-                    free += [np.empty(block_bytes, np.uint8).data for _ in range(_BLOCKS_PER_READER)]
+                    ahead.free += [np.empty(block_bytes, np.uint8).data for _ in range(_BLOCKS_PER_READER)]
                 if not borrowed:
                     file.read_into(offset, buffer[:length])
                     yield buffer[:length]
                     continue
-                if not free:
-                    yield from _oldest(in_flight, free)
-                ahead = free.pop()
-                in_flight.append((pool.submit(file.read_into, offset, ahead[:length]), ahead, length))
-            while in_flight:
-                yield from _oldest(in_flight, free)
+                if not ahead.free:
+                    yield from ahead.oldest()
+                free = ahead.free.pop()
+                done = pool.submit(file.read_into, offset, free[:length])
+                ahead.in_flight.append(_BlockAhead(done, free, length))
+            while ahead.in_flight:
+                yield from ahead.oldest()
     finally:
         idle_workers.give_back(borrowed)
 
 
-def _oldest(in_flight: deque[tuple[Future[None], memoryview, int]], free: list[memoryview]) -> Iterator[memoryview]:
-    """Yield the block that was begun first, once it is read; then its buffer is free."""
-    future, buffer, length = in_flight.popleft()
-    future.result()
-    yield buffer[:length]
-    free.append(buffer)
+class _BlockAhead(NamedTuple):
+    """A block that is being read, `length` bytes of its buffer."""
+
+    done: Future[None]
+    buffer: memoryview
+    length: int
+
+
+class _BlocksAhead:
+    """Blocks being read, the first one first, and buffers for more."""
+
+    def __init__(self) -> None:
+        self.in_flight: deque[_BlockAhead] = deque()
+        self.free: list[memoryview] = []
+
+    def oldest(self) -> Iterator[memoryview]:
+        """Yield the block that was begun first, once it is read; then its buffer is free."""
+        block = self.in_flight.popleft()
+        block.done.result()
+        yield block.buffer[: block.length]
+        self.free.append(block.buffer)
+
+
+class _ContentRead(NamedTuple):
+    """An extent of an entry to read, and the bytes expected before it, which are read with it."""
+
+    number: int
+    head: bytes
+    offset: int
+    length: int
 
 
 def _contents(
     file: SourceFile, entries: Sequence[TensorEntry], block_bytes: int, checks_heads: bool
 ) -> Iterator[tuple[int, memoryview]]:
     """Yield the contents of entries, each block with its entry's number; optionally check their heads."""
-    owners: list[int] = []
-    heads: list[Head] = []
-    ranges: list[tuple[int, int]] = []
+    reads: list[_ContentRead] = []
     for number, entry in enumerate(entries):
-        no_heads = [(extent.offset, b"") for extent in entry.extents]
-        for extent, head in zip(entry.extents, expected_heads(entry) if checks_heads else no_heads, strict=True):
-            owners.append(number)
-            heads.append(head)
-            ranges.append((head[0], extent.offset + extent.length - head[0]))
-    last = -1
-    for place, block in read_in_blocks(file, ranges, block_bytes):
-        head_bytes = heads[place][1] if place != last else b""
-        last = place
-        if block[: len(head_bytes)] != head_bytes:
+        heads = [head.data for head in expected_heads(entry)] if checks_heads else [b""] * len(entry.extents)
+        for extent, head in zip(entry.extents, heads, strict=True):
+            offset = extent.offset - len(head)
+            reads.append(_ContentRead(number, head, offset, extent.length + len(head)))
+    begun = -1
+    for place, block in read_in_blocks(file, [(read.offset, read.length) for read in reads], block_bytes):
+        read = reads[place]
+        head = read.head if place != begun else b""
+        begun = place
+        if block[: len(head)] != head:
             raise HeaderMismatchError
-        yield owners[place], block[len(head_bytes) :]
+        yield read.number, block[len(head) :]

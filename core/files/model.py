@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from reshard.core.runtime.frozen import frozen
-from reshard.core.tensor.dtypes import TEXT, DType
+from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.tensor.slices import Extent, Shape
 
 MAX_TEXT_BYTES = 1 << 20
@@ -147,6 +147,12 @@ class OutputEntry(NamedTuple):
     def size_bytes(self) -> int:
         """Bytes of its contents in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def output_entry(entry: TensorEntry) -> OutputEntry:
+    """Return a file's entry as one to be written to another file."""
+    messages = tuple(extent.length for extent in entry.extents) if entry.dtype is MAP_TENSOR else ()
+    return OutputEntry(entry.name, entry.dtype, entry.shape, entry.text, messages)
 
 
 class Content(NamedTuple):

@@ -55,13 +55,10 @@ class _Header:
     data_offset: int
 
 
-def read_index(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> FileIndex:
-    """Index a file from its header alone: tensors in the order of their bytes, then texts.
-
-    The header's offset, 0, and its bytes are added to `heads`.
-    """
+def read_index(file: SourceFile) -> FileIndex:
+    """Index a file from its header alone: tensors in the order of their bytes, then texts."""
     with parsing(file.location) as parse:
-        return _index(file, _read_header(file, parse, heads))
+        return _index(file, _read_header(file, parse))
 
 
 def read_metadata(file: SourceFile) -> Mapping[str, str]:
@@ -165,7 +162,7 @@ def _index(file: SourceFile, header: _Header) -> FileIndex:
         raise CheckpointError(f"{file.location}: {error}") from None
 
 
-def _read_header(file: SourceFile, parse: Parse, heads: list[tuple[int, bytes]] | None = None) -> _Header:
+def _read_header(file: SourceFile, parse: Parse) -> _Header:
     if file.size_bytes == 0:
         raise CheckpointError(f"{file.location}: the file is empty")
     if file.size_bytes < _LENGTH_BYTES:
@@ -185,8 +182,6 @@ def _read_header(file: SourceFile, parse: Parse, heads: list[tuple[int, bytes]] 
         parse.take(length)
         encoded = read_bytes(file, _LENGTH_BYTES, length)
         parse.take(json_bytes(encoded))
-        if heads is not None:
-            heads.append((0, length.to_bytes(_LENGTH_BYTES, "little") + encoded))
         description = _parse_header(encoded)
         metadata = _checked_metadata(description.pop(_METADATA, {}))
     except CheckpointError as error:

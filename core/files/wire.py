@@ -7,7 +7,7 @@ A *key* is a field's number and wire type, as encoded before each field.
 from collections.abc import Iterator
 
 from reshard.core.errors import CheckpointError
-from reshard.core.files.remote_index.lookahead import Lookahead
+from reshard.core.files.lookahead import Lookahead
 from reshard.core.storage.reading import SourceFile, read_bytes
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

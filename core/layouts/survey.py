@@ -8,13 +8,12 @@ indexes and metadata are read.
 """
 
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from reshard.core.errors import CatalogError, StorageError
+from reshard.core.errors import CatalogError
 from reshard.core.files.file_names import CheckpointName, Step, group_prefixes, parse_name, rank_in
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.files.stage_files import group_stage_files
@@ -34,9 +33,9 @@ from reshard.core.layouts.unified.names import (
 )
 from reshard.core.layouts.unified.weight_maps import check_file_names, read_weight_map
 from reshard.core.runtime.frozen import frozen
+from reshard.core.storage.input_errors import storage_errors_as_input
 from reshard.core.storage.links import check_links
-from reshard.core.storage.listing import is_missing, list_folder, looked_into
-from reshard.core.storage.near_names import did_you_mean
+from reshard.core.storage.listing import list_folder, looked_into
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.transfers import at_once
@@ -180,17 +179,6 @@ def survey_dcp(checkpoint: DcpCheckpoint) -> CheckpointSurvey:
         unfinished=_lacks_manifest(checkpoint.location, checkpoint.names),
         dcp=checkpoint,
     )
-
-
-@contextmanager
-def storage_errors_as_input(named: Location | None = None) -> Iterator[None]:
-    """Turn permanent storage errors into CatalogErrors, with a suggestion if the place a user `named` is missing."""
-    try:
-        yield
-    except StorageError as error:
-        if error.transient:
-            raise
-        raise CatalogError(f"{error}{did_you_mean(named) if named and is_missing(error) else ''}") from error
 
 
 @frozen

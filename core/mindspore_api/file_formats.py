@@ -14,8 +14,7 @@ from typing import Any
 from reshard.core.errors import CatalogError, CheckpointError, ReshardError
 from reshard.core.files.any_format import check_crc, read_index
 from reshard.core.files.block_writing import FileKind, write_checkpoint
-from reshard.core.files.model import CheckpointFormat, Content
-from reshard.core.files.remote_index.templates import output_entry
+from reshard.core.files.model import CheckpointFormat, Content, output_entry
 from reshard.core.files.remote_reads import read_in_blocks
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.loading import open_readable

@@ -20,9 +20,10 @@ from reshard.core.layouts.checkpoint2.names import METADATA_NAME
 from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, find_dcp
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
 from reshard.core.layouts.foreign import check_not_foreign, find_foreign
-from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey, storage_errors_as_input, survey
+from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey, survey
 from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.runtime.keys import Key, source_key
+from reshard.core.storage.input_errors import storage_errors_as_input
 from reshard.core.storage.listing import file_info, list_folder
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.reading import SourceFile, read_bytes

@@ -4,8 +4,7 @@ from contextlib import closing
 
 from reshard.core.files.any_format import read_index
 from reshard.core.files.block_writing import write_segments
-from reshard.core.files.model import Content
-from reshard.core.files.remote_index.templates import output_entry
+from reshard.core.files.model import Content, output_entry
 from reshard.core.files.remote_reads import read_in_blocks
 from reshard.core.files.running_crc import is_crc_in_header, running_crc
 from reshard.core.plan.plan import ConversionPlan

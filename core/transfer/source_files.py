@@ -7,9 +7,9 @@ from threading import Lock
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.checkpoint.dense_view import dense
 from reshard.core.errors import CatalogError
+from reshard.core.files.ckpt_writing import expected_heads
 from reshard.core.files.encryption.decrypted_source import decrypted
 from reshard.core.files.model import TensorEntry
-from reshard.core.files.remote_index.templates import expected_heads
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.file_versions import difference_text

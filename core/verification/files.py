@@ -13,7 +13,7 @@ from operator import attrgetter
 from reshard.core.checkpoint.manifest import ShardRecord, record_entries
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import CheckpointError, StorageError
-from reshard.core.files.any_format import KnownIndexes, read_index, stored_crc
+from reshard.core.files.any_format import read_index, stored_crc
 from reshard.core.files.digests import file_digests
 from reshard.core.files.encryption.decrypted_source import DecryptedSource
 from reshard.core.files.encryption.opening import open_checkpoint
@@ -60,12 +60,10 @@ def verify_rank(
     expected: Sequence[OutputEntry] | None = None,
     advance: Callable[[int], None] = lambda _: None,
     starts: Mapping[str, Shape] | None = None,
-    known: KnownIndexes | None = None,
 ) -> RankVerification:
     """Check one rank's file against its record, and against the plan's `expected` entries if given.
 
     With `starts`, where its shards begin in their whole tensors, its contributions to fingerprints are summed too.
-    Indexes that are `known` need not be parsed again.
 
     Raises:
         StorageError: the file cannot be read; a missing file is a problem in the result.
@@ -76,7 +74,7 @@ def verify_rank(
     location = directory.child(*record.file.split("/"))
     try:
         with closing(open_checkpoint(location, target_key())) as file:
-            index = _read_index(file, record, known)
+            index = _read_index(file, record)
             problems = _structure_problems(file, index, record, expected)
             if problems or level.is_below(VerifyLevel.CHECKSUM):
                 found = replace(unread, problems=tuple(problems))
@@ -92,10 +90,10 @@ def verify_rank(
     return replace(found, problems=tuple(prefixed))
 
 
-def _read_index(file: SourceFile, record: ShardRecord, known: KnownIndexes | None) -> FileIndex:
+def _read_index(file: SourceFile, record: ShardRecord) -> FileIndex:
     """Index a file; one of DCP does not name its tensors: that they are those of the record is for their headers."""
     if not file.location.name.endswith(f".{CheckpointFormat.DISTCP}"):
-        return read_index(file, known)
+        return read_index(file)
     from reshard.core.files import distcp
 
     return distcp.read_index(file, record_entries(record))

@@ -13,13 +13,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from reshard.core.errors import InputError
-from reshard.core.files.any_format import read_template
 from reshard.core.files.ckpt import first_name
 from reshard.core.files.model import FileIndex
-from reshard.core.files.remote_index.templates import Template
+from reshard.core.files.remote_index.templates import Template, read_template
 from reshard.core.files.remote_reads import read_coalesced
-from reshard.core.layouts.survey import storage_errors_as_input
 from reshard.core.runtime.frozen import frozen
+from reshard.core.storage.input_errors import storage_errors_as_input
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
 

@@ -12,27 +12,19 @@ from itertools import chain
 from typing import TypeVar
 
 from reshard.core.errors import CatalogError
-from reshard.core.files.ckpt import CRC_MARK, CRC_TRAILER_BYTES
-from reshard.core.files.ckpt_writing import plan_pieces
-from reshard.core.files.model import FileIndex, OutputEntry, TensorEntry
+from reshard.core.files.any_format import format_of, read_index
+from reshard.core.files.ckpt import CRC_MARK, CRC_TRAILER_BYTES, Head
+from reshard.core.files.ckpt_writing import expected_heads
+from reshard.core.files.model import CheckpointFormat, FileIndex
 from reshard.core.runtime.frozen import frozen
-from reshard.core.tensor.dtypes import MAP_TENSOR
+from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.reading import SourceFile
 
 Item = TypeVar("Item")
-Head = tuple[int, bytes]
-"""Its offset and its bytes; contents follow directly."""
 
 _SAMPLES = 3
 """Samples from all over a file, and as many of names with the most numbers."""
 _NUMBER = re.compile(r"\d+")
-
-
-def expected_heads(entry: TensorEntry) -> tuple[Head, ...]:
-    """Return the bytes before each extent of a parameter: name, dtype, shape and the piece's length."""
-    if not entry.extents:
-        return ()
-    heads = [head for head, _ in plan_pieces(output_entry(entry))]
-    return tuple((extent.offset - len(head), head) for extent, head in zip(entry.extents, heads, strict=True))
 
 
 def header_mismatch(rank: int, location: str, name: str, offset: int) -> CatalogError:
@@ -59,13 +51,22 @@ class Template:
     def sampled(self) -> list[tuple[int, int]]:
         """Ranges to read of another file of this size to compare it with this one."""
         trailer = self.index.size_bytes - CRC_TRAILER_BYTES
-        return [*((offset, len(head)) for offset, head in self.samples), (trailer, len(CRC_MARK))]
+        return [*((head.offset, len(head.data)) for head in self.samples), (trailer, len(CRC_MARK))]
 
     def fits(self, found: Sequence[bytes]) -> bool:
         """True if another file may have the same headers, given its bytes at `sampled`."""
         *heads, trailer = found
-        same_heads = all(head == sample for head, (_, sample) in zip(heads, self.samples, strict=True))
+        same_heads = all(data == head.data for data, head in zip(heads, self.samples, strict=True))
         return same_heads and (trailer == CRC_MARK) == self.index.has_crc
+
+
+def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
+    """Index a remote checkpoint file, and return it as a template for other files, if it is suitable."""
+    if isinstance(file, JoinedFile) or format_of(file.location) is not CheckpointFormat.CKPT:
+        return read_index(file), None
+    heads: list[Head] = []
+    index = read_index(file, heads)
+    return index, template_of(index, heads)
 
 
 def template_of(index: FileIndex, heads: Sequence[Head]) -> Template | None:
@@ -107,9 +108,3 @@ def _samples(names: Sequence[str], heads: Sequence[Sequence[Head]]) -> tuple[Hea
 def _spread(items: Sequence[Item]) -> list[Item]:
     """Select some items evenly."""
     return [items[(2 * part + 1) * len(items) // (2 * _SAMPLES)] for part in range(_SAMPLES)]
-
-
-def output_entry(entry: TensorEntry) -> OutputEntry:
-    """Return a file's entry as one to be written to another file."""
-    messages = tuple(extent.length for extent in entry.extents) if entry.dtype is MAP_TENSOR else ()
-    return OutputEntry(entry.name, entry.dtype, entry.shape, entry.text, messages)

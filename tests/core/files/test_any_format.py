@@ -1,15 +1,11 @@
-import time
-import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
 from reshard.core.errors import CheckpointError
-from reshard.core.files import any_format, ckpt
+from reshard.core.files import any_format
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat, FileIndex, OutputEntry
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
@@ -95,101 +91,6 @@ def test_a_name_given_twice(format: CheckpointFormat) -> None:
     entry = OutputEntry("w", INT4, (1,))
     with pytest.raises(CheckpointError, match="parameter 'w' is given twice"):
         any_format.plan_file(format, [entry, OutputEntry("v", INT4, (1,)), entry])
-
-
-def ckpt_file(*names: str, dims: tuple[int, ...] = (2, 2), content: bytes = bytes(16)) -> bytes:
-    return checkpoint_bytes(*((name, "Float32", dims, content) for name in names))
-
-
-def safetensors_file(*names: str, shape: tuple[int, ...] = (2, 2), value: float = 0) -> bytes:
-    return save({name: np.full(shape, value, np.float32) for name in names})
-
-
-TEXT_FILE = checkpoint_bytes(("w", "Float32", (1,), bytes(4)), ("note", "str", (0,), "one".encode("utf-32-le")))
-WITH_CRC = ckpt_file("w", "v")
-WITH_CRC += b"crc_num" + zlib.crc32(WITH_CRC).to_bytes(10)
-
-
-@pytest.mark.parametrize(
-    ("name", "first", "second", "is_known"),
-    [
-        ("a.ckpt", ckpt_file("w", "v"), ckpt_file("w", "v", content=b"\xff" * 16), True),
-        ("a.ckpt", ckpt_file("w", "v"), ckpt_file("w", "x"), False),
-        ("a.ckpt", ckpt_file("w", "v"), ckpt_file("w", "v", dims=(4, 1)), False),
-        ("a.ckpt", ckpt_file("w", "v"), ckpt_file("v", "w"), False),
-        ("a.ckpt", ckpt_file("w", "v"), ckpt_file("w", "v", "x"), False),
-        ("a.ckpt", WITH_CRC, WITH_CRC[:-1] + b"\0", True),
-        ("a.ckpt", ckpt_file("w", "v"), ckpt_file("w", content=b"\xff" * 16, dims=(4,)), False),
-        ("a.ckpt", TEXT_FILE, TEXT_FILE, False),  # texts may differ on every rank
-        ("a.ckpt", ckpt_file("w", "v", "w"), ckpt_file("w", "v", "w"), False),  # the later w counts
-        ("a.safetensors", safetensors_file("w", "v"), safetensors_file("w", "v", value=1), True),
-        ("a.safetensors", safetensors_file("w", "v"), safetensors_file("w", "x"), False),
-        ("a.safetensors", safetensors_file("w", "v"), safetensors_file("w", "v", shape=(4, 1)), False),
-    ],
-)
-def test_a_known_index_is_that_of_a_file_with_the_same_headers(
-    name: str, first: bytes, second: bytes, is_known: bool
-) -> None:
-    known = any_format.KnownIndexes()
-    index = any_format.read_index(MemoryFile(first, name), known)
-    other = MemoryFile(second, name)
-    found = any_format.read_index(other, known)
-    assert found == any_format.read_index(other)
-    assert (found is index) == is_known
-
-
-def test_contents_that_end_like_a_crc_are_no_known_index() -> None:
-    """The last bytes of a file with a CRC follow the contents; without one they belong to them."""
-    plain = ckpt_file("w", content=b"\xff" * 24, dims=(6,))
-    known = any_format.KnownIndexes()
-    any_format.read_index(MemoryFile(plain, "a.ckpt"), known)
-    with pytest.raises(CheckpointError, match="truncated or damaged"):
-        any_format.read_index(MemoryFile(plain[:-17] + b"crc_num" + bytes(10), "a.ckpt"), known)
-
-
-def test_the_format_is_part_of_a_known_index() -> None:
-    known = any_format.KnownIndexes()
-    data = ckpt_file("w", "v")
-    any_format.read_index(MemoryFile(data, "a.ckpt"), known)
-    with pytest.raises(CheckpointError, match="looks like a .ckpt file"):
-        any_format.read_index(MemoryFile(data, "a.safetensors"), known)
-
-
-@pytest.mark.parametrize("content_bytes", [16, 40_000])
-def test_a_known_index_is_compared_at_every_header(content_bytes: int) -> None:
-    names = [f"w{number}" for number in range(200)]
-    data = ckpt_file(*names, dims=(content_bytes // 4,), content=bytes(content_bytes))
-    known = any_format.KnownIndexes()
-    index = any_format.read_index(MemoryFile(data, "a.ckpt"), known)
-    assert known.find(MemoryFile(data.replace(bytes(16), b"\xff" * 16), "a.ckpt")) is index
-    for name in names[::33]:
-        changed = data.replace(name.encode(), name.upper().encode(), 1)
-        assert known.find(MemoryFile(changed, "a.ckpt")) is None
-
-
-def test_threads_that_begin_together_parse_the_first_index_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each parsed the same headers, one after the other: of 20,000 parameters for 0.07 s."""
-    parsed = []
-    read_index = ckpt.read_index
-
-    def slow(*arguments: Any) -> FileIndex:
-        parsed.append(arguments)
-        time.sleep(0.1)
-        return read_index(*arguments)
-
-    monkeypatch.setattr(ckpt, "read_index", slow)
-    known, data = any_format.KnownIndexes(), ckpt_file("w", "v")
-    with ThreadPoolExecutor(4) as pool:
-        indexes = list(pool.map(lambda _: any_format.read_index(MemoryFile(data, "a.ckpt"), known), range(4)))
-    assert len(parsed) == 1
-    assert len(set(map(id, indexes))) == 1
-
-
-def test_a_damaged_first_file_keeps_no_thread_waiting() -> None:
-    known, data = any_format.KnownIndexes(), ckpt_file("w", "v")
-    with pytest.raises(CheckpointError):
-        any_format.read_index(MemoryFile(data[:-1], "a.ckpt"), known)
-    assert list(any_format.read_index(MemoryFile(data, "a.ckpt"), known).entries) == ["w", "v"]
 
 
 def torch_archive(top: str, data: bytes = b"\x80\x02}q\x00.") -> bytes:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.files.any_format import read_index
+from reshard.core.files.ckpt_writing import expected_heads
 from reshard.core.files.model import FileIndex, OutputEntry
 from reshard.core.files.remote_index.indexing import Answer, Indexed, Item, Workers, read_indexes
-from reshard.core.files.remote_index.templates import expected_heads
 from reshard.core.runtime.retry import count_retry, counting_retries
 from reshard.core.storage.reading import SourceFile
 from reshard.core.tensor.dtypes import TEXT, dtype_from_name

@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from reshard.core.errors import CatalogError
 from reshard.core.files import ckpt, ckpt_writing
-from reshard.core.files.any_format import read_template
+from reshard.core.files.ckpt_writing import expected_heads
 from reshard.core.files.model import OutputEntry, text_entry
-from reshard.core.files.remote_index.templates import Template, expected_heads, header_mismatch
+from reshard.core.files.remote_index.templates import Template, header_mismatch, read_template
 from reshard.core.tensor.dtypes import INT4, MAP_TENSOR, dtype_from_name
 from tests.support.ckpt_writer import blob, checkpoint_bytes, number, varint
 from tests.support.remote_file import RemoteFile, planned_parts, sparse_file

@@ -8,8 +8,8 @@ predictions hold. The walk parses the bytes that it finds, where it finds them: 
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from reshard.core.files.remote_index.repetition import Repetition
 from reshard.core.files.remote_reads import START_BYTES, read_split
+from reshard.core.files.repetition import Repetition
 from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES

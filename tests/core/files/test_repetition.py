@@ -1,6 +1,6 @@
 import pytest
 
-from reshard.core.files.remote_index.repetition import Repetition
+from reshard.core.files.repetition import Repetition
 
 
 def entries(*lengths: int, head_bytes: int = 10) -> Repetition:
