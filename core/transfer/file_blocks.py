@@ -6,27 +6,19 @@ box that is contiguous in a target shard.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from operator import attrgetter
+from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.core.files.any_format import plan_file
-from reshard.core.files.model import MINDSPORE, PYTORCH, CheckpointFormat, Content, FilePlan, OutputEntry
+from reshard.core.files.model import MINDSPORE, PYTORCH, Content, FilePlan, OutputEntry
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.plan.model import ParameterPlan, RankPlan
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.named_tuples import named_tuples
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.segments import reorders
-from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
+from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
 
 _OPAQUE = frozenset((TEXT, MAP_TENSOR))
-# by attrgetter: a file may have thousands of parameters
-_NAME, _DTYPE, _BOX, _APPENDED = map(attrgetter, ("name", "dtype", "box", "appended"))
-
-_SMALL_BYTES = 64 * 2**10
-"""Of a parameter, on average: dividing a file of larger ones into blocks takes little beside their bytes."""
-_MOST_SHARED_BYTES = _SMALL_BYTES * 2**16
 
 
 class Chunk(NamedTuple):
@@ -49,17 +41,22 @@ class Block:
     literals: list[tuple[int, bytes]] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
 
+    def add_literal(self, literal: bytes) -> None:
+        """Append literal bytes."""
+        self.literals.append((self.size_bytes, literal))
+        self.size_bytes += len(literal)
+
+    def add_chunk(self, entry: OutputEntry, box: TensorSlice, size_bytes: int) -> None:
+        """Append a chunk of an entry."""
+        if entry.literal:
+            self.literals.append((self.size_bytes, entry.literal))
+        self.chunks.append(Chunk(entry.name, box, self.size_bytes, size_bytes))
+        self.size_bytes += size_bytes
+
 
 def expected_entries(plan: ConversionPlan, rank_plan: RankPlan) -> tuple[OutputEntry, ...]:
     """Return the entries that a target rank's file must hold."""
-    parameters = rank_plan.parameters
-    boxes, dtypes = list(map(_BOX, parameters)), list(map(_DTYPE, parameters))
-    # parameters of one shape in one layout class have the very same box
-    shape_of = {number: box.shape for number, box in dict(zip(map(id, boxes), boxes, strict=True)).items()}
-    shapes = map(shape_of.__getitem__, map(id, boxes))
-    if any(map(_APPENDED, parameters)) or not _OPAQUE.isdisjoint(dtypes):
-        return tuple(map(partial(_output_entry, plan), parameters, shapes))
-    return tuple(named_tuples(OutputEntry, name=map(_NAME, parameters), dtype=dtypes, shape=shapes))
+    return tuple([_output_entry(plan, parameter) for parameter in rank_plan.parameters])
 
 
 def planned_file(plan: ConversionPlan, entries: tuple[OutputEntry, ...]) -> FilePlan:
@@ -73,21 +70,7 @@ def planned_file(plan: ConversionPlan, entries: tuple[OutputEntry, ...]) -> File
     framework = PYTORCH if unified and unified.naming == UnifiedNaming.HUGGINGFACE else MINDSPORE
     # nor does a Checkpoint 2.0 say in its files that redundancy was removed
     removed = None if inputs.counts_files else inputs.replicas > 0
-    return _planned_file(inputs.format, entries, removed, inputs.write_crc, framework)
-
-
-# the ranks of a stage hold the same parameters in the same shapes: their files differ in contents only
-@lru_cache(maxsize=4)
-def _planned_file(
-    file_format: CheckpointFormat,
-    entries: tuple[OutputEntry, ...],
-    redundancy_removed: bool | None,
-    with_crc: bool,
-    framework: str,
-) -> FilePlan:
-    return plan_file(
-        file_format, entries, redundancy_removed=redundancy_removed, with_crc=with_crc, framework=framework
-    )
+    return plan_file(inputs.format, entries, redundancy_removed=removed, with_crc=inputs.write_crc, framework=framework)
 
 
 def transposed_parameters(parameters: Iterable[ParameterPlan]) -> frozenset[str]:
@@ -105,62 +88,36 @@ def file_blocks(
 ) -> Iterator[Block]:
     """Divide a file into blocks of at most `block_bytes`, in order; chunks of `wide` parameters may have `wide_bytes`.
 
-    A wide chunk longer than `block_bytes` is a block of its own. Files that are planned alike may share their blocks.
+    A wide chunk longer than `block_bytes` is a block of its own.
     """
-    if not wide and file_plan.size_bytes <= _SMALL_BYTES * len(entries) <= _MOST_SHARED_BYTES:
-        return iter(_shared_blocks(file_plan, entries, block_bytes))
-    return _file_blocks(file_plan, entries, block_bytes, wide, wide_bytes)
-
-
-# of one file, for the other ranks of its stage: some 300 bytes for each parameter
-@lru_cache(maxsize=1)
-def _shared_blocks(file_plan: FilePlan, entries: tuple[OutputEntry, ...], block_bytes: int) -> tuple[Block, ...]:
-    return tuple(_file_blocks(file_plan, entries, block_bytes, frozenset(), 0))
-
-
-def _file_blocks(
-    file_plan: FilePlan, entries: Iterable[OutputEntry], block_bytes: int, wide: frozenset[str], wide_bytes: int
-) -> Iterator[Block]:
     by_name = {entry.name: entry for entry in entries}
-    # parameters of one shape, in thousands, have the very same box: by id, for hashes of boxes are computed in Python
-    wholes: dict[tuple[int, int], tuple[TensorSlice, int]] = {}
     block = Block()
     for segment in file_plan.segments:
         if isinstance(segment, bytes):
-            if block.size_bytes + len(segment) <= block_bytes:
-                block.literals.append((block.size_bytes, segment))
-                block.size_bytes += len(segment)
-                continue
-            for start in range(0, len(segment), block_bytes):
-                literal = segment[start : start + block_bytes]
+            for literal in _literals(segment, block_bytes - block.size_bytes, block_bytes):
                 if block.size_bytes + len(literal) > block_bytes:
                     yield block
                     block = Block()
-                block.literals.append((block.size_bytes, literal))
-                block.size_bytes += len(literal)
+                block.add_literal(literal)
             continue
-        name, start, stop = segment
-        entry = by_name[name]
-        kind = id(entry.shape), id(entry.dtype)
-        known = wholes.get(kind)
-        if known is None:
-            known = wholes[kind] = _whole(entry.shape), entry.size_bytes
-        max_bytes = max(block_bytes, wide_bytes) if name in wide else block_bytes
-        boxes: Iterable[tuple[TensorSlice, int]] = (known,)
-        if not stop - start == known[1] <= max_bytes:
-            boxes = _chunk_boxes(entry, segment, max_bytes)
-        for box, size_bytes in boxes:
+        entry = by_name[segment.name]
+        max_bytes = max(block_bytes, wide_bytes) if segment.name in wide else block_bytes
+        for box, size_bytes in _chunk_boxes(entry, segment, max_bytes):
             if block.size_bytes and block.size_bytes + size_bytes > block_bytes:
                 yield block
                 block = Block()
-            if entry.literal:
-                block.literals.append((block.size_bytes, entry.literal))
-            block.chunks.append(Chunk(name, box, block.size_bytes, size_bytes))
-            block.size_bytes += size_bytes
+            block.add_chunk(entry, box, size_bytes)
     yield block
 
 
-def _output_entry(plan: ConversionPlan, parameter: ParameterPlan, shape: Shape) -> OutputEntry:
+def _literals(segment: bytes, room_bytes: int, block_bytes: int) -> Iterable[bytes]:
+    """Literal bytes, in pieces for blocks of their own unless there is room for all of them."""
+    if len(segment) <= room_bytes:
+        return (segment,)
+    return (segment[start : start + block_bytes] for start in range(0, len(segment), block_bytes))
+
+
+def _output_entry(plan: ConversionPlan, parameter: ParameterPlan) -> OutputEntry:
     text = None
     piece_bytes: tuple[int, ...] = ()
     if parameter.reads and parameter.dtype in _OPAQUE:
@@ -172,15 +129,19 @@ def _output_entry(plan: ConversionPlan, parameter: ParameterPlan, shape: Shape) 
     literal = b""
     if parameter.appended:
         text, literal = parameter.appended.text, parameter.appended.content
-    return OutputEntry(parameter.name, parameter.dtype, shape, text, piece_bytes, literal)
+    return OutputEntry(parameter.name, parameter.dtype, parameter.box.shape, text, piece_bytes, literal)
 
 
-def _chunk_boxes(entry: OutputEntry, content: Content, block_bytes: int) -> Iterable[tuple[TensorSlice, int]]:
-    """The boxes of the chunks of a content that is not a whole parameter in one, each with its bytes."""
+def _chunk_boxes(entry: OutputEntry, content: Content, max_bytes: int) -> Iterable[tuple[TensorSlice, int]]:
+    """The boxes of a content's chunks, each with its bytes."""
+    size_bytes = content.stop - content.start
+    if size_bytes == entry.size_bytes <= max_bytes:
+        return ((_whole(entry.shape), size_bytes),)
     itemsize = entry.dtype.itemsize
     start, stop = content.start // itemsize, content.stop // itemsize
-    boxes = contiguous_boxes(entry.shape, start, stop, block_bytes // itemsize)
+    boxes = contiguous_boxes(entry.shape, start, stop, max_bytes // itemsize)
     return ((box, box.size * itemsize) for box in boxes)
 
 
+# parameters of one shape, in thousands, have the same box
 _whole = lru_cache(maxsize=1024)(TensorSlice.whole)

@@ -19,6 +19,7 @@ import numpy as np
 
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.runtime.budget import MAX_PREFETCH_THREADS, GroupBuffers
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.idle_workers import current_idle_workers
 from reshard.core.transfer.fetches import RankBlock
 from reshard.core.transfer.file_blocks import Block
@@ -45,8 +46,19 @@ _LITERAL_BYTES = 64 * 2**10
 _MOST_STEPS_PER_THREAD = 2
 Step = Sequence[Block | None]
 """The next block of each rank's file; None where a file has no more blocks."""
-FilledStep = Iterable[tuple[User, RankBlock, list[int]]]
-"""Each rank's file, its filled block, and the block's CRC sums; to be iterated once."""
+
+
+@frozen
+class FilledBlock(Generic[User]):
+    """A filled block of a rank's file, and its CRC sums."""
+
+    user: User
+    block: RankBlock
+    crc_sums: list[int]
+
+
+FilledStep = Iterable[FilledBlock[User]]
+"""The filled blocks of a step; to be iterated once."""
 
 
 class _PrefetchThread(Generic[User]):
@@ -59,9 +71,9 @@ class _PrefetchThread(Generic[User]):
 
     def fill(self, step: Step) -> FilledStep[User]:
         """Fill the blocks of one step with literal bytes and contents; each is digested when it is iterated over."""
-        filled = _with_literals(step, self._users, self._buffers)
-        self._block_reader.fill([block for _, block in filled])
-        return _digested([(user, block, user.crc_sums(block)) for user, block in filled])
+        blocks = _with_literals(step, self._users, self._buffers)
+        self._block_reader.fill([block for _, block in blocks])
+        return _digested(_filled(blocks))
 
     def fill_after(self, before: Future[FilledStep[User]] | None, step: Step) -> FilledStep[User]:
         """Fill and digest the blocks of one step, whose digests go on from those of the step `before`."""
@@ -71,8 +83,49 @@ class _PrefetchThread(Generic[User]):
         return list(filled)
 
 
-_Filling = tuple[Future[FilledStep[User]], _PrefetchThread[User] | None]
-"""A step being filled, and the thread that fills it; None if it took none."""
+@frozen
+class _Filling(Generic[User]):
+    """A step being filled, and the thread that fills it; None if it took none."""
+
+    filled: Future[FilledStep[User]]
+    thread: _PrefetchThread[User] | None
+
+
+class _Queue(Generic[User]):
+    """The steps being filled, in order, and the threads that are free for more."""
+
+    def __init__(self, pool: ThreadPoolExecutor, threads: Iterable[_PrefetchThread[User]]) -> None:
+        self.free = deque(threads)
+        self._pool = pool
+        self._in_flight: deque[_Filling[User]] = deque()
+        self._last: Future[FilledStep[User]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
+    def begin(self, step: Step) -> None:
+        """Let a free thread fill a step."""
+        thread = self.free.popleft()
+        self._last = self._pool.submit(copy_context().run, thread.fill_after, self._last, step)
+        self._in_flight.append(_Filling(self._last, thread))
+
+    def append(self, filled: FilledStep[User]) -> None:
+        """Append a step that took no thread; which has no contents to digest."""
+        future: Future[FilledStep[User]] = Future()
+        future.set_result(filled)
+        self._in_flight.append(_Filling(future, None))
+
+    def oldest(self) -> Iterator[FilledStep[User]]:
+        """Yield the oldest step; then its thread is free."""
+        filling = self._in_flight.popleft()
+        yield filling.filled.result()
+        if filling.thread is not None:
+            self.free.append(filling.thread)
+
+    def all(self) -> Iterator[FilledStep[User]]:
+        """Yield all steps in order."""
+        while self._in_flight:
+            yield from self.oldest()
 
 
 class Prefetcher(Generic[User]):
@@ -112,36 +165,28 @@ class Prefetcher(Generic[User]):
     def filled(self, steps: Iterable[Step]) -> Generator[FilledStep[User], None, None]:
         """Yield the steps in order, filled; a step's buffers are reused once the next step is requested."""
         idle_workers, borrowed = current_idle_workers(), 0
-        in_flight: deque[_Filling[User]] = deque()
-        free = deque(self._threads)
-        last: Future[FilledStep[User]] | None = None
+        most_threads = max(MAX_PREFETCH_THREADS, len(self._threads))
         try:
-            most = max(MAX_PREFETCH_THREADS, len(self._threads))
-            with ThreadPoolExecutor(most, thread_name_prefix="reshard-prefetch") as pool:
+            with ThreadPoolExecutor(most_threads, thread_name_prefix="reshard-prefetch") as pool:
+                queue = _Queue(pool, self._threads)
                 for step in steps:
                     while self._has_room() and idle_workers.borrow():
                         borrowed += 1
-                        free.append(self._joined())
+                        queue.free.append(self._joined())
                     if self._is_wide(step):
-                        while in_flight:
-                            yield from _oldest(in_flight, free)
+                        yield from queue.all()
                         yield self._wide_thread.fill(step)
-                        continue
-                    if len(self._threads) == 1:
+                    elif len(self._threads) == 1:
                         yield self._threads[0].fill(step)
-                        continue
-                    if _is_literal(step):
-                        in_flight.append((self._filled_literals(step), None))
-                        if len(in_flight) > _MOST_STEPS_PER_THREAD * len(self._threads):  # a long header, cut to pieces
-                            yield from _oldest(in_flight, free)
-                        continue
-                    thread = free.popleft()
-                    last = pool.submit(copy_context().run, thread.fill_after, last, step)
-                    in_flight.append((last, thread))
-                    while not free:
-                        yield from _oldest(in_flight, free)
-                while in_flight:
-                    yield from _oldest(in_flight, free)
+                    elif _is_literal(step):
+                        queue.append(self._filled_literals(step))
+                        if len(queue) > _MOST_STEPS_PER_THREAD * len(self._threads):  # a long header, cut to pieces
+                            yield from queue.oldest()
+                    else:
+                        queue.begin(step)
+                        while not queue.free:
+                            yield from queue.oldest()
+                yield from queue.all()
         finally:
             idle_workers.give_back(borrowed)
 
@@ -160,13 +205,10 @@ class Prefetcher(Generic[User]):
     def _thread(self, reader: BlockReader) -> _PrefetchThread[User]:
         return _PrefetchThread(reader, self._users, [np.empty(self._block_bytes, dtype=np.uint8) for _ in self._users])
 
-    def _filled_literals(self, step: Step) -> Future[FilledStep[User]]:
+    def _filled_literals(self, step: Step) -> FilledStep[User]:
         """Fill a step without contents at once: a thread would have its buffers in use until that is written."""
         buffers = [np.empty(block.size_bytes if block else 0, dtype=np.uint8) for block in step]
-        filled = _with_literals(step, self._users, buffers)
-        future: Future[FilledStep[User]] = Future()
-        future.set_result([(user, block, user.crc_sums(block)) for user, block in filled])
-        return future
+        return _filled(_with_literals(step, self._users, buffers))
 
     def _is_wide(self, step: Step) -> bool:
         return any(block is not None and block.size_bytes > self._block_bytes for block in step)
@@ -184,22 +226,18 @@ def _with_literals(step: Step, users: Sequence[User], buffers: Sequence[np.ndarr
     return found
 
 
+def _filled(blocks: Iterable[tuple[User, RankBlock]]) -> list[FilledBlock[User]]:
+    return [FilledBlock(user, block, user.crc_sums(block)) for user, block in blocks]
+
+
 def _digested(filled: FilledStep[User]) -> FilledStep[User]:
     """Digest each block just before it is used: of many short ones, each is in the processor's cache then."""
-    for user, block, sums in filled:
-        user.digest(block)
-        yield user, block, sums
+    for each in filled:
+        each.user.digest(each.block)
+        yield each
 
 
 def _is_literal(step: Step) -> bool:
     """True if a step has headers only, and is small."""
     blocks = [block for block in step if block is not None]
     return not any(block.chunks for block in blocks) and sum(block.size_bytes for block in blocks) <= _LITERAL_BYTES
-
-
-def _oldest(in_flight: deque[_Filling[User]], free: deque[_PrefetchThread[User]]) -> Iterator[FilledStep[User]]:
-    """Yield the oldest step in flight; then its thread is free."""
-    future, thread = in_flight.popleft()
-    yield future.result()
-    if thread is not None:
-        free.append(thread)

@@ -6,6 +6,7 @@ rows of their own have no reads in common.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from reshard.core.plan.layout_classes import LayoutClass, TargetStage
 from reshard.core.plan.model import ParameterPlan
@@ -53,8 +54,8 @@ def _classes_with_gaps(plan: ConversionPlan, stage: TargetStage, ranks: Sequence
     def cost(_: LayoutClass, parameters: Sequence[ParameterPlan]) -> int:
         return _gap_cost_bytes(plan, parameters, GAP_WORTH_READING_BYTES)
 
-    costs, needed = _costs(stage, ranks[0], cost)
-    return _costliest(costs) if sum(cost for cost, _ in costs) >= _MIN_GAP_COST * needed else []
+    costs, needed_bytes = _costs(stage, ranks[0], cost)
+    return _costliest(costs) if sum(each.extra_bytes for each in costs) >= _MIN_GAP_COST * needed_bytes else []
 
 
 def _classes_read_again(plan: ConversionPlan, stage: TargetStage, ranks: Sequence[int]) -> list[LayoutClass]:
@@ -66,41 +67,49 @@ def _classes_read_again(plan: ConversionPlan, stage: TargetStage, ranks: Sequenc
         read_again = sum(parameter.size_bytes * (readers - len(cells)) // len(ranks) for parameter in parameters)
         return _gap_cost_bytes(plan, parameters, REMOTE_GAP_WORTH_READING_BYTES) + read_again
 
-    costs, needed = _costs(stage, ranks[0], cost)
-    return _costliest(costs) if sum(cost for cost, _ in costs) > _MIN_REMOTE_COST * needed else []
+    costs, needed_bytes = _costs(stage, ranks[0], cost)
+    return _costliest(costs) if sum(each.extra_bytes for each in costs) > _MIN_REMOTE_COST * needed_bytes else []
+
+
+class _Cost(NamedTuple):
+    """Extra bytes that a rank alone reads for a layout class."""
+
+    extra_bytes: int
+    layout_class: LayoutClass
 
 
 def _costs(
     stage: TargetStage, rank: int, cost: Callable[[LayoutClass, Sequence[ParameterPlan]], int]
-) -> tuple[list[tuple[int, LayoutClass]], int]:
-    """Extra bytes that a rank alone reads for each layout class, and the bytes that it needs.
+) -> tuple[list[_Cost], int]:
+    """What a rank alone costs for each layout class, and the bytes that it needs.
 
     One rank represents its whole stage: shards are even, or nearly so, hence ranks differ in where they read, not in
     how much.
     """
-    costs, needed = [], 0
+    costs, needed_bytes = [], 0
     for layout_class in stage.classes:
         parameters = list(layout_class.plans(rank - stage.ranks.start))
-        needed += int(layout_class.shard_bytes[rank - stage.ranks.start])
-        costs.append((cost(layout_class, parameters), layout_class))
-    return costs, needed
+        needed_bytes += int(layout_class.shard_bytes[rank - stage.ranks.start])
+        costs.append(_Cost(cost(layout_class, parameters), layout_class))
+    return costs, needed_bytes
 
 
 def _gap_cost_bytes(plan: ConversionPlan, parameters: Sequence[ParameterPlan], gap_bytes: int) -> int:
     """Bytes that shards of a layout class cost beyond their own because they take parts of the sources' rows."""
-    # those of one shape have the very same reads: the gaps are as wide if the elements are
+    # those of one shape have the same reads: the gaps are as wide if the elements are
     costs: dict[object, int] = {}
     total = 0
     for parameter in parameters:
-        kind = id(parameter.reads), tuple([source.dtype for source in parameter.sources])
+        kind = parameter.reads, tuple(source.dtype for source in parameter.sources)
         if kind not in costs:
             costs[kind] = gap_cost_bytes(plan, parameter, gap_bytes)
         total += costs[kind]
     return total
 
 
-def _costliest(costs: Sequence[tuple[int, LayoutClass]]) -> list[LayoutClass]:
-    return [layout_class for cost, layout_class in sorted(costs, key=lambda item: -item[0]) if cost]
+def _costliest(costs: Sequence[_Cost]) -> list[LayoutClass]:
+    by_cost = sorted(costs, key=lambda each: -each.extra_bytes)
+    return [each.layout_class for each in by_cost if each.extra_bytes]
 
 
 def _neighbors_together(ranks: Sequence[int], stage: TargetStage, classes: Sequence[LayoutClass]) -> list[int]:

@@ -7,7 +7,7 @@ It may contain gaps of unwanted bytes: reading through a narrow gap costs less t
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from reshard.core.errors import ConversionError
 from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale
@@ -32,10 +32,10 @@ def gap_cost_bytes(plan: ConversionPlan, parameter: ParameterPlan, gap_bytes: in
     gaps of stepped boxes do not count: other parameters want their bytes, not other ranks.
     """
     return sum(
-        count * min(between_bytes, gap_bytes)
+        gap.count * min(gap.size_bytes, gap_bytes)
         for read in parameter.reads
-        for count, between_bytes, is_step in _gaps(read.source_box, source_shard(plan, parameter, read))
-        if not is_step
+        for gap in _gaps(read.source_box, source_shard(plan, parameter, read))
+        if not gap.is_step
     )
 
 
@@ -153,11 +153,26 @@ def _read_range(part: Piece, read: ReadItem, shard: SourceShard, chunk_box: Tens
     is_contiguous = contiguous_axis(part.box, shard.shape) == 0 and contiguous_axis(place, chunk_box.shape) == 0
     if is_contiguous and not transposed:
         target_offset = bounding_extent(place, chunk_box.shape, dtype.itemsize).offset
-        return ReadRange(read.source_rank, read.source, extent.offset, extent.length, cast, target_offset, (), None)
-    strides = _strides_along(part.axes, part.box, shard.strides)
+        return ReadRange(
+            read.source_rank,
+            read.source,
+            extent.offset,
+            extent.length,
+            dtype=cast,
+            target_offset=target_offset,
+            index=(),
+            strides=None,
+        )
     return ReadRange(
-        *(read.source_rank, read.source, extent.offset, extent.length, cast, 0),
-        *(place.as_index(), strides, transposed),
+        read.source_rank,
+        read.source,
+        extent.offset,
+        extent.length,
+        dtype=cast,
+        target_offset=0,
+        index=place.as_index(),
+        strides=_strides_along(part.axes, part.box, shard.strides),
+        transposed=transposed,
     )
 
 
@@ -166,12 +181,18 @@ def _scaled_read_range(
 ) -> ReadRange:
     box = part.box.bounds
     start = tuple(low + offset for low, offset in zip(box.start, scale.shard_start, strict=True))
-    strides = _strides_along(part.axes, part.box, SourceShard(box.shape, SCALED).strides)
     extent = bounding_extent(box, shard.shape, shard.dtype.itemsize)
-    scaled = ScaledBox(scale.scale, start, box.shape, shard.strides)
     return ReadRange(
-        *(read.source_rank, read.source, extent.offset, extent.length, SCALED, 0, place.as_index(), strides),
-        *(reorders(read.axes), scaled),
+        read.source_rank,
+        read.source,
+        extent.offset,
+        extent.length,
+        dtype=SCALED,
+        target_offset=0,
+        index=place.as_index(),
+        strides=_strides_along(part.axes, part.box, SourceShard(box.shape, SCALED).strides),
+        transposed=reorders(read.axes),
+        scaled=ScaledBox(scale.scale, start, box.shape, shard.strides),
     )
 
 
@@ -184,7 +205,7 @@ def _parts_worth_a_read(piece: Piece, shard: SourceShard, limits: ReadLimits) ->
     """Split a piece of a source shard into parts that are each worth one read."""
     box = piece.box
     too_long = bounding_extent(box, shard.shape, shard.dtype.itemsize).length > limits.range_bytes
-    if not too_long and not any(gap > limits.gap_bytes for _, gap, _ in _gaps(box, shard)):
+    if not too_long and not any(gap.size_bytes > limits.gap_bytes for gap in _gaps(box, shard)):
         yield piece
         return
     axis = next(axis for axis, length in enumerate(box.shape) if length > 1)
@@ -198,8 +219,16 @@ def _parts_worth_a_read(piece: Piece, shard: SourceShard, limits: ReadLimits) ->
             yield from _parts_worth_a_read(part, shard, limits)
 
 
-def _gaps(box: TensorSlice, shard: SourceShard) -> Iterator[tuple[int, int, bool]]:
-    """Gaps inside a box of a source shard, axis by axis from the last: count, size in bytes, and if it is for steps."""
+class _Gaps(NamedTuple):
+    """Equal gaps between the wanted runs of a box, along one axis; `is_step`: the box is stepped there."""
+
+    count: int
+    size_bytes: int
+    is_step: bool
+
+
+def _gaps(box: TensorSlice, shard: SourceShard) -> Iterator[_Gaps]:
+    """Yield the gaps inside a box of a source shard, axis by axis from the last."""
     shape, distances = box.shape, box.distances
     strides = row_major_strides(shard.shape)
     inner_elements = 1
@@ -207,5 +236,5 @@ def _gaps(box: TensorSlice, shard: SourceShard) -> Iterator[tuple[int, int, bool
         length, between = shape[axis], strides[axis] * distances[axis]
         if length > 1 and between > inner_elements:
             gap_bytes = (between - inner_elements) * shard.dtype.itemsize
-            yield math.prod(shape[:axis]) * (length - 1), gap_bytes, distances[axis] > 1
+            yield _Gaps(math.prod(shape[:axis]) * (length - 1), gap_bytes, is_step=distances[axis] > 1)
         inner_elements += (length - 1) * between

@@ -8,7 +8,7 @@ read straight into its block. From a remote storage the reads of a step are requ
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from reshard.core.storage.reading import read_parts
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
 from reshard.core.storage.transfers import submitted
 from reshard.core.tensor.slices import Extent
-from reshard.core.transfer.fetches import FactorsOf, Fetch, FetchPlanner, FetchRun, RankBlock
+from reshard.core.transfer.fetches import FactorsOf, Fetch, FetchPlanner, RankBlock
 from reshard.core.transfer.read_ranges import ReadLimits
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles
 
@@ -67,7 +67,7 @@ class LocalBlockReader:
         self.read_bytes = 0
 
     def fill(self, blocks: Sequence[RankBlock]) -> None:  # noqa: D102
-        by_source: dict[int, list[Fetch | FetchRun]] = {}
+        by_source: dict[int, list[Fetch]] = {}
         in_place: dict[tuple[int, tuple[Extent, ...]], memoryview] = {}
         for fetch in self._planner.fetches(blocks):
             if not _is_read_alone(fetch):
@@ -87,7 +87,7 @@ class LocalBlockReader:
             for group in coalesced(fetches, gap_bytes=GAP_WORTH_READING_BYTES, max_bytes=len(self._scratch)):
                 self._read_together(source_rank, group)
 
-    def _read_alone(self, fetch: Fetch | FetchRun) -> None:
+    def _read_alone(self, fetch: Fetch) -> None:
         """Read a range, straight into the block if it is verbatim."""
         destination = fetch.destination
         run = self._scratch[: fetch.length] if destination is None else destination
@@ -100,7 +100,7 @@ class LocalBlockReader:
         if destination is None:
             fetch.deliver(run)
 
-    def _read_together(self, source_rank: int, group: Sequence[Fetch | FetchRun]) -> None:
+    def _read_together(self, source_rank: int, group: Sequence[Fetch]) -> None:
         if len(group) == 1:
             self._read_alone(group[0])
             return
@@ -113,7 +113,7 @@ class LocalBlockReader:
             fetch.deliver(run[first : first + fetch.length])
 
 
-def _is_read_alone(fetch: Fetch | FetchRun) -> bool:
+def _is_read_alone(fetch: Fetch) -> bool:
     """True if joining a local fetch with others is impossible, or would cost more than it saves."""
     return len(fetch.extents) > 1 or (fetch.length > GAP_WORTH_READING_BYTES and fetch.destination is not None)
 
@@ -147,9 +147,8 @@ class RemoteBlockReader:
         split: list[Fetch] = []
         for fetch in self._planner.fetches(blocks):
             here = wanted.setdefault(fetch.source_rank, [])
-            for name in fetch.source_names:
-                here += self._head_checks(fetch.source_rank, name)
-            if isinstance(fetch, Fetch) and len(fetch.extents) > 1:
+            here += self._head_checks(fetch.source_rank, fetch.source_name)
+            if len(fetch.extents) > 1:
                 split.append(fetch)
             else:
                 here.append(fetch)
@@ -195,10 +194,10 @@ class RemoteBlockReader:
     def _read(self, request: "_Request") -> None:
         source = self._sources.open(request.source_rank)
         parts = _parts(request)
-        if parts is not None and read_parts(source, request.start, [part for _, part in parts]):
-            for item, part in parts:
-                if item is not None and item.destination is None:
-                    item.deliver(part)
+        if parts is not None and read_parts(source, request.start, [part.buffer for part in parts]):
+            for part in parts:
+                if part.item is not None and part.item.destination is None:
+                    part.item.deliver(part.buffer)
             return
         run = np.empty(request.length, np.uint8).data
         source.read_into(request.start, run)
@@ -210,8 +209,8 @@ class RemoteBlockReader:
         record = self._records[source_rank]
         entry = record.index.entries[name]
         return [
-            _HeadCheck(offset, head, source_rank, record.location, name)
-            for offset, head in self._sources.unchecked_heads(record, entry)
+            _HeadCheck(head.offset, head.data, source_rank, record.location, name)
+            for head in self._sources.unchecked_heads(record, entry)
         ]
 
 
@@ -248,29 +247,36 @@ class _HeadCheck:
             raise header_mismatch(self.source_rank, self.file, self.name, self.offset)
 
 
-_Wanted = Fetch | FetchRun | _HeadCheck
+_Wanted = Fetch | _HeadCheck
 """Bytes of a source file to be delivered."""
 
 
-def _parts(request: _Request) -> list[tuple[_Wanted | None, memoryview]] | None:
+class _Part(NamedTuple):
+    """The buffer for the bytes of an item of a request, or of a gap before one."""
+
+    item: _Wanted | None
+    buffer: memoryview
+
+
+def _parts(request: _Request) -> list[_Part] | None:
     """The items of a request, and the gaps between them, each with the buffer for its bytes; None if items overlap.
 
     Verbatim bytes arrive in their blocks: copying them there takes as long as receiving them.
     """
-    parts: list[tuple[_Wanted | None, memoryview]] = []
+    parts: list[_Part] = []
     position = request.start
     for item in request.items:
         if item.offset < position:
             return None
         if item.offset > position:
-            parts.append((None, _new_buffer(item.offset - position)))
-        part = _new_buffer(item.length) if item.destination is None else item.destination
-        if len(part) != item.length:  # all behind it would be shifted
+            parts.append(_Part(None, _new_buffer(item.offset - position)))
+        buffer = _new_buffer(item.length) if item.destination is None else item.destination
+        if len(buffer) != item.length:  # all behind it would be shifted
             raise ConversionError(
-                f"rank {request.source_rank}: {item.length} bytes at {item.offset} have a place of {len(part)}. "
+                f"rank {request.source_rank}: {item.length} bytes at {item.offset} have a place of {len(buffer)}. "
                 "This is a bug in reshard"
             )
-        parts.append((item, part))
+        parts.append(_Part(item, buffer))
         position = item.offset + item.length
     return parts
 

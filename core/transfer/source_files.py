@@ -7,6 +7,7 @@ from threading import Lock
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.checkpoint.dense_view import dense
 from reshard.core.errors import CatalogError
+from reshard.core.files.ckpt import Head
 from reshard.core.files.ckpt_writing import expected_heads
 from reshard.core.files.encryption.decrypted_source import decrypted
 from reshard.core.files.model import TensorEntry
@@ -76,8 +77,8 @@ class RemoteFiles:
         """Open a source rank's file."""
         return self._open[rank]
 
-    def unchecked_heads(self, record: CatalogRecord, entry: TensorEntry) -> Sequence[tuple[int, bytes]]:
-        """Offsets and bytes that must be found before a parameter's contents are trusted.
+    def unchecked_heads(self, record: CatalogRecord, entry: TensorEntry) -> Sequence[Head]:
+        """Bytes that must be found before a parameter's contents are trusted.
 
         Empty if the file's headers were read for the catalog, or if an earlier call returned them.
         """

@@ -1,7 +1,5 @@
 """Blocks of a file: every byte once, in order, within the limit."""
 
-from operator import is_
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,24 +47,3 @@ def test_a_wide_chunk_is_a_block_of_its_own(wide_bytes: int) -> None:
     blocks = file_blocks(plan, ENTRIES, 200, wide=frozenset({"b"}), wide_bytes=wide_bytes)
     sizes = [block.size_bytes for block in blocks if any(chunk.name == "b" for chunk in block.chunks)]
     assert (max(sizes) == 40 * 7 * 4) is bool(wide_bytes)
-
-
-def test_files_of_small_parameters_that_are_planned_alike_share_their_blocks() -> None:
-    plan, again = (plan_file(CheckpointFormat.CKPT, ENTRIES) for _ in range(2))
-    blocks = list(file_blocks(plan, ENTRIES, 200))
-    assert len(blocks) > 1
-    assert all(map(is_, blocks, file_blocks(again, (*ENTRIES,), 200)))
-    assert blocks == list(file_blocks(plan, ENTRIES, 200, wide=frozenset({"another"})))
-    shorter = list(file_blocks(plan, ENTRIES, 100))
-    assert len(shorter) > len(blocks)
-    reshaped = (*ENTRIES[:-1], ENTRIES[-1]._replace(shape=(7, 40)))
-    [[*_, chunk], *_] = [block.chunks for block in file_blocks(plan, reshaped, 4096)]
-    assert chunk.box.shape == (7, 40)
-
-
-def test_blocks_of_a_file_of_large_parameters_are_not_kept() -> None:
-    large = (OutputEntry("large", FLOAT, (64, 1024)),)
-    plan = plan_file(CheckpointFormat.CKPT, large)
-    first, second = (list(file_blocks(plan, large, 2**16)) for _ in range(2))
-    assert first == second
-    assert not any(map(is_, first, second))

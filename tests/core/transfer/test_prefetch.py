@@ -62,7 +62,7 @@ def headers(number: int) -> list[Block | None]:
 
 def beginning(filled: FilledStep[File]) -> np.ndarray:
     """The first file's block."""
-    first, *_ = [block.buffer for _, block, _ in filled]  # the others have to be digested, too
+    first, *_ = [each.block.buffer for each in filled]  # the others have to be digested, too
     return first
 
 
@@ -81,7 +81,7 @@ def test_steps_come_in_order(threads: int, wide: bool) -> None:
         else Prefetcher(readers, [File(), File()], buffers())
     )
     found = [
-        [(block.buffer.tobytes(), sums) for _, block, sums in filled]
+        [(each.block.buffer.tobytes(), each.crc_sums) for each in filled]
         for filled in prefetcher.filled(step(number, size) for number, size in enumerate(sizes))
     ]
     want = [
@@ -102,9 +102,9 @@ def test_blocks_are_digested_in_order(threads: int, wide: bool) -> None:
     prefetcher = Prefetcher(readers, files, buffers(BLOCK_BYTES * 3 if wide else 0), lone)
     written = 0
     for filled in prefetcher.filled(step(number, size) for number, size in enumerate(sizes)):
-        for file, block, _ in filled:
-            if file is files[0]:
-                assert block.buffer[0] == files[0].digested[written] == written
+        for each in filled:
+            if each.user is files[0]:
+                assert each.block.buffer[0] == files[0].digested[written] == written
                 written += 1
     assert files[0].digested == list(range(12))
     assert len(files[1].digested) == 6
@@ -205,6 +205,6 @@ def test_a_long_header_is_not_put_into_memory_as_a_whole() -> None:
     prefetcher = Prefetcher([Reader(), Reader()], [File(), File()], buffers())
     most = 0
     for number, filled in enumerate(prefetcher.filled(steps())):
-        assert [block.buffer.tobytes() for _, block, _ in filled] == [bytes([number] * 2)]
+        assert [each.block.buffer.tobytes() for each in filled] == [bytes([number] * 2)]
         most = max(most, begun - number)
     assert (begun, most) == (100, 5)

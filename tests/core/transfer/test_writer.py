@@ -24,7 +24,7 @@ from reshard.core.runtime.idle_workers import IdleWorkers, lending
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout
-from reshard.core.transfer import fetches, reader
+from reshard.core.transfer import reader
 from reshard.core.transfer.source_files import LocalFiles
 from reshard.core.transfer.writer import transform_ranks
 from tests.support.buffers import BUFFER_SIZES, Buffers
@@ -49,7 +49,6 @@ def test_the_file_holds_the_shards(tmp_path_factory: pytest.TempPathFactory, rem
         patch.setattr(reader, "GAP_WORTH_READING_BYTES", gaps)
         patch.setattr(reader, "REMOTE_GAP_WORTH_READING_BYTES", gaps)
         patch.setattr(reader, "MAX_REQUEST_BYTES", data.draw(BUFFER_SIZES))
-        patch.setattr(fetches, "_FEWEST_ALIKE", data.draw(st.sampled_from([1, 2, 8])))
         check_one(data, tmp_path_factory.mktemp("work"), remote)
 
 

@@ -189,7 +189,7 @@ def _other_fetches(patch: Patch, change: Callable[[list[Any]], list[Any]]) -> No
         for block in blocks:  # what is not read has whatever stood there, which might be right by chance
             for chunk in block.chunks:
                 block.buffer[chunk.position : chunk.position + chunk.size_bytes] = 0
-        return change(fetches_of(self, blocks))
+        return change(list(fetches_of(self, blocks)))
 
     patch.setattr(fetches.FetchPlanner, "fetches", changed)
 
