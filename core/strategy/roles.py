@@ -101,23 +101,41 @@ class Roles:
         return f"different devices cut different parameters: {'; '.join(kinds)}"
 
 
+@frozen
+class _Cut:
+    """A device axis that shards a tensor axis: its neighbors are `low` ranks apart, and it ends after `high` ranks."""
+
+    tensor_axis: int
+    low: int
+    high: int
+
+
+NamedCuts = Sequence[tuple[str, Sequence[_Cut]]]
+"""Parameters and what shards each; nothing if its ranks hold replicas."""
+
+
 def device_roles(layouts: NamedLayouts, device_count: int) -> Roles:
     """Return the roles of the devices of a stage; optimizer shards do not matter."""
-    spans = [(name, _spans(layout)) for name, layout in layouts]
-    borders = sorted({1, device_count} | {border for _, cut in spans for _, low, high in cut for border in (low, high)})
-    unlike = [(low, high) for low, high in pairwise(borders) if high % low]
-    pieces = _common_pieces(cut for _, cut in spans)
-    if unlike:
-        cuts = frozenset((name, axis) for name, cut in spans for axis, _, _ in cut)
-        return Roles((RoleAxis(1, device_count, cuts),), pieces, _conflict(spans, *unlike[0]))
-    cutting: dict[tuple[int, int], set[tuple[str, int]]] = {(low, high): set() for low, high in pairwise(borders)}
-    for name, cut in spans:
-        for axis, low, high in cut:
-            for border, found in cutting.items():
-                if low <= border[0] and border[1] <= high:
-                    found.add((name, axis))
-    axes = [RoleAxis(low, high // low, frozenset(found)) for (low, high), found in reversed(cutting.items())]
-    return Roles(tuple(axes) or (RoleAxis(1, 1, frozenset()),), pieces)
+    named_cuts = [(name, _cuts(layout)) for name, layout in layouts]
+    borders = _borders(named_cuts, device_count)
+    pieces = _common_pieces(cuts for _, cuts in named_cuts)
+    for low, high in pairwise(borders):
+        if high % low:
+            everything = frozenset((name, cut.tensor_axis) for name, cuts in named_cuts for cut in cuts)
+            return Roles((RoleAxis(1, device_count, everything),), pieces, _conflict(named_cuts, low, high))
+    axes = [_axis_between(low, high, named_cuts) for low, high in pairwise(borders)]
+    if not axes:
+        axes = [RoleAxis(1, 1, frozenset())]
+    return Roles(tuple(reversed(axes)), pieces)
+
+
+def _borders(named_cuts: NamedCuts, device_count: int) -> list[int]:
+    """The numbers of ranks at which any sharding axis begins or ends, ascending, from 1 to all devices."""
+    borders = {1, device_count}
+    for _, cuts in named_cuts:
+        for cut in cuts:
+            borders.update((cut.low, cut.high))
+    return sorted(borders)
 
 
 def model_axes_of(layout: ParameterLayout, axis_count: int, roles: Roles) -> list[list[int]]:
@@ -138,45 +156,59 @@ def model_axes_of(layout: ParameterLayout, axis_count: int, roles: Roles) -> lis
 
 def is_cut_by_steps(layout: ParameterLayout) -> bool:
     """True if neighboring ranks hold replicas of a sharded parameter, and its shards are a step apart."""
-    spans = _spans(layout)
-    return (
-        bool(spans) and min(low for _, low, _ in spans) > 1 and max(high for _, _, high in spans) == layout.device_count
-    )
+    cuts = _cuts(layout)
+    if not cuts:
+        return False
+    return min(cut.low for cut in cuts) > 1 and max(cut.high for cut in cuts) == layout.device_count
 
 
-def _common_pieces(cuts: Iterable[Sequence[tuple[int, int, int]]]) -> int:
+def _common_pieces(all_cuts: Iterable[Sequence[_Cut]]) -> int:
     """Number of shards of each sharded parameter, along one tensor axis; 1 if none is sharded, 0 if numbers differ."""
     found: set[int] = set()
-    for cut in cuts:
-        if cut:
-            several = len({axis for axis, _, _ in cut}) > 1
-            found.add(0 if several else math.prod(high // low for _, low, high in cut))
-    return (found or {1}).pop() if len(found) < 2 else 0
+    for cuts in all_cuts:
+        tensor_axes = {cut.tensor_axis for cut in cuts}
+        if len(tensor_axes) == 1:
+            found.add(math.prod(cut.high // cut.low for cut in cuts))
+        elif tensor_axes:
+            return 0
+    if not found:
+        return 1
+    return found.pop() if len(found) == 1 else 0
 
 
-def _spans(layout: ParameterLayout) -> list[tuple[int, int, int]]:
-    """(tensor axis, stride, stride beyond it) of each device axis that shards."""
-    return [
-        (tensor_axis, low, high)
-        for tensor_axis, device_axes in enumerate(layout.map_for(len(layout.tensor_map)))
-        for device_axis in device_axes
-        for low, high in [_span(layout.device_matrix, device_axis)]
-        if high > low
-    ]
+def _cuts(layout: ParameterLayout) -> list[_Cut]:
+    """Each device axis that shards a parameter."""
+    cuts: list[_Cut] = []
+    for tensor_axis, device_axes in enumerate(layout.map_for(len(layout.tensor_map))):
+        for device_axis in device_axes:
+            low, high = _span(layout.device_matrix, device_axis)
+            if high > low:
+                cuts.append(_Cut(tensor_axis, low, high))
+    return cuts
+
+
+def _axis_between(low: int, high: int, named_cuts: NamedCuts) -> RoleAxis:
+    """The axis between two borders: what is sharded across all of it."""
+    sharded = {
+        (name, cut.tensor_axis) for name, cuts in named_cuts for cut in cuts if cut.low <= low and high <= cut.high
+    }
+    return RoleAxis(low, high // low, frozenset(sharded))
 
 
 def _span(matrix: Shape, device_axis: int) -> tuple[int, int]:
+    """The distance between neighbors on a device axis, and the number of ranks that the axis spans."""
     low = math.prod(matrix[len(matrix) - device_axis :])
     return low, low * matrix[-1 - device_axis]
 
 
-def _conflict(spans: Iterable[tuple[str, Sequence[tuple[int, int, int]]]], first: int, second: int) -> str:
-    named: dict[int, str] = {}
-    for name, cut in spans:
-        for _, low, high in cut:
-            named.setdefault(low, name)
-            named.setdefault(high, name)
+def _conflict(named_cuts: NamedCuts, first: int, second: int) -> str:
+    """Why there are no common axes: the parameters whose devices are arranged in groups of these sizes."""
+    first_names: dict[int, str] = {}
+    for name, cuts in named_cuts:
+        for cut in cuts:
+            first_names.setdefault(cut.low, name)
+            first_names.setdefault(cut.high, name)
     return (
-        f"devices are arranged in ways that do not go together: in groups of {first} for {named.get(first)!r}, "
-        f"of {second} for {named.get(second)!r}"
+        f"devices are arranged in ways that do not go together: in groups of {first} for {first_names.get(first)!r}, "
+        f"of {second} for {first_names.get(second)!r}"
     )

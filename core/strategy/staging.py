@@ -7,7 +7,7 @@ guessed.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
@@ -23,6 +23,10 @@ _STATE_WORDS = frozenset(
 _FIRST = re.compile(r"embed|wte\b|wpe\b|\btok_")
 _LAST = re.compile(r"head|norm|ln_f|logits|output")
 _PLACES = ("first", "last", "all")
+
+
+Layer = tuple[str, int]
+"""Text before the number, and the number."""
 
 
 @frozen
@@ -77,53 +81,65 @@ def parse_place(text: str) -> PlaceRule:
     return PlaceRule(pattern, tuple(place.strip() for place in places.split(",")))
 
 
+@frozen
+class _Parameters:
+    """The parameters of a source strategy, in order: the stages, the layer and the owner of each."""
+
+    stage_count: int
+    stages: Mapping[str, tuple[int, ...]]
+    layers: Mapping[str, Layer | None]
+    owners: Mapping[str, str]
+
+    def is_owner(self, name: str) -> bool:
+        """True unless it is the state of another parameter."""
+        return self.owners[name] == name
+
+    def fitting(self, pattern: str) -> list[str]:
+        """The names that a shell-style pattern matches, and the states of those parameters."""
+        return [
+            name for name, owner in self.owners.items() if fnmatchcase(name, pattern) or fnmatchcase(owner, pattern)
+        ]
+
+
+def _parameters(source: Strategy) -> _Parameters:
+    stages: dict[str, list[int]] = {}
+    for stage in source.stages:
+        for name in stage.layouts:
+            stages.setdefault(name, []).append(stage.stage)
+    names = frozenset(stages)
+    owners = {name: owner_of(name, names) for name in stages}
+    return _Parameters(
+        stage_count=len(source.stages),
+        stages={name: tuple(numbers) for name, numbers in stages.items()},
+        layers={name: layer_of_name(owner) for name, owner in owners.items()},
+        owners=owners,
+    )
+
+
 def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequence[PlaceRule]) -> Staging:
     """Assign each parameter of a strategy to stages, of `stage_count`.
 
     `layers` gives each stage its layers, `0-11,12-23`; a plus sign joins several ranges of one stage. If it is empty,
     layers are divided evenly, or stay in their stages if the number of stages does not change.
     """
-    names = list(dict.fromkeys(name for stage in source.stages for name in stage.layouts))
-    known = frozenset(names)
-    sources = {name: [stage.stage for stage in source.stages_with(name)] for name in names}
-    layer_of = {name: layer_of_name(owner_of(name, known)) for name in names}
-    ordered = _ordered_layers(names, layer_of, sources)
-    placed = _placed(names, known, rules, stage_count)
+    parameters = _parameters(source)
+    ordered = _ordered_layers(parameters)
+    placed = _placed(parameters, rules, stage_count)
     notes: list[str] = []
-    if len(source.stages) == stage_count and not layers:
-        stages = {name: tuple(of_name) for name, of_name in sources.items()} | placed
+    if parameters.stage_count == stage_count and not layers:
+        stages = {**parameters.stages, **placed}
     else:
-        stage_of = _stage_of_layers(ordered, stage_count, layers, notes)
-        if stage_count > 1 and not layers and _take_turns(names, layer_of, sources, ordered):
-            notes.append(
-                "the source's stages hold layers in turns, as interleaved pipelines do; here they hold them one after "
-                "another. Give them with --layers as the network does: 0-3+8-11,4-7+12-15"
-            )
-        stages = placed | {
-            name: (stage_of[layer],)
-            for name in names
-            if name not in placed and (layer := layer_of[name]) is not None and len(sources[name]) == 1
-        }
-        stages |= _beside_layers(
-            [name for name in names if name not in stages], known, sources, len(source.stages), stage_count, notes
-        )
-    source_stages = tuple(
-        {name: _source_stage(sources[name], stage, stages[name]) for name in names if stage in stages[name]}
-        for stage in range(stage_count)
-    )
-    empty = [stage for stage, of_stage in enumerate(source_stages) if not of_stage]
+        stages = placed | _stages_of_layers(parameters, ordered, placed, stage_count, layers, notes)
+        unplaced = [name for name in parameters.stages if name not in stages]
+        stages |= _stages_beside_layers(unplaced, parameters, stage_count, notes)
+    sources = tuple(_layout_sources(parameters, stages, stage) for stage in range(stage_count))
+    empty = [str(stage) for stage, names in enumerate(sources) if not names]
     if empty:
-        which = f"stage{'' if len(empty) == 1 else 's'} {listed(list(map(str, empty)))}"
+        which = f"stage{'' if len(empty) == 1 else 's'} {listed(empty)}"
         why = ": --place moves all whose names fit, those of layers, too" if rules else ""
         raise StrategyError(f"{source.origin}: {which} would hold no parameter{why}")
-    texts = tuple(
-        _layers_text({layer for name in of_stage if (layer := layer_of[name])}, ordered) for of_stage in source_stages
-    )
-    return Staging(source_stages, texts, tuple(notes))
-
-
-Layer = tuple[str, int]
-"""Text before the number, and the number."""
+    texts = tuple(_layers_text({parameters.layers[name] for name in names}, ordered) for names in sources)
+    return Staging(sources, texts, tuple(notes))
 
 
 def layer_of_name(name: str) -> Layer | None:
@@ -132,28 +148,45 @@ def layer_of_name(name: str) -> Layer | None:
     return (name[: found.start(1)], int(found[1])) if found else None
 
 
-def _ordered_layers(
-    names: Sequence[str], layer_of: Mapping[str, Layer | None], sources: Mapping[str, Sequence[int]]
-) -> list[Layer]:
+def _ordered_layers(parameters: _Parameters) -> list[Layer]:
     """All layers in order; stacks of layers (an encoder's, a decoder's) by the stage where they begin."""
-    first_stage: dict[str, int] = {}
-    for name in names:
-        layer = layer_of[name]
+    first_stages: dict[str, int] = {}
+    for name, stages in parameters.stages.items():
+        layer = parameters.layers[name]
         if layer is not None:
-            first_stage[layer[0]] = min(sources[name][0], first_stage.get(layer[0], sources[name][0]))
-    stacks = sorted(first_stage, key=first_stage.__getitem__)  # stable sort: otherwise in the file's order
-    return sorted({layer for layer in layer_of.values() if layer}, key=lambda layer: (stacks.index(layer[0]), layer[1]))
+            stack, _ = layer
+            first_stages[stack] = min(stages[0], first_stages.get(stack, stages[0]))
+    stacks = sorted(first_stages, key=first_stages.__getitem__)  # stable sort: otherwise in the file's order
+    layers = {layer for layer in parameters.layers.values() if layer is not None}
+    return sorted(layers, key=lambda layer: (stacks.index(layer[0]), layer[1]))
 
 
-def _take_turns(
-    names: Sequence[str],
-    layer_of: Mapping[str, Layer | None],
-    sources: Mapping[str, Sequence[int]],
+def _stages_of_layers(
+    parameters: _Parameters,
     ordered: Sequence[Layer],
-) -> bool:
+    placed: Mapping[str, tuple[int, ...]],
+    stage_count: int,
+    layers: str,
+    notes: list[str],
+) -> dict[str, tuple[int, ...]]:
+    """Stages of the parameters of layers, but for those placed by rules and those that stages share."""
+    stage_of = _stage_of_layers(ordered, stage_count, layers, notes)
+    if stage_count > 1 and not layers and _take_turns(parameters, ordered):
+        notes.append(
+            "the source's stages hold layers in turns, as interleaved pipelines do; here they hold them one after "
+            "another. Give them with --layers as the network does: 0-3+8-11,4-7+12-15"
+        )
+    stages: dict[str, tuple[int, ...]] = {}
+    for name, layer in parameters.layers.items():
+        if layer is not None and name not in placed and len(parameters.stages[name]) == 1:
+            stages[name] = (stage_of[layer],)
+    return stages
+
+
+def _take_turns(parameters: _Parameters, ordered: Sequence[Layer]) -> bool:
     """True if a later layer is in an earlier stage of the source."""
-    stages = {layer: sources[name][0] for name in names if (layer := layer_of[name]) is not None}
-    return any(stages[one] > stages[other] for one, other in pairwise(ordered))
+    stage_of = {layer: parameters.stages[name][0] for name, layer in parameters.layers.items()}
+    return any(stage_of[earlier] > stage_of[later] for earlier, later in pairwise(ordered))
 
 
 def _stage_of_layers(ordered: Sequence[Layer], stage_count: int, layers: str, notes: list[str]) -> Mapping[Layer, int]:
@@ -210,13 +243,11 @@ def _numbers(part: str, layers: str) -> list[int]:
     return numbers
 
 
-def _placed(
-    names: Sequence[str], known: frozenset[str], rules: Sequence[PlaceRule], stage_count: int
-) -> dict[str, tuple[int, ...]]:
+def _placed(parameters: _Parameters, rules: Sequence[PlaceRule], stage_count: int) -> dict[str, tuple[int, ...]]:
     """Stages by rules; an optimizer state goes with its parameter."""
     placed: dict[str, tuple[int, ...]] = {}
     for rule in rules:
-        fitting = [name for name in names if fits(rule.pattern, name, known)]
+        fitting = parameters.fitting(rule.pattern)
         if not fitting:
             raise StrategyError(f"--place {rule.pattern}: no parameter matches {rule.pattern!r}")
         placed |= dict.fromkeys(fitting, rule.stages(stage_count))
@@ -228,58 +259,83 @@ def fits(pattern: str, name: str, names: frozenset[str]) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(owner_of(name, names), pattern)
 
 
-def _beside_layers(
-    names: Sequence[str],
-    known: frozenset[str],
-    sources: Mapping[str, Sequence[int]],
-    source_count: int,
-    stage_count: int,
-    notes: list[str],
+def _stages_beside_layers(
+    names: Sequence[str], parameters: _Parameters, stage_count: int, notes: list[str]
 ) -> dict[str, tuple[int, ...]]:
     """Stages of parameters that belong to no layer, or are shared by stages."""
-    last = stage_count - 1
-    placed: dict[str, tuple[int, ...]] = {}
-    by_name: list[str] = []
+    if stage_count == 1:
+        return dict.fromkeys(names, (0,))
+    if parameters.stage_count == 1:
+        return _stages_by_name(names, parameters, stage_count, notes)
+    source_count = parameters.stage_count
+    ends = {0: 0, source_count - 1: stage_count - 1}
+    stages: dict[str, tuple[int, ...]] = {}
     in_both: list[str] = []
     unplaced: list[str] = []
     for name in names:
-        where = sources[name]
-        if stage_count == 1:
-            placed[name] = (0,)
-        elif source_count > 1 and set(where) <= {0, source_count - 1}:
-            placed[name] = tuple(sorted({0 if stage == 0 else last for stage in where}))
-            if source_count == len(where) < stage_count and owner_of(name, known) == name:
+        where = parameters.stages[name]
+        if ends.keys() >= set(where):
+            stages[name] = tuple(ends[stage] for stage in where)
+            if len(where) == source_count < stage_count and parameters.is_owner(name):
                 in_both.append(name)
-        elif source_count > 1 and len(where) == source_count:
-            placed[name] = tuple(range(stage_count))
-        elif source_count == 1 and (end := _stage_by_name(owner_of(name, known))):
-            placed[name] = (0,) if end == "first" else (last,)
-            if owner_of(name, known) == name:
-                by_name.append(f"{name} in the {end} stage")
+        elif len(where) == source_count:
+            stages[name] = tuple(range(stage_count))
         else:
             unplaced.append(name)
-    if unplaced:
-        raise StrategyError(
-            f"the stage of {listed(list(map(repr, unplaced)))} is unknown: they belong to no layer, and no "
-            "stage of the source shows it. Use --place PATTERN=first, =last, =first,last or =all"
-        )
+    _refuse_unplaced(unplaced)
     if in_both:
         notes.append(
             f"in both of the source's stages, so taken to be in the first and the last: {listed(in_both)}. If all "
             "stages hold one of these, such as a table of positions, use --place PATTERN=all"
         )
+    return stages
+
+
+def _stages_by_name(
+    names: Sequence[str], parameters: _Parameters, stage_count: int, notes: list[str]
+) -> dict[str, tuple[int, ...]]:
+    """Stages of the same, of a source with one stage: words in their names decide."""
+    stages: dict[str, tuple[int, ...]] = {}
+    by_name: list[str] = []
+    unplaced: list[str] = []
+    for name in names:
+        end = _end_by_name(parameters.owners[name])
+        if not end:
+            unplaced.append(name)
+            continue
+        stages[name] = (0,) if end == "first" else (stage_count - 1,)
+        if parameters.is_owner(name):
+            by_name.append(f"{name} in the {end} stage")
+    _refuse_unplaced(unplaced)
     if by_name:
         notes.append(
             f"placed by their names, since the source has one stage: {listed(by_name)}. If embeddings are tied, or one "
             "of these is elsewhere, use --place PATTERN=first,last"
         )
-    return placed
+    return stages
 
 
-def _stage_by_name(name: str) -> str:
+def _refuse_unplaced(names: Sequence[str]) -> None:
+    if names:
+        raise StrategyError(
+            f"the stage of {listed(list(map(repr, names)))} is unknown: they belong to no layer, and no "
+            "stage of the source shows it. Use --place PATTERN=first, =last, =first,last or =all"
+        )
+
+
+def _end_by_name(name: str) -> str:
     if _FIRST.search(name):
         return "first"
     return "last" if _LAST.search(name) else ""
+
+
+def _layout_sources(parameters: _Parameters, stages: Mapping[str, tuple[int, ...]], stage: int) -> dict[str, int]:
+    """The parameters of a stage, and the source stage that the layout of each is taken from."""
+    return {
+        name: _source_stage(source_stages, stage, stages[name])
+        for name, source_stages in parameters.stages.items()
+        if stage in stages[name]
+    }
 
 
 def _source_stage(sources: Sequence[int], stage: int, stages: Sequence[int]) -> int:
@@ -289,11 +345,12 @@ def _source_stage(sources: Sequence[int], stage: int, stages: Sequence[int]) -> 
     return sources[-1] if stage == stages[-1] and stage > 0 else sources[0]
 
 
-def _layers_text(layers: set[Layer], ordered: Sequence[Layer]) -> str:
-    stacks = list(dict.fromkeys(stack for stack, _ in ordered))
-    texts = []
-    for stack in stacks:
-        numbers = sorted(number for of_stack, number in layers if of_stack == stack)
-        if numbers:
-            texts.append(ranks_text(numbers) if len(stacks) == 1 else f"{stack}{ranks_text(numbers)}")
+def _layers_text(layers: Collection[Layer | None], ordered: Sequence[Layer]) -> str:
+    """Format a stage's layers as `0-11`; with several stacks, each with its name in front."""
+    stacks: dict[str, list[int]] = {}
+    for layer in ordered:
+        numbers = stacks.setdefault(layer[0], [])
+        if layer in layers:
+            numbers.append(layer[1])
+    texts = [f"{stack if len(stacks) > 1 else ''}{ranks_text(numbers)}" for stack, numbers in stacks.items() if numbers]
     return ", ".join(texts)
