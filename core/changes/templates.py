@@ -335,7 +335,9 @@ def _ends_alone(part: str | Placeholder, neighbor: str | Placeholder, *, backwar
         return True
     if not part.texts:
         # at the end of the name, or of what any text leaves, nothing but a text of other characters ends a number
-        border = (neighbor[-1:] if backwards else neighbor[:1]) if isinstance(neighbor, str) else "0"
+        if not isinstance(neighbor, str):
+            return False
+        border = neighbor[-1:] if backwards else neighbor[:1]
         return not border.isdigit()
     ends = [text[::-1] for text in part.texts] if backwards else list(part.texts)
     return not any(one.startswith(other) for one in ends for other in ends if one != other)

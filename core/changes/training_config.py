@@ -84,5 +84,7 @@ def read_training_config(url: str) -> TrainingConfig:
     for name, always in _ALWAYS_IN_PYNATIVE.items() if is_pynative else ():
         if found.get(name, {always: None}).keys() != {always}:
             doubts[name] = f"has {name}, which PyNative mode ignores, as {' and as '.join(found[name])}"
-    generation = "" if is_newer == is_older else NEWER if is_newer else OLDER
+    generation = ""
+    if is_newer != is_older:
+        generation = NEWER if is_newer else OLDER
     return TrainingConfig(url, {name: next(iter(values)) for name, values in found.items()}, doubts, generation)

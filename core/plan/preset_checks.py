@@ -179,8 +179,7 @@ class _Names:
         templates = [template for _, row in self._compiled.rows for template in self._templates(row)]
         further = self._further_layers(count)
         for template in templates:
-            for name in self._index.fitting(template) if _LAYER in template.names else ():
-                number = int((template.fitting(name) or {})[_LAYER])
+            for name, number in self._numbered(template, _LAYER):
                 if number >= count and number not in further and name not in excluded:
                     yield (
                         f"parameter {name!r} is of layer {number}, and config.json counts {count} layers from 0 on "
@@ -191,10 +190,20 @@ class _Names:
         """Layers beyond those counted that have a numbering of their own: those for multi-token prediction."""
         found: set[int] = set()
         for _, row in self._compiled.rows:
-            for template in self._templates(row) if _LAYER not in self._indexes(row) else ():
-                for index in template.names - {"e"}:
-                    found.update(int((template.fitting(name) or {})[index]) for name in self._index.fitting(template))
+            indexes = self._indexes(row)
+            if _LAYER not in indexes:
+                found.update(number for index in indexes for number in self._numbers(row, index))
         return frozenset(count + number for number in found)
+
+    def _numbered(self, template: Template, index: str) -> Iterator[tuple[str, int]]:
+        """The names that a template fits, and the number that each has for an index."""
+        if index in template.names:
+            for name in self._index.fitting(template):
+                yield name, int((template.fitting(name) or {})[index])
+
+    def _numbers(self, row: Row, index: str) -> set[int]:
+        """The numbers that names of a row have for an index."""
+        return {number for template in self._templates(row) for _, number in self._numbered(template, index)}
 
     def has_weights(self, names: Iterable[str]) -> bool:
         """True if names are not training state only."""
@@ -241,34 +250,33 @@ class _Names:
         if not index:
             found = [(row, texts) for row in rows if (texts := self._expanded(row, {}))]
             return [("the model", found)]
-        layers = self._layers(index)
         return [
-            (f"layer {number}", [(row, texts) for row in rows if (texts := self._expanded(row, values))])
-            for number, values in layers.items()
+            (f"layer {number}", [(row, texts) for row in rows if (texts := self._expanded(row, {index: number}))])
+            for number in self._layers(index)
         ]
 
     def _indexes(self, row: Row) -> frozenset[str]:
         """The indexes of a row, an expert's number aside."""
         return frozenset(name for template in self._templates(row) for name in template.names) - {"e"}
 
-    def _layers(self, index: str) -> dict[int, dict[str, int | str]]:
+    def _layers(self, index: str) -> list[int]:
         """The layers that there are, by any row with this index, and those that there should be."""
-        layers: dict[int, dict[str, int | str]] = {}
+        found = self._layers_found(index)
         count = self._compiled.variables.get("N")
-        further = self._further_layers(count) if count is not None else ()
-        for _, row in self._compiled.rows:
-            for template in self._templates(row) if self._indexes(row) == {index} else ():
-                for name in self._index.fitting(template):
-                    number = int((template.fitting(name) or {})[index])
-                    if index != _LAYER or count is None or number < count or number in further or self._to_hf:
-                        layers[number] = {index: number}
-        self._check_countable(count or 0)
-        whole = count if index == _LAYER and count is not None else max(layers, default=-1) + 1
-        return (
-            {number: {index: number} for number in sorted({*layers, *range(whole)})}
-            if layers or index == _LAYER
-            else {}
-        )
+        if index == _LAYER and count is not None:
+            self._check_countable(count)
+            return sorted({*found, *range(count)})
+        return list(range(max(found, default=-1) + 1))
+
+    def _layers_found(self, index: str) -> set[int]:
+        """The layers of names; those that config.json does not count are reported as surplus."""
+        rows = [row for _, row in self._compiled.rows if self._indexes(row) == {index}]
+        numbers = {number for row in rows for number in self._numbers(row, index)}
+        count = self._compiled.variables.get("N")
+        if index != _LAYER or count is None or self._to_hf:
+            return numbers
+        further = self._further_layers(count)
+        return {number for number in numbers if number < count or number in further}
 
     def _expanded(self, row: Row, values: Mapping[str, int | str]) -> list[str]:
         """The names of a row at a place; of numbered experts each.

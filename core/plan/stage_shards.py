@@ -5,7 +5,6 @@ A stage holds a parameter if its strategy has it and a file of one of its ranks 
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from operator import attrgetter
 from typing import NamedTuple
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
@@ -17,8 +16,6 @@ from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.tensor.slices import Shape
-
-_TENSOR_SHAPE = attrgetter("tensor_shape")
 
 
 class StageShards(NamedTuple):
@@ -84,45 +81,62 @@ def owners_of(catalog: CheckpointCatalog, name: str) -> list[CatalogRecord]:
 def _group_by_stage(catalog: CheckpointCatalog, source: Strategy, problems: list[str]) -> dict[str, list[StageShards]]:
     found: dict[str, list[StageShards]] = {}
     for stage in source.stages:
-        ranks = source.stage_ranks(stage)
-        distinct = _alike(catalog, ranks)
-        # one pass over all entries: a source without redundancy has as many different files as ranks, each a few names
-        keys_of: dict[str, list[int]] = {}
-        for key, alike in distinct.items():
-            for name in alike[0].index.entries:
-                keys_of.setdefault(name, []).append(key)
-        all_ranks = frozenset(ranks)
-        ranks_of = {key: [record.rank for record in alike] for key, alike in distinct.items()}
-        missing_of: dict[tuple[int, ...], frozenset[int]] = {}
-        for name, layout in stage.layouts.items():
-            keys = tuple(keys_of.get(name, ()))
-            if not keys:
+        files = _StageFiles(catalog, stage, source.stage_ranks(stage))
+        for name in stage.layouts:
+            shards = files.shards_of(name)
+            if shards is None:
                 continue
-            missing_ranks = missing_of.get(keys)
-            if missing_ranks is None:
-                missing_ranks = missing_of[keys] = all_ranks.difference(*map(ranks_of.__getitem__, keys))
-            owners: Iterable[int] = ranks
-            if layout.boxes is not None:  # a rank without a box lacks nothing
-                owners = [ranks.start + rank for rank, _ in layout.boxes.owned]
-                missing_ranks = missing_ranks.intersection(owners)
-            if layout.is_uneven:  # even files that are alike may be wrong for one of their ranks
-                having = [catalog.records[rank] for rank in owners if rank not in missing_ranks]
-                shards = tuple([(record.rank - ranks.start, record.index.entries[name]) for record in having])
-            elif len(keys) == 1:
-                record = distinct[keys[0]][0]
-                shards = ((record.rank - ranks.start, record.index.entries[name]),)
-            else:
-                shards = _distinct_shards(name, [distinct[key][0] for key in keys], ranks.start)
-            problem = _disagreement(ranks.start, shards, layout) if len(shards) > 1 else None
+            problem = _disagreement(shards)
             if problem:
                 problems.append(problem)
             else:
-                kind: tuple[object, ...] = ranks.start, id(layout), missing_ranks
-                for rank, entry in shards:
-                    kind += (rank, entry.dtype, entry.shape)
-                of_stage = StageShards(stage, ranks.start, layout, shards, missing_ranks, kind)
-                found.setdefault(name, []).append(of_stage)
+                found.setdefault(name, []).append(shards)
     return {name: found[name] for name in names_in_order(catalog) if name in found}
+
+
+class _StageFiles:
+    """The files of a stage's ranks, in groups that are alike: each group has one index, which is looked at once."""
+
+    def __init__(self, catalog: CheckpointCatalog, stage: StageStrategy, ranks: range) -> None:
+        self._catalog = catalog
+        self._stage = stage
+        self._ranks = ranks
+        self._groups = _alike(catalog, ranks)
+        # one pass over all entries: a source without redundancy has as many different files as ranks, each a few names
+        self._groups_of: dict[str, list[int]] = {}
+        for number, records in enumerate(self._groups):
+            for name in records[0].index.entries:
+                self._groups_of.setdefault(name, []).append(number)
+        self._missing_ranks: dict[tuple[int, ...], frozenset[int]] = {}
+
+    def shards_of(self, name: str) -> StageShards | None:
+        """Return the shards of one of the stage's parameters; None if no file has it."""
+        groups = tuple(self._groups_of.get(name, ()))
+        if not groups:
+            return None
+        layout = self._stage.layouts[name]
+        missing_ranks = self._ranks_outside(groups)
+        owners: Iterable[int] = self._ranks
+        if layout.boxes is not None:  # a rank without a box lacks nothing
+            owners = [self._ranks.start + rank for rank, _ in layout.boxes.owned]
+            missing_ranks = missing_ranks.intersection(owners)
+        if layout.is_uneven:  # even files that are alike may be wrong for one of their ranks
+            having = [self._catalog.records[rank] for rank in owners if rank not in missing_ranks]
+            shards = tuple([(record.rank - self._ranks.start, record.index.entries[name]) for record in having])
+        else:
+            shards = _distinct_shards(name, [self._groups[number][0] for number in groups], self._ranks.start)
+        # layouts that are equal are mostly one object, whose number is quicker to hash than its fields
+        shapes = tuple([(rank, entry.dtype, entry.shape) for rank, entry in shards])
+        kind = (self._ranks.start, id(layout), missing_ranks, shapes)
+        return StageShards(self._stage, self._ranks.start, layout, shards, missing_ranks, kind)
+
+    def _ranks_outside(self, groups: tuple[int, ...]) -> frozenset[int]:
+        """The stage's ranks whose files are in none of these groups."""
+        outside = self._missing_ranks.get(groups)
+        if outside is None:
+            inside = {record.rank for number in groups for record in self._groups[number]}
+            outside = self._missing_ranks[groups] = frozenset(self._ranks) - inside
+        return outside
 
 
 def _distinct_shards(
@@ -139,30 +153,34 @@ def _distinct_shards(
     return tuple(distinct.values())
 
 
-def _alike(catalog: CheckpointCatalog, ranks: Iterable[int]) -> dict[int, list[CatalogRecord]]:
-    """The records of a stage, grouped by files with the same index."""
-    distinct: dict[int, list[CatalogRecord]] = {}
+def _alike(catalog: CheckpointCatalog, ranks: Iterable[int]) -> list[list[CatalogRecord]]:
+    """The records of a stage, grouped by files that share one index."""
+    groups: dict[int, list[CatalogRecord]] = {}
     for rank in ranks:
         record = catalog.records.get(rank)
         if record is not None:
-            distinct.setdefault(id(record.index), []).append(record)
-    return distinct
+            groups.setdefault(id(record.index), []).append(record)
+    return list(groups.values())
 
 
-def _disagreement(first_rank: int, shards: Sequence[tuple[int, TensorEntry]], layout: ParameterLayout) -> str | None:
-    rank, entry = shards[0]
-    for other_rank, other in shards[1:]:
-        same_shape = other.shape == entry.shape
-        if layout.boxes is not None:
-            same_shape = True  # each has the shape of its box
-        elif layout.param_split_shape:
-            same_shape = other.shape[1:] == entry.shape[1:]
-        if entry.dtype is not other.dtype or not same_shape:
+def _disagreement(shards: StageShards) -> str | None:
+    """The problem of shards that cannot be of one parameter; None if there is none."""
+    rank, entry = shards.shards[0]
+    for other_rank, other in shards.shards[1:]:
+        if entry.dtype is not other.dtype or not _shapes_agree(entry.shape, other.shape, shards.layout):
             return (
-                f"parameter {entry.name!r} is {entry_text(entry)} on rank_{first_rank + rank}, "
-                f"but {entry_text(other)} on rank_{first_rank + other_rank}"
+                f"parameter {entry.name!r} is {entry_text(entry)} on rank_{shards.first_rank + rank}, "
+                f"but {entry_text(other)} on rank_{shards.first_rank + other_rank}"
             )
     return None
+
+
+def _shapes_agree(shape: Shape, other: Shape, layout: ParameterLayout) -> bool:
+    if layout.boxes is not None:
+        return True  # each has the shape of its box
+    if layout.param_split_shape:
+        return shape[1:] == other[1:]
+    return shape == other
 
 
 def entry_text(entry: TensorEntry) -> str:
@@ -223,7 +241,8 @@ def _replicas_left(shards: StageShards) -> int:
         owners = shards.layout.shard_grid(len(shards.entry.shape)).owners.values()
     except LayoutError:
         return 0
-    return max(sum(shards.first_rank + rank not in shards.missing_ranks for rank in ranks) for ranks in owners)
+    there = [[rank for rank in ranks if shards.first_rank + rank not in shards.missing_ranks] for ranks in owners]
+    return max(map(len, there))
 
 
 def integrated_by_shapes(
@@ -245,7 +264,9 @@ def integrated_by_shapes(
         if kind not in kinds:
             kinds[kind] = _whole_by_shapes(stages, known)
     decided = frozenset(kinds.values())
-    return True if True in decided else False if False in decided else None
+    if True in decided:
+        return True
+    return False if False in decided else None
 
 
 def shards_kind(stages: Sequence[StageShards]) -> object:
@@ -268,8 +289,10 @@ def _whole_by_shapes(stages: Sequence[StageShards], known: Shape | None) -> bool
         return None
     if any(entry.shape != shape for each in stages for _, entry in each.shards):
         return False
+    if known == shape:
+        return True
     if known is not None:
-        return True if known == shape else False if joined_shape(stages[0]) == known else None
+        return False if joined_shape(stages[0]) == known else None
     uneven = [grid.uneven for grid in grids if len(grid.uneven) > 1]
     if uneven:
         return any(sum(lengths) == shape[0] for lengths in uneven)
@@ -292,7 +315,7 @@ class KnownShapes:
         self._target_layouts = [
             stage.layouts
             for stage in (target.stages if target else ())
-            if any(shape is not None for shape in map(_TENSOR_SHAPE, stage.layouts.values()))
+            if any(layout.tensor_shape is not None for layout in stage.layouts.values())
         ]
 
     def of(self, stages: Sequence[StageShards]) -> Shape | None:

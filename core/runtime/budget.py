@@ -142,43 +142,37 @@ class Budget:
         """
         upload, files_bytes = self._upload_buffers(count, prefetch, wide)
         thread_bytes = max(0, self.worker_bytes - files_bytes // prefetch)
-        readers = prefetch
         if self.remote_source:
-            if not wide:
-                readers = self._readers(count, prefetch, thread_bytes)
-                thread_bytes = thread_bytes * prefetch // readers
-            scratch_bytes = 0
-            together = max(REMOTE_GROUP_BLOCKS_BYTES, count * _MIN_REMOTE_BLOCK_BYTES)
-            blocks_bytes = min(thread_bytes // (1 + _ANSWERS_PER_BLOCK), together)
-            block_bytes = _buffer_bytes(blocks_bytes // count, MAX_REMOTE_BLOCK_BYTES)
-            used_bytes = (1 + _ANSWERS_PER_BLOCK) * count * block_bytes
+            readers = prefetch if wide else self._readers(count, prefetch, thread_bytes)
+            threads = _remote_threads(count, readers, thread_bytes * prefetch // readers)
         else:
-            scratch_bytes = _buffer_bytes(thread_bytes // 2, MAX_BUFFER_BYTES)
-            blocks_bytes = min(thread_bytes - scratch_bytes, MAX_GROUP_BLOCKS_BYTES)
-            most_bytes = MAX_LONE_BLOCK_BYTES if count == 1 else MAX_BUFFER_BYTES
-            block_bytes = _buffer_bytes(blocks_bytes // count, most_bytes)
-            used_bytes = scratch_bytes + count * block_bytes
-        all_bytes = readers * used_bytes
-        wide_block_bytes = wide_in_flight_bytes = 0
-        if wide:
-            beside_bytes = prefetch * scratch_bytes
-            if self.remote_source:
-                wide_in_flight_bytes = _buffer_bytes(prefetch * thread_bytes // 8, REMOTE_GROUP_BLOCKS_BYTES)
-                beside_bytes = _ANSWERS_PER_BLOCK * wide_in_flight_bytes
-            affordable_bytes = (prefetch * thread_bytes - beside_bytes) // count // 4096 * 4096
-            wide_block_bytes = max(prefetch * block_bytes, affordable_bytes)
-            all_bytes = max(all_bytes, beside_bytes + count * wide_block_bytes)
+            threads = _local_threads(count, prefetch, thread_bytes)
+        wide_blocks = self._wide_blocks(count, threads) if wide else _NO_WIDE_BLOCKS
         return GroupBuffers(
-            block_bytes=block_bytes,
-            in_flight_bytes=count * block_bytes,
-            scratch_bytes=scratch_bytes,
+            block_bytes=threads.block_bytes,
+            in_flight_bytes=count * threads.block_bytes,
+            scratch_bytes=threads.scratch_bytes,
             sources_open=max(1, min(_MAX_SOURCES_OPEN, self.worker_files - count)),
             upload=upload,
-            total_bytes=files_bytes + all_bytes,
-            wide_block_bytes=wide_block_bytes,
-            wide_in_flight_bytes=wide_in_flight_bytes,
-            readers=readers,
+            # blocks and wide blocks share their memory
+            total_bytes=files_bytes + max(threads.count * threads.used_bytes, wide_blocks.used_bytes),
+            wide_block_bytes=wide_blocks.block_bytes,
+            wide_in_flight_bytes=wide_blocks.in_flight_bytes,
+            readers=threads.count,
         )
+
+    def _wide_blocks(self, count: int, threads: "_Threads") -> "_WideBlocks":
+        """Size the blocks of `count` ranks that use the memory of all threads."""
+        all_bytes = threads.count * threads.max_bytes
+        if self.remote_source:
+            in_flight_bytes = _buffer_bytes(all_bytes // 8, REMOTE_GROUP_BLOCKS_BYTES)
+            beside_bytes = _ANSWERS_PER_BLOCK * in_flight_bytes
+        else:
+            in_flight_bytes = 0
+            beside_bytes = threads.count * threads.scratch_bytes
+        affordable_bytes = (all_bytes - beside_bytes) // count // 4096 * 4096
+        block_bytes = max(threads.count * threads.block_bytes, affordable_bytes)
+        return _WideBlocks(block_bytes, in_flight_bytes, beside_bytes + count * block_bytes)
 
     def _readers(self, count: int, prefetch: int, worker_bytes: int) -> int:
         """Number of prefetch threads that read for a group of `count` ranks from a remote storage.
@@ -201,6 +195,53 @@ class Budget:
         ahead = 1 if wide else max(1, min(_MAX_PARTS_AHEAD, affordable))
         upload = UploadBuffers(self.part_bytes, ahead, self.keeps_first)
         return upload, cipher_bytes + count * (others + ahead) * self.part_bytes
+
+
+@frozen
+class _Threads:
+    """The `count` threads that read for a group, and what each of them has.
+
+    Attributes:
+        max_bytes: memory that it may use.
+        block_bytes: size of the block that it has for each rank.
+        scratch_bytes: size of its scratch buffer; 0 without one.
+        used_bytes: memory of its buffers, and of answers on their way.
+    """
+
+    count: int
+    max_bytes: int
+    block_bytes: int
+    scratch_bytes: int
+    used_bytes: int
+
+
+@frozen
+class _WideBlocks:
+    """A rank's block that uses the memory of all threads; `used_bytes` with what is needed to fill those of a group."""
+
+    block_bytes: int
+    in_flight_bytes: int
+    used_bytes: int
+
+
+_NO_WIDE_BLOCKS = _WideBlocks(0, 0, 0)
+
+
+def _remote_threads(ranks: int, readers: int, thread_bytes: int) -> _Threads:
+    """Size the buffers of threads that read for a number of ranks from a remote storage: answers have their own."""
+    together = max(REMOTE_GROUP_BLOCKS_BYTES, ranks * _MIN_REMOTE_BLOCK_BYTES)
+    blocks_bytes = min(thread_bytes // (1 + _ANSWERS_PER_BLOCK), together)
+    block_bytes = _buffer_bytes(blocks_bytes // ranks, MAX_REMOTE_BLOCK_BYTES)
+    return _Threads(readers, thread_bytes, block_bytes, 0, (1 + _ANSWERS_PER_BLOCK) * ranks * block_bytes)
+
+
+def _local_threads(ranks: int, readers: int, thread_bytes: int) -> _Threads:
+    """Size the buffers of threads that read for a number of ranks from local files, through scratch buffers."""
+    scratch_bytes = _buffer_bytes(thread_bytes // 2, MAX_BUFFER_BYTES)
+    blocks_bytes = min(thread_bytes - scratch_bytes, MAX_GROUP_BLOCKS_BYTES)
+    most_bytes = MAX_LONE_BLOCK_BYTES if ranks == 1 else MAX_BUFFER_BYTES
+    block_bytes = _buffer_bytes(blocks_bytes // ranks, most_bytes)
+    return _Threads(readers, thread_bytes, block_bytes, scratch_bytes, scratch_bytes + ranks * block_bytes)
 
 
 def build_budget(
