@@ -8,71 +8,24 @@ import click
 
 from reshard.cli.parameters import PATH, STEP, Choice
 from reshard.cli.requests import RequestCommand
-from reshard.core.changes.groups import GROUPS
-from reshard.core.request.conversion import ConversionRequest
+from reshard.core.options.fields import STEP_METAVAR, URL_METAVAR, metavar_of
+from reshard.core.request.conversion import ConversionRequest, FlowOptions
+from reshard.core.request.groups import GROUPS
+from reshard.core.request.latest import LatestConversionRequest
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-_OF_LATEST = (*GROUPS["Detecting saved steps, and retention"], "dry_run")
-_OF_PREFECT = ("dask_scheduler", "concurrency_limit")
-_OF_ONE_STEP = ("step", "ranks", "recover", "fault_ranks", "overwrite", "iteration")
+_OF_PREFECT = FlowOptions.model_fields.keys()
 _ALL = tuple(name for names in GROUPS.values() for name in names)
 
-CONVERTING = tuple(name for name in _ALL if name not in _OF_LATEST)
+CONVERTING = tuple(name for name in _ALL if name in ConversionRequest.model_fields)
 """Fields of a whole conversion."""
 PLANNING = tuple(name for name in CONVERTING if name not in _OF_PREFECT)
 """Fields that affect a plan, or what it costs."""
-CONVERTING_LATEST = tuple(name for name in _ALL if name not in _OF_ONE_STEP)
+CONVERTING_LATEST = tuple(name for name in _ALL if name in LatestConversionRequest.model_fields)
 """Fields of a scheduled conversion."""
-
-_METAVARS = {
-    "source_strategy": "URL",
-    "target_strategy": "URL",
-    "source_storage": "NAME",
-    "target_storage": "NAME",
-    "prefix": "TEXT",
-    "step": "E_S",
-    "source_prefix": "TEXT",
-    "ranks": "0-3,7",
-    "workers": "N",
-    "memory_limit": "SIZE",
-    "allow_missing": "PATTERN",
-    "shared_parameters": "first|fail|STAGE",
-    "fault_ranks": "3,7",
-    "like": "URL",
-    "preset": "NAME|URL",
-    "switch": "NAME=VALUE",
-    "training_config": "URL",
-    "allow_model": "TYPE",
-    "max_shard_size": "SIZE",
-    "shards": "N",
-    "include": "PATTERN",
-    "exclude": "PATTERN",
-    "rename": "OLD=NEW",
-    "cast": "PATTERN=DTYPE",
-    "transpose": "PATTERN",
-    "changes": "URL",
-    "decrypt_key": "NAME",
-    "encrypt_key": "NAME",
-    "append_info": "NAME=VALUE",
-    "replicas": "N",
-    "settle_seconds": "SECONDS",
-    "patience_seconds": "SECONDS",
-    "keep_checkpoint_max": "N",
-    "keep_checkpoint_per_n_minutes": "MINUTES",
-    "strategy_a": "URL",
-    "strategy_b": "URL",
-    "step_a": "E_S",
-    "step_b": "E_S",
-    "storage_a": "NAME",
-    "storage_b": "NAME",
-    "decrypt_key_a": "NAME",
-    "decrypt_key_b": "NAME",
-    "dask_scheduler": "ADDRESS",
-    "concurrency_limit": "NAME",
-}
 
 Function = Callable[..., Any]
 
@@ -106,7 +59,8 @@ class GroupedCommand(RequestCommand):
 
 
 def _option(name: str, field: "FieldInfo") -> Callable[[Function], Function]:
-    settings: dict[str, Any] = {"help": field.description, "metavar": _METAVARS.get(name), "default": field.default}
+    metavar = metavar_of(field)
+    settings: dict[str, Any] = {"help": field.description, "metavar": metavar, "default": field.default}
     kind = field.annotation
     option = f"--{name.replace('_', '-')}"
     if kind is bool:
@@ -117,9 +71,9 @@ def _option(name: str, field: "FieldInfo") -> Callable[[Function], Function]:
         settings |= {"type": click.INT}
     elif isinstance(kind, type) and issubclass(kind, StrEnum):
         settings |= {"type": Choice([str(member) for member in kind]), "default": str(field.default)}
-    elif settings["metavar"] == "URL":
+    elif metavar == URL_METAVAR.text:
         settings |= {"type": PATH}
-    elif settings["metavar"] == "E_S":
+    elif metavar == STEP_METAVAR.text:
         settings |= {"type": STEP}
     elif kind == list[str]:
         settings |= {"multiple": True, "help": f"{field.description} May be given several times."}

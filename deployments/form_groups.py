@@ -16,10 +16,10 @@ from prefect import Flow
 from prefect.utilities.callables import parameter_schema
 from pydantic import BaseModel
 
-from reshard.core.changes.groups import GROUPS
 from reshard.core.errors import InputError
 from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.request.conversion import ConversionOptions
+from reshard.core.request.groups import GROUPS
 
 EVERYDAY = (
     *("source", "source_strategy", "target", "target_strategy", "step"),

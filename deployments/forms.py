@@ -18,13 +18,13 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from reshard.core.changes.groups import GROUPS
 from reshard.core.conversion.merge_strategy import MergeRequest
 from reshard.core.errors import InputError
 from reshard.core.options.validation import describe_validation
 from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionOptions, ConversionRequest
+from reshard.core.request.groups import GROUPS
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.verification import VerificationRequest
 from reshard.deployments.failure_alerts import alert_of_failure

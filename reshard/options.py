@@ -11,7 +11,8 @@ from reshard.core.changes.changes import OverflowPolicy, Selection
 from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.layouts.unified.names import UnifiedNaming
-from reshard.core.request.conversion import OutputFormat, UnmatchedPolicy
+from reshard.core.request.changing import UnmatchedPolicy
+from reshard.core.request.target import OutputFormat
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.strategy.integrated_save import IntegratedSave
 

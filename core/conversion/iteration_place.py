@@ -17,6 +17,8 @@ from reshard.core.layouts.checkpoint2.common import NEWER_KEYS, common_beside
 from reshard.core.layouts.checkpoint2.common_texts import Number
 from reshard.core.layouts.checkpoint2.iterations import find_number
 from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, COMMON_NAME, parse_iteration
+from reshard.core.layouts.checkpoint2.options import CommonOptions, IterationOptions, iteration_of
+from reshard.core.layouts.options import own_options
 from reshard.core.layouts.survey import survey
 from reshard.core.plan.model import IterationLayout
 from reshard.core.request.conversion import ConversionRequest
@@ -40,7 +42,8 @@ def placed(request: Request) -> Request:
     found = find_number(request.source, request.step)
     step = request.step if found is None else str(found)
     named = parse_iteration(parse_url(request.target).name) if request.target else None
-    number = int(request.iteration) if request.iteration else found if named is None else named
+    given = own_options(request, IterationOptions).iteration
+    number = int(given) if given else found if named is None else named
     if number is None:
         survey(request.source, request.step)  # it may be that there is no source
         raise InputError(
@@ -60,14 +63,15 @@ def iteration_layout(request: ConversionRequest, catalog: CheckpointCatalog) -> 
     """
     if request.layout is not TargetLayout.CHECKPOINT2:
         return None
-    values = {**_source_values(catalog), **request.common_values}
+    values = {**_source_values(catalog), **own_options(request, CommonOptions).common_values}
     if values.get(GLOBAL_STEP) is None:
         raise PlanError(
             f"{catalog.url}: neither its files nor its common.json say at which {GLOBAL_STEP} it was saved, and "
             f"MindFormers resumes from there: give it with --common {GLOBAL_STEP}=N"
         )
     common = tuple((key, values[key]) for key in (*COMMON_KEYS, *NEWER_KEYS) if key in values)
-    return IterationLayout(int(request.iteration), common, request.is_tracked)
+    number = int(own_options(request, IterationOptions).iteration)
+    return IterationLayout(number, common, iteration_of(request.target) is None)
 
 
 def with_common_noted(catalog: CheckpointCatalog) -> CheckpointCatalog:

@@ -16,17 +16,22 @@ from reshard.core.errors import CatalogError, PlanError, TargetError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.files.running_crc import is_crc_in_header
 from reshard.core.layouts.dcp.checkpoint import find_dcp
+from reshard.core.layouts.dcp.options import DEFAULT_SHARDS, DcpOptions
+from reshard.core.layouts.options import own_options
+from reshard.core.layouts.ranks.options import RanksOptions
 from reshard.core.layouts.unified.companions import CONFIG_NAME
-from reshard.core.options.fields import parse_size
+from reshard.core.layouts.unified.options import UnifiedOptions
 from reshard.core.plan.matching import check_convertible
 from reshard.core.plan.model import DcpLayout, PlanInputs, UnifiedLayout
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.whole_shapes import BY_RECORD
-from reshard.core.request.conversion import DEFAULT_SHARDS, ConversionRequest, OutputFormat, UnmatchedPolicy
+from reshard.core.request.changing import UnmatchedPolicy
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.declared_changes import declared_changes
 from reshard.core.request.planning import ASSUMED_RATE_BYTES
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import SourceRequest
+from reshard.core.request.target import OutputFormat
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.threads import expect_parameters
@@ -72,7 +77,7 @@ def outline_target(request: ConversionRequest) -> TargetOutline:
     if request.preset:
         from reshard.core.source.preset_changes import PresetChoice, compiled_for, with_preset  # loads YAML
 
-        choice = PresetChoice.of(request, request.like)
+        choice = PresetChoice.of(request, own_options(request, UnifiedOptions).like)
         preset = compiled_for(choice, SourceRequest.of(request), strategy)
         changes = with_preset(changes, preset)
     return TargetOutline(request.target_directory, strategy, changes, request.layout.counts_files, preset)
@@ -116,7 +121,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         source_strategy=strategy,
         target_strategy=_with_unsharded(target.strategy, source) if target.strategy else None,
         format=_target_format(request, catalog),
-        prefix=request.prefix,
+        prefix=own_options(request, RanksOptions).prefix,
         fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
         allow_missing=tuple(request.allow_missing),
         integrated_save=asked,
@@ -139,10 +144,11 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         from reshard.core.plan.preset_checks import check_shapes
 
         plan = plan.with_compared_shapes(check_shapes(target.preset, plan.match), CONFIG_NAME)
-    if request.like:
+    like = own_options(request, UnifiedOptions).like
+    if like:
         from reshard.core.source.reference import read_reference, with_reference
 
-        plan = with_reference(plan, read_reference(request.like))
+        plan = with_reference(plan, read_reference(like))
     if target.strategy is not None:
         plan = plan.with_notes(*target.strategy.notes)
     plan = plan.with_notes(
@@ -221,7 +227,8 @@ def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> Ch
 def _unified_layout(request: ConversionRequest) -> UnifiedLayout | None:
     if request.layout is not TargetLayout.UNIFIED:
         return None
-    return UnifiedLayout(parse_size(request.max_shard_size), str(request.unified_naming))
+    own = own_options(request, UnifiedOptions)
+    return UnifiedLayout(own.max_shard_bytes, str(own.unified_naming))
 
 
 def _dcp_layout(request: ConversionRequest, catalog: CheckpointCatalog) -> DcpLayout | None:
@@ -229,7 +236,7 @@ def _dcp_layout(request: ConversionRequest, catalog: CheckpointCatalog) -> DcpLa
         return None
     source = find_dcp(request.source, catalog.step or "")  # the catalog's, though a newer one may be complete by now
     paths = tuple(source.metadata.paths.items()) if source else ()
-    return DcpLayout(0 if request.target_strategy else request.shards or DEFAULT_SHARDS, paths)
+    return DcpLayout(0 if request.target_strategy else own_options(request, DcpOptions).shards or DEFAULT_SHARDS, paths)
 
 
 def _target_encryption(request: ConversionRequest, catalog: CheckpointCatalog) -> str:

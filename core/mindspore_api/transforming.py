@@ -14,6 +14,8 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, InputError, PlanError, TargetBusyError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.builder import catalog_files
+from reshard.core.layouts.options import own_options
+from reshard.core.layouts.ranks.options import RanksOptions
 from reshard.core.layouts.survey import CheckpointSurvey
 from reshard.core.mindspore_api.arguments import FORMATS, check_type
 from reshard.core.mindspore_api.failures import MissingDirectoryError, reading, writing
@@ -222,8 +224,9 @@ def _plan_of_all(
         catalog = of_own_stage(source, catalog, found)
         _check_not_half_a_model(found, source, target, absent_weights(catalog, source, target))
         noted = (*noted, *_stages_beside_warning(source, target))
+    prefix = own_options(request, RanksOptions).prefix
     planned = build_checked_plan(
-        PlanInputs(catalog, source, target, CheckpointFormat(request.format.value), prefix=request.prefix)
+        PlanInputs(catalog, source, target, CheckpointFormat(request.format.value), prefix=prefix)
     )
     lacking = _lacking_part_warning(found, source, planned.plan)
     return Planned(with_tied_compared(planned.plan, False), (*noted, *planned.warnings, *lacking))

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
 
 from reshard.core.options.validation import option_of
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.named_values import KEY_ADVICE, NAME_ADVICE, NAME_PATTERN, is_name
 from reshard.core.runtime.secrets import ADVICE, carries_credentials
@@ -31,6 +33,22 @@ _NO_PASSWORD = r"(?!.*://[^/@]*(:(?!\d+[/?#])|%3[Aa])[^@]*@)(?!.*(https?|HTTPS?|
 _SECRET_FIELDS = (
     r"[\w.-]*([Tt]oken|TOKEN|[Ss]ignature|[Ss]ecret|[Pp]assword|[Cc]redential|([Aa]pi|[Aa]ccess|[Ss]ecret)[-_]?[Kk]ey)"
 )
+
+
+@frozen
+class Metavar:
+    """What help shows in place of an option's value; in the annotation of a field, or of its type."""
+
+    text: str
+
+
+URL_METAVAR, STEP_METAVAR, NAME_METAVAR = Metavar("URL"), Metavar("E_S"), Metavar("NAME")
+SIZE_METAVAR = Metavar("SIZE")
+
+
+def metavar_of(field: FieldInfo) -> str | None:
+    """What help shows in place of a field's value; None: the name of its type."""
+    return next((each.text for each in reversed(field.metadata) if isinstance(each, Metavar)), None)
 
 
 def pattern_of(pattern: str, expected: str) -> JsonDict:
@@ -169,7 +187,7 @@ def each_parsed_by(parse: Callable[[str], object]) -> AfterValidator:
     return parsed_by(parse_all)
 
 
-Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(check_no_credentials)]
+Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(check_no_credentials), URL_METAVAR]
 RequiredUrl = Annotated[
     str, Field(min_length=1, json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(check_no_credentials)
 ]
@@ -177,21 +195,26 @@ Step = Annotated[
     str,
     Field(json_schema_extra=_STEP_PATTERN),
     matching(_STEP, "must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration, such as 40"),
+    STEP_METAVAR,
 ]
-Ranks = Annotated[str, Field(json_schema_extra=_RANKS_PATTERN), parsed_by(parse_ranks)]
+Ranks = Annotated[str, Field(json_schema_extra=_RANKS_PATTERN), parsed_by(parse_ranks), Metavar("0-3,7")]
 Prefix = Annotated[str, Field(json_schema_extra=_PREFIX_PATTERN), AfterValidator(check_prefix)]
-MemoryLimit = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(SMALLEST_MEMORY_LIMIT_BYTES, "16MiB")]
-ShardSize = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(1, "1 byte")]
-Patterns = Annotated[list[str], AfterValidator(_check_patterns)]
+MemoryLimit = Annotated[
+    str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(SMALLEST_MEMORY_LIMIT_BYTES, "16MiB"), SIZE_METAVAR
+]
+ShardSize = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(1, "1 byte"), SIZE_METAVAR]
+Patterns = Annotated[list[str], AfterValidator(_check_patterns), Metavar("PATTERN")]
 SharedParameters = Annotated[
     str,
     Field(json_schema_extra=pattern_of(SHARED_PARAMETERS.pattern, "first, fail, or the number of a pipeline stage")),
     matching(SHARED_PARAMETERS, "must be first, fail, or the number of a pipeline stage"),
+    Metavar("first|fail|STAGE"),
 ]
 DaskScheduler = Annotated[
     str,
     Field(json_schema_extra=pattern_of(_DASK_SCHEDULER.pattern, "tcp://HOST:PORT of a Dask scheduler, or local")),
     matching(_DASK_SCHEDULER, "must be the address of a Dask scheduler, such as tcp://10.0.0.5:8786, or local"),
+    Metavar("ADDRESS"),
 ]
 
 StorageName = Annotated[
@@ -202,6 +225,7 @@ StorageName = Annotated[
         json_schema_extra=STORAGE_NAME,
     ),
     AfterValidator(_check_storage_name),
+    NAME_METAVAR,
 ]
 """The storage of a request about one storage; others give it another title."""
 
@@ -219,5 +243,6 @@ KeyName = Annotated[
     str,
     Field(title="Decryption key", description=KEY_DESCRIPTION, json_schema_extra=STORAGE_NAME),
     AfterValidator(check_key_name),
+    NAME_METAVAR,
 ]
 """The key of a request about one checkpoint, which may be encrypted; others give it another title."""

@@ -5,8 +5,18 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reshard.core.changes.changes import Selection
-from reshard.core.changes.option_types import ALLOW_MODEL_DESCRIPTION, Preset, Switches
-from reshard.core.options.fields import KeyName, Patterns, RequiredUrl, Step, StorageName, Url, with_key
+from reshard.core.changes.option_types import ALLOW_MODEL_DESCRIPTION, AllowedModels, Preset, Switches
+from reshard.core.options.fields import (
+    SIZE_METAVAR,
+    KeyName,
+    Metavar,
+    Patterns,
+    RequiredUrl,
+    Step,
+    StorageName,
+    Url,
+    with_key,
+)
 from reshard.core.options.validation import RequestModel, build_options
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.keys import EncryptionMode
@@ -75,7 +85,7 @@ class ComparisonRequest(RequestModel):
         default=[], description="NAME=VALUE, a fact that the preset needs and the checkpoint does not hold."
     )
     training_config: Url = Field(default="", description="The training's YAML, from which the preset reads such facts.")
-    allow_model: list[str] = Field(default=[], title="Allowed models", description=ALLOW_MODEL_DESCRIPTION)
+    allow_model: AllowedModels = Field(default=[], title="Allowed models", description=ALLOW_MODEL_DESCRIPTION)
     ignore_dtype: bool = Field(
         default=False,
         description="Compare floating-point parameters of different dtypes after casting the wider dtype to the other.",
@@ -90,8 +100,10 @@ class ComparisonRequest(RequestModel):
     )
     storage_a: StorageName = Field(default="", title="Storage of A")
     storage_b: StorageName = Field(default="", title="Storage of B")
-    workers: int = Field(default=0, ge=0, le=1024, description="Threads. 0: one for each core.")
-    memory_limit: str = Field(
+    workers: Annotated[int, Metavar("N")] = Field(
+        default=0, ge=0, le=1024, description="Threads. 0: one for each core."
+    )
+    memory_limit: Annotated[str, SIZE_METAVAR] = Field(
         default="2GiB",
         description="Memory for the buffers of all workers: 2GiB, 512MiB. Less memory, fewer workers at once.",
     )

@@ -1,12 +1,15 @@
 """Options of a scheduled conversion of the newest step that training has saved."""
 
+from typing import Annotated
+
 from pydantic import Field, ValidationInfo, field_validator
 
 from reshard.core.checkpoint.target_layout import TargetLayout
-from reshard.core.errors import InputError
-from reshard.core.layouts.checkpoint2.names import parse_iteration
-from reshard.core.options.fields import RequiredUrl
+from reshard.core.layouts.registry import layout_options_of
+from reshard.core.options.fields import Metavar, RequiredUrl
 from reshard.core.request.conversion import ConversionOptions, ConversionRequest
+
+_SECONDS = Metavar("SECONDS")
 
 
 class LatestConversionRequest(ConversionOptions):
@@ -20,13 +23,13 @@ class LatestConversionRequest(ConversionOptions):
         description="The directory for the converted checkpoints: step 10_5 becomes TARGET/10_5; with --layout "
         "checkpoint2, iteration 40 becomes TARGET/iteration_00000040."
     )
-    settle_seconds: int = Field(
+    settle_seconds: Annotated[int, _SECONDS] = Field(
         default=60,
         title="Settling time",
         ge=0,
         description="Seconds without a change to any of its files after which a step is complete.",
     )
-    patience_seconds: int = Field(
+    patience_seconds: Annotated[int, _SECONDS] = Field(
         default=600,
         title="Patience",
         ge=0,
@@ -34,14 +37,14 @@ class LatestConversionRequest(ConversionOptions):
         description="An incomplete newer step is awaited while it keeps changing; seconds without a change after "
         "which it is skipped.",
     )
-    keep_checkpoint_max: int = Field(
+    keep_checkpoint_max: Annotated[int, Metavar("N")] = Field(
         default=0,
         title="Keep at most",
         ge=0,
         description="How many conversions of this source to keep in the target, the newest; older ones are removed "
         "even while somebody reads them. 0: all.",
     )
-    keep_checkpoint_per_n_minutes: int = Field(
+    keep_checkpoint_per_n_minutes: Annotated[int, Metavar("MINUTES")] = Field(
         default=0,
         title="Keep one per so many minutes",
         ge=0,
@@ -60,23 +63,15 @@ class LatestConversionRequest(ConversionOptions):
 
     @field_validator("layout")
     @classmethod
-    def _check_names_all_iterations(cls, value: TargetLayout, info: ValidationInfo) -> TargetLayout:
-        name = str(info.data.get("target", "")).rstrip("/").rpartition("/")[2]
-        if value is TargetLayout.CHECKPOINT2 and parse_iteration(name) is not None:
-            raise ValueError(f"the target {name!r} is named after one iteration: name the directory of all")
+    def _check_holds_all_steps(cls, value: TargetLayout, info: ValidationInfo) -> TargetLayout:
+        layout_options_of(value).check_for_all_steps(str(info.data.get("target", "")))
         return value
 
     def conversion_of(self, step: str) -> ConversionRequest:
         """Return the conversion of one step, into its own directory."""
         shared = {name: getattr(self, name) for name in ConversionOptions.model_fields}
-        if self.layout is TargetLayout.CHECKPOINT2:
-            if not step.isdigit():
-                raise InputError(
-                    f"step {step} of {self.source} has no number of an iteration, which a Checkpoint 2.0 has: convert "
-                    "it by reshard convert --iteration N"
-                )
-            return ConversionRequest(**shared | {"step": step, "iteration": step})
-        return ConversionRequest(**shared | {"step": step, "target": f"{self.target.rstrip('/')}/{step}"})
+        own = self.layout_options.options_of_step(self.target, self.source, step)
+        return ConversionRequest(**shared | {"step": step} | own)
 
     def directory_of(self, step: str) -> str:
         """Return the URL of the directory with the converted files of a step."""

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from reshard.core.changes.option_types import is_own_preset
+from reshard.core.layouts.registry import LAYOUT_OPTIONS
+from reshard.core.options.fields import URL_METAVAR, metavar_of
 from reshard.core.request.conversion import ConversionOptions
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.keys import KeyNames, named_keys
@@ -13,6 +15,14 @@ from reshard.core.storage.named_options import Pairs, named_storages
 
 Naming = ConversionOptions | SourceRequest
 """Requests that name storages and keys."""
+
+
+_URLS_OF_LAYOUTS = tuple(
+    name
+    for layout in LAYOUT_OPTIONS
+    for name, each in layout.model.model_fields.items()
+    if metavar_of(each) == URL_METAVAR.text
+)
 
 
 @contextmanager
@@ -54,4 +64,5 @@ def storage_pairs(request: Naming) -> Pairs:
         return source
     target = (request.target, request.target_storage), (request.target_strategy, request.target_storage)
     preset = (request.preset if is_own_preset(request.preset) else "", storage), (request.training_config, storage)
-    return (*source, (request.changes, storage), (request.like, storage), *preset, *target)
+    of_layouts = ((getattr(request, name), storage) for name in _URLS_OF_LAYOUTS)
+    return (*source, (request.changes, storage), *of_layouts, *preset, *target)

@@ -6,7 +6,8 @@ from pydantic import Field
 
 from reshard.core.changes.changes import Selection
 from reshard.core.options.fields import Patterns, parse_ranks
-from reshard.core.request.conversion import ConversionOptions, FileChoice, SourceOptions
+from reshard.core.request.conversion import ConversionOptions
+from reshard.core.request.reading import FileChoice, SourceOptions
 from reshard.core.strategy.integrated_save import IntegratedSave
 
 

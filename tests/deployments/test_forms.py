@@ -10,12 +10,12 @@ from prefect.utilities.schema_tools.validation import ValidationError as SchemaE
 from prefect.utilities.schema_tools.validation import validate
 from pydantic import BaseModel, ValidationError
 
-from reshard.core.changes.groups import GROUPS
 from reshard.core.conversion.merge_strategy import MergeRequest
 from reshard.core.errors import InputError
 from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.groups import GROUPS
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.verification import VerificationRequest
 from reshard.deployments import forms

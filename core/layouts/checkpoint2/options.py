@@ -1,12 +1,17 @@
-"""Options that only a Checkpoint 2.0 knows."""
+"""Options of a target that only a Checkpoint 2.0 knows."""
 
 import re
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from reshard.core.layouts.checkpoint2.common_texts import parse_common_texts
+from reshard.core.errors import InputError
+from reshard.core.layouts.checkpoint2.common_texts import Number, parse_common_texts
+from reshard.core.layouts.checkpoint2.names import iteration_name, parse_iteration
+from reshard.core.layouts.options import LayoutOptions, own_options
 from reshard.core.options.fields import matching, parsed_by, pattern_of
+from reshard.core.options.validation import RequestModel
+from reshard.core.runtime.frozen import frozen
 
 Iteration = Annotated[
     str,
@@ -14,3 +19,89 @@ Iteration = Annotated[
     matching(re.compile(r"([0-9]{1,18})?", re.ASCII), "must be the number of an iteration, such as 40"),
 ]
 CommonTexts = Annotated[list[str], parsed_by(parse_common_texts)]
+
+
+class CommonOptions(RequestModel):
+    """What common.json says of an iteration."""
+
+    common: CommonTexts = Field(
+        default=[],
+        description="KEY=VALUE (loss_scale=65536, epoch_num=null) for common.json, in place of the source's value "
+        "(checkpoint2 layout only).",
+    )
+
+    @property
+    def common_values(self) -> dict[str, Number]:
+        """Values for common.json by key."""
+        return parse_common_texts(self.common)
+
+
+class IterationOptions(RequestModel):
+    """Which iteration is written."""
+
+    iteration: Iteration = Field(
+        default="",
+        description="Number of the iteration to write (checkpoint2 layout only). Empty: the source's, or the one in "
+        "TARGET's name.",
+    )
+
+    @field_validator("iteration")
+    @classmethod
+    def _check_iteration(cls, value: str, info: ValidationInfo) -> str:
+        named = iteration_of(str(info.data.get("target", "")))
+        if value and named is not None and named != int(value):
+            raise ValueError(f"the target is named after iteration {named}: leave it out")
+        return value
+
+
+def iteration_of(target: str) -> int | None:
+    """Return the iteration that a target is named after; None for the directory of all iterations."""
+    return parse_iteration(_last_name(target))
+
+
+@frozen
+class _Checkpoint2(LayoutOptions):
+    """A target is the directory of one iteration, or that of all iterations, with a tracker."""
+
+    def directory(self, target: str, options: BaseModel) -> str:
+        """Return the URL of the iteration's directory."""
+        if not target or iteration_of(target) is not None:
+            return target
+        return f"{target.rstrip('/')}/{iteration_name(int(own_options(options, IterationOptions).iteration))}"
+
+    def check_for_all_steps(self, target: str) -> None:
+        """Refuse a target that is named after one iteration."""
+        if iteration_of(target) is not None:
+            raise ValueError(
+                f"the target {_last_name(target)!r} is named after one iteration: name the directory of all"
+            )
+
+    def options_of_step(self, target: str, source: str, step: str) -> dict[str, str]:
+        """A step is an iteration of the same target."""
+        if not step.isdigit():
+            raise InputError(
+                f"step {step} of {source} has no number of an iteration, which a Checkpoint 2.0 has: convert it by "
+                "reshard convert --iteration N"
+            )
+        return {"iteration": step}
+
+
+def _last_name(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2]
+
+
+CHECKPOINT2 = _Checkpoint2(
+    name="checkpoint2",
+    description="MindFormers' Checkpoint 2.0, TARGET/iteration_00000040 with metadata, and a tracker that names it; or "
+    "TARGET itself, if that is its name.",
+    model=CommonOptions,
+    one_target=IterationOptions,
+    suffix=".safetensors",
+    refused={
+        "prefix": "the files of a Checkpoint 2.0 have names of their own: leave it out",
+        "encrypt_key": "a Checkpoint 2.0 is .safetensors files, of which MindSpore knows no encrypted ones: name no "
+        "key",
+        "write_crc": "MindFormers reads no CRC in a Checkpoint 2.0: leave it out",
+        "append_info": "a Checkpoint 2.0 has its state of training in common.json: give values with --common",
+    },
+)

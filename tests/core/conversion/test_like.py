@@ -143,7 +143,7 @@ def test_an_unreadable_configuration(text: str, tmp_path: Path, reference: Path)
     ("options", "problem"),
     [
         ({"layout": "ranks"}, "only valid with --layout unified"),
-        ({"unified_naming": "mindspore"}, "makes a Hugging Face directory: leave out --unified-naming"),
+        ({"unified_naming": "mindspore"}, "--like makes a Hugging Face directory: leave out one of the two"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], problem: str, tmp_path: Path) -> None:

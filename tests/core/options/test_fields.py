@@ -1,4 +1,4 @@
-"""Types of fields: prefixes, steps, sizes and ranks."""
+"""Types of fields: steps, sizes and ranks."""
 
 import pytest
 from hypothesis import given
@@ -7,16 +7,6 @@ from hypothesis import strategies as st
 from reshard.core.options.fields import parse_ranks, parse_size
 from reshard.core.runtime.wording import size_text
 from tests.support.requests import refusal, request
-
-
-@pytest.mark.parametrize("prefix", ["a/b", "/", "..", "a..b", ".hidden", "a\\b", "a\0"])
-def test_prefixes_that_lead_elsewhere(prefix: str) -> None:
-    assert refusal(prefix=prefix) == f"--prefix {prefix!r}: must be a plain name: no '/', no '..', no dot in front"
-
-
-@pytest.mark.parametrize("prefix", ["", "checkpoint_", "net-10_5_", "a.b ü"])
-def test_plain_prefixes(prefix: str) -> None:
-    assert request(prefix=prefix).prefix == prefix
 
 
 @pytest.mark.parametrize("step", ["", "10_5", "0_0", "10_5_breakpoint", "40"])

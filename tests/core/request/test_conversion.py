@@ -10,7 +10,9 @@ from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError
 from reshard.core.layouts.unified.names import UnifiedNaming
-from reshard.core.request.conversion import ConversionRequest, OutputFormat, UnmatchedPolicy, build_request
+from reshard.core.request.changing import UnmatchedPolicy
+from reshard.core.request.conversion import ConversionRequest, build_request
+from reshard.core.request.target import OutputFormat
 from reshard.core.runtime.keys import EncryptionMode
 from tests.support.requests import refusal, request
 

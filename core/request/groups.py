@@ -1,5 +1,14 @@
 """Groups of a conversion's options: the same in the command's help and in the forms of deployments."""
 
+from reshard.core.layouts.options import own_names
+from reshard.core.layouts.registry import LAYOUT_OPTIONS
+
+_OF_FILES = (
+    *("format", "prefix", "append_info", "write_crc"),
+    *("encrypt_key", "encrypt_mode", "remove_redundancy", "replicas"),
+)
+_OF_LAYOUTS = tuple(name for name in own_names(LAYOUT_OPTIONS) if name not in _OF_FILES)
+
 GROUPS = {
     "Source and target": (
         *("source_strategy", "target_strategy", "step", "source_prefix", "ranks"),
@@ -9,10 +18,7 @@ GROUPS = {
         *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),
         *("preset", "switch", "training_config", "allow_model"),
     ),
-    "Output": (
-        *("layout", "shards", "iteration", "common", "like", "max_shard_size", "unified_naming", "format", "prefix"),
-        *("append_info", "write_crc", "encrypt_key", "encrypt_mode", "remove_redundancy", "replicas"),
-    ),
+    "Output": ("layout", *_OF_LAYOUTS, *_OF_FILES),
     "Encrypted and damaged sources": ("decrypt_key", "decrypt_mode", "recover", "fault_ranks"),
     "Checks": ("verify", "check_crc", "check_replicas", "trust_strategy", "overwrite", "dry_run"),
     "Detecting saved steps, and retention": (
@@ -22,4 +28,4 @@ GROUPS = {
         *("workers", "memory_limit", "source_storage", "target_storage", "dask_scheduler", "concurrency_limit"),
     ),
 }
-"""Fields of the requests by group; source and target are in none."""
+"""Fields of the requests by group, in the order in which they are shown; source and target are in none."""

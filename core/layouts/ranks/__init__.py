@@ -1,0 +1,1 @@
+"""Rank folders: a file for each rank, and strategy files beside them."""

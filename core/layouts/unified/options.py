@@ -1,0 +1,58 @@
+"""Options of a target that only unified checkpoints know."""
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from reshard.core.layouts.options import LayoutOptions
+from reshard.core.layouts.unified.names import UnifiedNaming
+from reshard.core.options.fields import ShardSize, Url, parse_size
+from reshard.core.options.validation import RequestModel
+
+
+class UnifiedOptions(RequestModel):
+    """Size and names of a unified target's files, and the directory that it is modelled on."""
+
+    like: Url = Field(
+        default="",
+        description="Hugging Face directory to model the target on (unified layout only). Its config.json, with the "
+        "dtype that is written, and its tokenizer are copied; names, shapes and dtypes must match its weights, if it "
+        "has any.",
+    )
+    max_shard_size: ShardSize = Field(
+        default="5GB",
+        title="Largest shard",
+        description="Maximum shard size (unified layout only): 5GB, 512MiB. A larger tensor gets a file of its own.",
+    )
+    unified_naming: UnifiedNaming = Field(
+        default=UnifiedNaming.HUGGINGFACE,
+        title="Naming",
+        description="File names (unified layout only). huggingface: model-00001-of-00003.safetensors and "
+        "model.safetensors.index.json. mindspore: part0.safetensors and param_name_map.json.",
+    )
+
+    @field_validator("unified_naming")
+    @classmethod
+    def _check_naming(cls, value: UnifiedNaming, info: ValidationInfo) -> UnifiedNaming:
+        if value is UnifiedNaming.MINDSPORE and info.data.get("like"):
+            raise ValueError("--like makes a Hugging Face directory: leave out one of the two")
+        return value
+
+    @property
+    def max_shard_bytes(self) -> int:
+        """The maximum shard size in bytes."""
+        return parse_size(self.max_shard_size)
+
+
+UNIFIED = LayoutOptions(
+    name="unified",
+    description="whole tensors, each in one of a few .safetensors files with an index, as Hugging Face's loaders want "
+    "them.",
+    model=UnifiedOptions,
+    suffix=".safetensors",
+    refused={
+        "target_strategy": "whole tensors are cut by no strategy: name no --target-strategy",
+        "prefix": "the files of a unified target have names of their own (--unified-naming): leave it out",
+        "encrypt_key": "a unified target is .safetensors files, of which MindSpore knows no encrypted ones: name no "
+        "key",
+        "remove_redundancy": "a unified target has everything once: leave it out",
+    },
+)

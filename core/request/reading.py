@@ -1,0 +1,137 @@
+"""Options of reading a checkpoint, in parts that requests are composed of.
+
+pydantic takes fields from the last base of a class to the first.
+"""
+
+import os
+from typing import Annotated
+
+from pydantic import Field
+
+from reshard.core.options.fields import (
+    SOURCE_KEY_DESCRIPTION,
+    KeyName,
+    MemoryLimit,
+    Metavar,
+    Ranks,
+    RequiredUrl,
+    Step,
+    StorageName,
+    Url,
+    parse_size,
+    with_key,
+)
+from reshard.core.options.validation import RequestModel
+from reshard.core.runtime.keys import EncryptionMode
+from reshard.core.strategy.integrated_save import IntegratedSave
+
+
+def core_count() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class SourcePlace(RequestModel):
+    """Where the source is, and how it is sharded."""
+
+    source: RequiredUrl = Field(
+        description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, one file, a "
+        "directory of whole tensors with an index, as Hugging Face's, a Checkpoint 2.0 of MindFormers, or a "
+        "Distributed Checkpoint (DCP) of PyTorch. A path or any URL that fsspec knows, without a password."
+    )
+    source_strategy: Url = Field(
+        default="",
+        description="How the source is sharded: a strategy file, or a directory of the ranks' strategy files. Empty: "
+        "by its own records if reshard made it, by its metadata if it is a Checkpoint 2.0 or DCP, else not at all, "
+        "one rank.",
+    )
+    source_storage: StorageName = Field(
+        default="",
+        description="Credential reference for the source, its strategy and the changes: env:NAME, file:PATH or "
+        "block:NAME, whose value is a JSON object of fsspec's storage options. Empty: taken from the environment.",
+    )
+    source_prefix: str = Field(
+        default="", description="One of several runs in the source's folders: CKP or CKP_1, for example."
+    )
+
+
+class Resources(RequestModel):
+    """What the work may use."""
+
+    workers: Annotated[int, Metavar("N")] = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Threads, for as many ranks at once, or several for one; with Dask, of all its processes "
+        "together. 0: one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote "
+        "storage, where they mostly wait for answers.",
+    )
+    memory_limit: MemoryLimit = Field(
+        default="2GiB", description="Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB."
+    )
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """The memory limit in bytes."""
+        return parse_size(self.memory_limit)
+
+    @property
+    def worker_count(self) -> int:
+        """Ranks, or files, that are worked on at once."""
+        return self.workers or core_count()
+
+
+class SourceChecks(RequestModel):
+    """How the source is read, and what is checked of it."""
+
+    check_crc: bool = Field(
+        default=True,
+        title="Check CRC",
+        description="Check the CRC of source files that carry one, before anything is planned or written: reads them "
+        "whole once more. Tensors of DCP are checked as they are read, with --engine direct.",
+    )
+    allow_missing: Annotated[list[str], Metavar("PATTERN")] = Field(
+        default=[],
+        title="Allowed to be missing",
+        description="Patterns (adam_*) of target parameters that the source may lack.",
+    )
+    decrypt_key: KeyName = Field(default="", title="Decryption key", description=SOURCE_KEY_DESCRIPTION)
+    decrypt_mode: Annotated[EncryptionMode, with_key("decrypt_key")] = Field(
+        default=EncryptionMode.AES_GCM, title="Decryption mode", description="How an encrypted source is encrypted."
+    )
+    integrated_save: IntegratedSave = Field(
+        default=IntegratedSave.AUTO,
+        description="yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy "
+        "shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; "
+        "if contents look whole and no shape is known, refuse.",
+    )
+    trust_strategy: bool = Field(
+        default=False,
+        description="Keep to the source's strategy although most sampled contents contradict it, or ranks lack "
+        "parameters that it gives them.",
+    )
+    check_replicas: bool = Field(
+        default=False, description="Compare all replicas of each slice in the source; fail if they differ."
+    )
+
+
+class SourceOptions(SourceChecks, Resources, SourcePlace):
+    """Options of everything that reads a checkpoint."""
+
+
+class FileChoice(RequestModel):
+    """Which of a source's files are read."""
+
+    step: Step = Field(
+        default="",
+        description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint "
+        "2.0, the iteration: 40. Empty: the newest that every rank has, or the iteration that the tracker names.",
+    )
+    recover: bool = Field(
+        default=False,
+        description="If source files are missing, truncated, fail their CRC or are named as faulty, read their slices "
+        "from other ranks that hold the same, and report it.",
+    )
+    fault_ranks: Annotated[Ranks, Metavar("3,7")] = Field(
+        default="", title="Faulty ranks", description="Source ranks (3,7) whose files to ignore; needs 'recover'."
+    )

@@ -1,0 +1,104 @@
+"""Options of a conversion's target, in parts: its place, its layout, its files and what is checked of them."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.verify_level import VerifyLevel
+from reshard.core.layouts.options import described, with_options_of
+from reshard.core.layouts.registry import LAYOUT_OPTIONS
+from reshard.core.options.fields import (
+    TARGET_KEY_DESCRIPTION,
+    KeyName,
+    Metavar,
+    RequiredUrl,
+    StorageName,
+    Url,
+    with_key,
+)
+from reshard.core.options.validation import RequestModel
+from reshard.core.runtime.keys import EncryptionMode
+
+
+class OutputFormat(StrEnum):
+    """Kind of the target's files."""
+
+    SAME = "same"
+    CKPT = "ckpt"
+    SAFETENSORS = "safetensors"
+
+
+class TargetPlace(RequestModel):
+    """Where the target is, and how it is sharded."""
+
+    target: RequiredUrl = Field(
+        description="The directory to make, with rank_0, rank_1, … in it; it appears when all of it is complete."
+    )
+    target_strategy: Url = Field(
+        default="",
+        description="How to shard the target: a strategy file, or a directory of them. Empty: whole, one rank.",
+    )
+    target_storage: StorageName = Field(
+        default="", description="Credential reference for the target and its strategy, in the same forms."
+    )
+
+
+@with_options_of(LAYOUT_OPTIONS)
+class TargetLayoutOptions(RequestModel):
+    """How the target lies in its directory, with the options that only one layout knows."""
+
+    format: OutputFormat = Field(
+        default=OutputFormat.SAME, description="Kind of the target's files; same: the source's."
+    )
+    layout: TargetLayout = Field(default=TargetLayout.RANKS, description=described(LAYOUT_OPTIONS))
+
+
+class TargetFiles(RequestModel):
+    """How the target's files are written and checked."""
+
+    verify: VerifyLevel = Field(
+        default=VerifyLevel.CHECKSUM,
+        title="Verification",
+        description="structure: names, dtypes and shapes. checksum: also every byte, read back from the target. "
+        "content: also every value of every copy, against the source's. none: no check.",
+    )
+    encrypt_key: KeyName = Field(default="", title="Encryption key", description=TARGET_KEY_DESCRIPTION)
+    encrypt_mode: Annotated[EncryptionMode, with_key("encrypt_key")] = Field(
+        default=EncryptionMode.AES_GCM, title="Encryption mode", description="How the target is encrypted."
+    )
+    write_crc: bool = Field(
+        default=False,
+        title="Write CRC",
+        description="Give the target's files a CRC, which MindSpore checks with crc_check.",
+    )
+    remove_redundancy: bool = Field(
+        default=False,
+        description="Keep a slice that several target ranks share on some of them only; MindSpore loads such a "
+        "checkpoint with remove_redundancy=True.",
+    )
+    replicas: Annotated[int, Metavar("N")] = Field(
+        default=1, ge=1, description="Copies of each slice to keep when redundancy is removed."
+    )
+
+    @field_validator("encrypt_key")
+    @classmethod
+    def _check_encrypted_format(cls, value: str, info: ValidationInfo) -> str:
+        if value and info.data.get("format") is OutputFormat.SAFETENSORS:
+            raise ValueError("MindSpore knows no encrypted .safetensors files: choose the format ckpt, or name no key")
+        return value
+
+    @field_validator("write_crc")
+    @classmethod
+    def _check_no_crc_of_encrypted(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("encrypt_key"):
+            raise ValueError("an encrypted file has no CRC (MindSpore): choose one of the two")
+        return value
+
+    @field_validator("replicas")
+    @classmethod
+    def _check_replicas(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and not info.data.get("remove_redundancy", True):
+            raise ValueError("only valid with --remove-redundancy")
+        return value
