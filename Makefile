@@ -109,6 +109,7 @@ bench: $(INSTALLED) $(JUDGE) $(TORCH_JUDGE) ## measures against cp, rclone, Mind
 
 docs: $(INSTALLED) ## a site with search, of README and docs/, in build/site; dead links are errors
 	$(RUN) docs.write_cli_reference
+	$(RUN) docs.write_keywords
 	$(RUN) sphinx --quiet --fail-on-warning --keep-going --conf-dir docs/site . build/site
 	@echo "open build/site/index.html"
 

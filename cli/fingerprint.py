@@ -10,24 +10,19 @@ from reshard.cli.output import print_json, print_line
 from reshard.cli.parameters import PATH
 from reshard.cli.progress import shown_progress
 from reshard.cli.requests import RequestCommand
-from reshard.core.request.source import FingerprintRequest
+from reshard.core.request.source import FINGERPRINT_OPTIONS, FingerprintRequest
 from reshard.core.runtime.wording import counted, printable, size_text
 from reshard.flows.blocks import resolvers_for
 
 if TYPE_CHECKING:
     from reshard.core.verification.fingerprint_file import ModelFingerprint
 
-_OPTIONS = (
-    *("source_strategy", "integrated_save", "trust_strategy", "step", "source_prefix"),
-    *("select", "include", "exclude"),
-    *("decrypt_key", "decrypt_mode", "source_storage", "workers", "memory_limit"),
-)
 _NAME_COLUMN = 32
 
 
 @click.command("fingerprint", cls=RequestCommand, request=FingerprintRequest)
 @click.argument("source", type=PATH, metavar="CHECKPOINT")
-@conversion_options(_OPTIONS)
+@conversion_options(FINGERPRINT_OPTIONS)
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the fingerprints as JSON, which 'reshard diff' accepts as a side."
 )

@@ -11,26 +11,14 @@ from reshard.cli.rank_tables import Column, print_rank_table, rank_column, ranks
 from reshard.cli.requests import RequestCommand
 from reshard.cli.storages import resources_named_in
 from reshard.core.request.conversion import ConversionRequest
-from reshard.core.request.source import SourceRequest
+from reshard.core.request.source import RECOVERY_OPTIONS, SourceRequest
 from reshard.core.runtime.wording import counted, ranks_text
 
 if TYPE_CHECKING:
     from reshard.core.source.damage import Substitute
     from reshard.core.source.recovery import LostRank, RecoveryReport
 
-_OPTIONS = (
-    "source_strategy",
-    "source_storage",
-    "integrated_save",
-    "trust_strategy",
-    "step",
-    "source_prefix",
-    "workers",
-    "check_crc",
-    "allow_missing",
-    "decrypt_key",
-    "decrypt_mode",
-)
+_OPTIONS = tuple(name for name in RECOVERY_OPTIONS if name != "fault_ranks")
 _MAX_LISTED = 200
 
 

@@ -1,7 +1,7 @@
 """Keyword arguments of the functions in `reshard`, for editors and type checkers.
 
-Names, defaults and meanings are those of the command line: `reshard convert --help` describes each. Requests (see
-`reshard.ConversionRequest`) check the values.
+Names, defaults and meanings are those of the command line. Requests (see `reshard.ConversionRequest`) check the values.
+`python -m docs.write_keywords` writes this module from the fields of requests.
 """
 
 import os
@@ -20,116 +20,105 @@ PathOrUrl = str | os.PathLike[str]
 """A path, or a URL with a protocol that fsspec knows, without a password."""
 Texts = list[str] | tuple[str, ...]
 """Several texts; a single one is refused."""
-SelectionName = Selection | Literal["all", "weights-only"]
-IntegratedSaveName = IntegratedSave | Literal["auto", "yes", "no"]
 EncryptionModeName = EncryptionMode | Literal["AES-GCM", "AES-CBC", "SM4-CBC"]
+IntegratedSaveName = IntegratedSave | Literal["auto", "yes", "no"]
+OutputFormatName = OutputFormat | Literal["same", "ckpt", "safetensors"]
+OverflowPolicyName = OverflowPolicy | Literal["fail", "allow"]
+SelectionName = Selection | Literal["all", "weights-only"]
+TargetLayoutName = TargetLayout | Literal["ranks", "unified", "checkpoint2", "dcp"]
+UnifiedNamingName = UnifiedNaming | Literal["huggingface", "mindspore"]
+UnmatchedPolicyName = UnmatchedPolicy | Literal["drop", "fail"]
 VerifyLevelName = VerifyLevel | Literal["none", "structure", "checksum", "content"]
 
 
-class SelectionOptions(TypedDict, total=False):
-    """Which parameters of a checkpoint count.
+class TransformOptions(TypedDict, total=False):
+    r"""How parameters are read and changed on their way to the target.
 
     Attributes:
-        select: `weights-only` leaves out what only training needs.
-        include: shell-style patterns of parameters to take; empty: all.
-        exclude: shell-style patterns of parameters to leave out.
+        source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
+        integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
+            shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
+            if contents look whole and no shape is known, refuse.
+        unmatched: Parameters of the source's strategy that the target's lacks (optimizer state, often): drop and report
+            them, or fail.
+        allow_missing: Patterns (adam_*) of target parameters that the source may lack.
+        shared_parameters: If several pipeline stages of the source hold a parameter, such as tied embeddings, with
+            different contents: first, take the first stage's; a number, that stage's; fail.
+        select: weights-only: without optimizer moments, gradient accumulators, loss scale and other training state.
+        include: Patterns (model.layers.*) of source parameters to convert. Empty: all.
+        exclude: Patterns of source parameters to leave out.
+        rename: OLD=NEW, a parameter's name and its new one; or re:PATTERN=NEW, a regular expression of whole names and
+            what they become, with its groups (re:layers\.(\d+)\.(.*)=h.\1.\2). The first match counts.
+        cast: PATTERN=DTYPE (*=bfloat16): floating-point parameters that get another dtype, rounded to the nearest. The
+            first match counts.
+        cast_overflow: If finite values become infinite in the dtype that they are cast to: fail, or allow it and report
+            how many do.
+        transpose: Patterns of parameters whose axes are reversed. The first match counts.
+        changes: A YAML or JSON file that declares all these changes, and splits and joins of fused parameters (qkv,
+            gate-up) as well. Options take precedence over it.
+        preset: The model's family (qwen3; reshard presets lists them), by which MindFormers' names and layouts become
+            Hugging Face's, or the other way round, as the source's names tell; or a document of your own.
+        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.
+        training_config: The training's YAML, from which the preset reads such facts.
+        allow_model: A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model
+            must have the names and layouts of the preset's family.
+        append_info: NAME=VALUE (epoch_num=5) for every target file, in place of the source's value of that name. A
+            value is true or false, a number, or else text; after text: it is always text (version=text:2.0).
+        decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the UTF-8
+            bytes of the value, unless that begins with hex: or base64:. Empty: the source is not encrypted.
+        decrypt_mode: How an encrypted source is encrypted.
+        check_crc: Check the CRC of source files that carry one, before anything is planned or written: reads them whole
+            once more. Tensors of DCP are checked as they are read, with --engine direct.
+        check_replicas: Compare all replicas of each slice in the source; fail if they differ.
+        trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
+            parameters that it gives them.
+        workers: Threads, for as many ranks at once, or several for one; with Dask, of all its processes together. 0:
+            one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
+            where they mostly wait for answers.
+        memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
+        source_storage: Credential reference for the source, its strategy and the changes: env:NAME, file:PATH or
+            block:NAME, whose value is a JSON object of fsspec's storage options. Empty: taken from the environment.
+        target_storage: Credential reference for the target and its strategy, in the same forms.
     """
 
+    source_prefix: str
+    integrated_save: IntegratedSaveName
+    unmatched: UnmatchedPolicyName
+    allow_missing: Texts
+    shared_parameters: str
     select: SelectionName
     include: Texts
     exclude: Texts
-
-
-class ResourceOptions(TypedDict, total=False):
-    """What the work may use.
-
-    Attributes:
-        workers: threads; 0: one for each core, more for remote storage.
-        memory_limit: for the buffers of all workers together, such as `2GiB`.
-    """
-
-    workers: int
-    memory_limit: str
-
-
-class SourceOptions(TypedDict, total=False):
-    """How a source is read.
-
-    Attributes:
-        source_storage: name of the source's storage options: `env:NAME`, `file:PATH` or `block:NAME`.
-        source_prefix: which of several runs in the source's folders.
-        integrated_save: whether every rank holds whole tensors, whatever its strategy cuts.
-        decrypt_key: name of the source's key: `env:NAME`, `file:PATH` or `block:NAME`.
-        decrypt_mode: how the source is encrypted.
-    """
-
-    source_storage: str
-    source_prefix: str
-    integrated_save: IntegratedSaveName
-    decrypt_key: str
-    decrypt_mode: EncryptionModeName
-
-
-class TrustOptions(TypedDict, total=False):
-    """Whether a source's strategy stays that its files contradict.
-
-    Attributes:
-        trust_strategy: keep to the strategy although contents contradict it, or ranks lack parameters that it gives
-            them.
-    """
-
-    trust_strategy: bool
-
-
-class TransformOptions(SelectionOptions, SourceOptions, TrustOptions, ResourceOptions, total=False):
-    """How parameters are read and changed on their way to the target.
-
-    Attributes:
-        target_storage: name of the storage options of the target and its strategy.
-        rename: `OLD=NEW` or `re:PATTERN=NEW`.
-        cast: `PATTERN=DTYPE`, such as `*=bfloat16`.
-        cast_overflow: fail, or allow finite values to become infinite by a cast.
-        transpose: shell-style patterns of parameters whose axes are reversed.
-        changes: a YAML or JSON document that declares changes, splits and joins of parameters as well.
-        preset: the model's family, such as `qwen3`, or a document of your own: MindFormers' names and layouts become
-            Hugging Face's, or the other way round.
-        switch: `NAME=VALUE`, a fact that the preset needs and the checkpoint does not hold.
-        training_config: the training's YAML, from which the preset reads such facts.
-        allow_model: values of `model_type` in config.json to convert although the preset does not list them.
-        check_crc: check the CRC of source files that have one, as those of DCP: reads all of them whole, also for a
-            plan, and in each process that loads a rank. `convert` checks DCP's as it reads them.
-        unmatched: what happens to parameters that the target's strategy lacks.
-        allow_missing: shell-style patterns of target parameters that the source need not have.
-        append_info: `NAME=VALUE` for every target file.
-        check_replicas: compare all replicas of each slice; fail if they differ.
-        shared_parameters: `first`, `fail` or the number of the stage whose copy of a tied parameter is taken.
-    """
-
-    target_storage: str
     rename: Texts
     cast: Texts
-    cast_overflow: OverflowPolicy | Literal["fail", "allow"]
+    cast_overflow: OverflowPolicyName
     transpose: Texts
     changes: PathOrUrl
     preset: PathOrUrl
     switch: Texts
     training_config: PathOrUrl
     allow_model: Texts
-    check_crc: bool
-    unmatched: UnmatchedPolicy | Literal["drop", "fail"]
-    allow_missing: Texts
     append_info: Texts
+    decrypt_key: str
+    decrypt_mode: EncryptionModeName
+    check_crc: bool
     check_replicas: bool
-    shared_parameters: str
+    trust_strategy: bool
+    workers: int
+    memory_limit: str
+    source_storage: str
+    target_storage: str
 
 
 class StepOptions(TypedDict, total=False):
     """Which files of the source are read.
 
     Attributes:
-        step: epoch and step, such as `10_5`; empty: the newest that every rank has.
-        recover: take slices of lost ranks from other ranks that hold the same.
-        fault_ranks: source ranks whose files are not read, such as `3,7`; needs `recover`.
+        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
+            iteration: 40. Empty: the newest that every rank has, or the iteration that the tracker names.
+        recover: If source files are missing, truncated, fail their CRC or are named as faulty, read their slices from
+            other ranks that hold the same, and report it.
+        fault_ranks: Source ranks (3,7) whose files to ignore; needs 'recover'.
     """
 
     step: str
@@ -141,37 +130,47 @@ class WriteOptions(TypedDict, total=False):
     """How the target's files are written.
 
     Attributes:
-        format: kind of the target's files.
-        layout: `unified` for whole tensors in files with an index, as Hugging Face's loaders want them; `checkpoint2`
-            for MindFormers' Checkpoint 2.0; `dcp` for PyTorch's Distributed Checkpoint.
-        common: `KEY=VALUE` for common.json of a Checkpoint 2.0.
-        like: Hugging Face directory to model a unified target on: its configuration and tokenizer are copied.
-        max_shard_size: maximum shard size of a unified target, such as `5GB`.
-        shards: number of files of a DCP target without a strategy; 0: 8.
-        unified_naming: names of a unified target's files.
-        prefix: target files are `rank_{r}/{prefix}{r}.{format}`.
-        verify: how closely the target is checked before it counts.
-        encrypt_key: name of the key that encrypts the target.
-        encrypt_mode: how the target is encrypted.
-        write_crc: give the target's files a CRC.
-        remove_redundancy: write only `replicas` copies of each slice.
-        replicas: how many copies of each slice stay when redundancy is removed.
+        layout: ranks: a file for each target rank. unified: whole tensors, each in one of a few .safetensors files with
+            an index, as Hugging Face's loaders want them. checkpoint2: MindFormers' Checkpoint 2.0,
+            TARGET/iteration_00000040 with metadata, and a tracker that names it; or TARGET itself, if that is its name.
+            dcp: PyTorch's Distributed Checkpoint, .distcp files and .metadata, which any number of processes can load.
+        shards: Number of files to divide the rows of every tensor among, as FSDP does (dcp layout without a target
+            strategy only). 0: 8.
+        common: KEY=VALUE (loss_scale=65536, epoch_num=null) for common.json, in place of the source's value
+            (checkpoint2 layout only).
+        like: Hugging Face directory to model the target on (unified layout only). Its config.json, with the dtype that
+            is written, and its tokenizer are copied; names, shapes and dtypes must match its weights, if it has any.
+        max_shard_size: Maximum shard size (unified layout only): 5GB, 512MiB. A larger tensor gets a file of its own.
+        unified_naming: File names (unified layout only). huggingface: model-00001-of-00003.safetensors and
+            model.safetensors.index.json. mindspore: part0.safetensors and param_name_map.json.
+        format: Kind of the target's files; same: the source's.
+        prefix: Target files are rank_{r}/{prefix}{r}.{format}.
+        write_crc: Give the target's files a CRC, which MindSpore checks with crc_check.
+        encrypt_key: Encrypt the target's files and their records with the key of this reference: env:NAME, file:PATH or
+            block:NAME. The key is the UTF-8 bytes of the value, unless that begins with hex: or base64:. Empty: the
+            target is not encrypted.
+        encrypt_mode: How the target is encrypted.
+        remove_redundancy: Keep a slice that several target ranks share on some of them only; MindSpore loads such a
+            checkpoint with remove_redundancy=True.
+        replicas: Copies of each slice to keep when redundancy is removed.
+        verify: structure: names, dtypes and shapes. checksum: also every byte, read back from the target. content: also
+            every value of every copy, against the source's. none: no check.
     """
 
-    format: OutputFormat | Literal["same", "ckpt", "safetensors"]
-    layout: TargetLayout | Literal["ranks", "unified", "checkpoint2", "dcp"]
+    layout: TargetLayoutName
+    shards: int
     common: Texts
     like: PathOrUrl
     max_shard_size: str
-    shards: int
-    unified_naming: UnifiedNaming | Literal["huggingface", "mindspore"]
+    unified_naming: UnifiedNamingName
+    format: OutputFormatName
     prefix: str
-    verify: VerifyLevelName
+    write_crc: bool
     encrypt_key: str
     encrypt_mode: EncryptionModeName
-    write_crc: bool
     remove_redundancy: bool
     replicas: int
+    verify: VerifyLevelName
 
 
 class LoadOptions(TransformOptions, StepOptions, total=False):
@@ -182,71 +181,147 @@ class ConvertOptions(TransformOptions, StepOptions, WriteOptions, total=False):
     """Options of `reshard.convert` and `reshard.plan`.
 
     Attributes:
-        ranks: only these target ranks, such as `0-3,7`; empty: all.
-        overwrite: replace what is at the target.
-        iteration: number of a Checkpoint 2.0's iteration; empty: the source's.
+        ranks: Convert only these target ranks (0-3,7), or files of a unified target, counted from 0; other machines
+            convert the rest. Empty: all.
+        iteration: Number of the iteration to write (checkpoint2 layout only). Empty: the source's, or the one in
+            TARGET's name.
+        overwrite: Replace the checkpoint at the target; it stays until the new one is complete.
     """
 
     ranks: str
-    overwrite: bool
     iteration: str
+    overwrite: bool
 
 
 class LatestOptions(TransformOptions, WriteOptions, total=False):
     """Options of `reshard.convert_latest`.
 
     Attributes:
-        settle_seconds: a step is complete when none of its files has changed for so many seconds.
-        patience_seconds: skip an incomplete newer step that has not changed for so many seconds.
-        keep_checkpoint_max: how many conversions stay in the target; 0: all.
-        keep_checkpoint_per_n_minutes: one of the conversions made within so many minutes stays; 0: all.
-        dry_run: say what would be done; write, remove and wait for nothing.
+        dry_run: Report what would be done; write, remove and wait for nothing.
+        settle_seconds: Seconds without a change to any of its files after which a step is complete.
+        patience_seconds: An incomplete newer step is awaited while it keeps changing; seconds without a change after
+            which it is skipped.
+        keep_checkpoint_max: How many conversions of this source to keep in the target, the newest; older ones are
+            removed even while somebody reads them. 0: all.
+        keep_checkpoint_per_n_minutes: Of conversions that were made within so many minutes keep one, and always the
+            newest. Counts only if 'keep at most' is 0. 0: keep all.
     """
 
+    dry_run: bool
     settle_seconds: int
     patience_seconds: int
     keep_checkpoint_max: int
     keep_checkpoint_per_n_minutes: int
-    dry_run: bool
 
 
-class DoctorOptions(SourceOptions, total=False):
+class DoctorOptions(TypedDict, total=False):
     """Options of `reshard.doctor`.
 
     Attributes:
-        step: epoch and step, such as `10_5`; empty: the newest that every rank has.
+        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
+            iteration: 40. Empty: the newest that every rank has, or the iteration that the tracker names.
+        source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
+        integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
+            shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
+            if contents look whole and no shape is known, refuse.
+        decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the UTF-8
+            bytes of the value, unless that begins with hex: or base64:. Empty: the source is not encrypted.
+        decrypt_mode: How an encrypted source is encrypted.
+        source_storage: Credential reference for the source, its strategy and the changes: env:NAME, file:PATH or
+            block:NAME, whose value is a JSON object of fsspec's storage options. Empty: taken from the environment.
     """
 
     step: str
+    source_prefix: str
+    integrated_save: IntegratedSaveName
+    decrypt_key: str
+    decrypt_mode: EncryptionModeName
+    source_storage: str
 
 
-class FingerprintOptions(SelectionOptions, DoctorOptions, TrustOptions, ResourceOptions, total=False):
-    """Options of `reshard.fingerprint`."""
+class FingerprintOptions(DoctorOptions, total=False):
+    """Options of `reshard.fingerprint`.
+
+    Attributes:
+        select: weights-only: without optimizer moments, gradient accumulators, loss scale and other training state.
+        include: Patterns (model.layers.*) of source parameters to convert. Empty: all.
+        exclude: Patterns of source parameters to leave out.
+        trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
+            parameters that it gives them.
+        workers: Threads, for as many ranks at once, or several for one; with Dask, of all its processes together. 0:
+            one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
+            where they mostly wait for answers.
+        memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
+    """
+
+    select: SelectionName
+    include: Texts
+    exclude: Texts
+    trust_strategy: bool
+    workers: int
+    memory_limit: str
 
 
-class DiffOptions(SelectionOptions, ResourceOptions, total=False):
+class RecoverOptions(DoctorOptions, total=False):
+    """Options of `reshard.recover`.
+
+    Attributes:
+        allow_missing: Patterns (adam_*) of target parameters that the source may lack.
+        fault_ranks: Source ranks (3,7) whose files to ignore; needs 'recover'.
+        check_crc: Check the CRC of source files that carry one, before anything is planned or written: reads them whole
+            once more. Tensors of DCP are checked as they are read, with --engine direct.
+        trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
+            parameters that it gives them.
+        workers: Threads, for as many ranks at once, or several for one; with Dask, of all its processes together. 0:
+            one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
+            where they mostly wait for answers.
+    """
+
+    allow_missing: Texts
+    fault_ranks: str
+    check_crc: bool
+    trust_strategy: bool
+    workers: int
+
+
+class DiffOptions(TypedDict, total=False):
     """Options of `reshard.diff`; those that end in `_a` and `_b` are about one of the two checkpoints.
 
     Attributes:
-        step_a: epoch and step, such as `10_5`; empty: the newest that every rank has.
-        step_b: the same for B.
-        integrated_save_a: `yes` if every rank holds whole tensors, whatever its strategy cuts.
-        integrated_save_b: the same for B.
-        trust_strategy_a: keep to A's strategy although contents contradict it, or ranks lack parameters that it gives
+        step_a: Epoch and step, as in its file names: 10_5. Empty: the newest that every rank has.
+        step_b: Epoch and step of B.
+        integrated_save_a: yes: every rank of A holds whole tensors (integrated_save), whatever its strategy shards. no:
+            ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; if contents
+            look whole and no shape is known, refuse.
+        integrated_save_b: The same for the ranks of B.
+        trust_strategy_a: Keep to A's strategy although contents contradict it, or ranks lack parameters that it gives
             them.
-        trust_strategy_b: the same for B.
-        preset: compare what A becomes by a model family's preset, such as `qwen3`, or by a document of your own.
-        changes: compare what A becomes by a document of changes, after a preset's.
-        switch: `NAME=VALUE`, a fact that the preset needs and the checkpoint does not hold.
-        training_config: the training's YAML, from which the preset reads such facts.
-        allow_model: values of `model_type` in config.json to compare although the preset does not list them.
-        ignore_dtype: count values as equal that are so once cast to the narrower dtype.
-        decrypt_key_a: key reference: `env:NAME`, `file:PATH` or `block:NAME`.
-        decrypt_key_b: the same for B.
-        decrypt_mode_a: how the checkpoint is encrypted.
-        decrypt_mode_b: the same for B.
-        storage_a: credential reference: `env:NAME`, `file:PATH` or `block:NAME`.
-        storage_b: the same for B.
+        trust_strategy_b: The same for B.
+        select: weights-only: do not compare optimizer moments, gradient accumulators, loss scale and other training
+            state.
+        include: Patterns (model.layers.*) of parameters to compare, by the names of A or of B. Empty: all.
+        exclude: Patterns of parameters to ignore, by the names of A or of B.
+        preset: Compare what A becomes by this model family's preset (qwen3; reshard presets lists them): B may be its
+            export to Hugging Face's names, or what it was made from.
+        changes: Compare what A becomes by this document of declared changes, after a preset's if there is one: B may be
+            what was converted with it. Its selection holds for A.
+        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.
+        training_config: The training's YAML, from which the preset reads such facts.
+        allow_model: A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model
+            must have the names and layouts of the preset's family.
+        ignore_dtype: Compare floating-point parameters of different dtypes after casting the wider dtype to the other.
+        decrypt_key_a: Key reference for an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is the
+            UTF-8 bytes of the value, unless that begins with hex: or base64:. Empty: it is not encrypted.
+        decrypt_mode_a: How A is encrypted, if it is.
+        decrypt_key_b: Key reference for an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is the
+            UTF-8 bytes of the value, unless that begins with hex: or base64:. Empty: it is not encrypted.
+        decrypt_mode_b: How B is encrypted, if it is.
+        storage_a: Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec's
+            storage options. Empty: taken from the environment.
+        storage_b: Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec's
+            storage options. Empty: taken from the environment.
+        workers: Threads. 0: one for each core.
+        memory_limit: Memory for the buffers of all workers: 2GiB, 512MiB. Less memory, fewer workers at once.
     """
 
     step_a: str
@@ -255,6 +330,9 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
     integrated_save_b: IntegratedSaveName
     trust_strategy_a: bool
     trust_strategy_b: bool
+    select: SelectionName
+    include: Texts
+    exclude: Texts
     preset: PathOrUrl
     changes: PathOrUrl
     switch: Texts
@@ -262,47 +340,38 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
     allow_model: Texts
     ignore_dtype: bool
     decrypt_key_a: str
-    decrypt_key_b: str
     decrypt_mode_a: EncryptionModeName
+    decrypt_key_b: str
     decrypt_mode_b: EncryptionModeName
     storage_a: str
     storage_b: str
-
-
-class RecoverOptions(DoctorOptions, TrustOptions, total=False):
-    """Options of `reshard.recover`.
-
-    Attributes:
-        workers: threads; 0: one for each core, more for remote storage.
-        check_crc: check the CRC of files that have one.
-        allow_missing: shell-style patterns of parameters that need not be there.
-        fault_ranks: source ranks whose files are not looked at, such as `3,7`.
-    """
-
     workers: int
-    check_crc: bool
-    allow_missing: Texts
-    fault_ranks: str
+    memory_limit: str
 
 
 class VerifyOptions(TypedDict, total=False):
     """Options of `reshard.verify`.
 
     Attributes:
-        level: `structure`: names, dtypes and shapes. `checksum`: also every byte. `content`: also every value, against
-            the source's.
-        storage: name of the target's storage options: `env:NAME`, `file:PATH` or `block:NAME`.
-        decrypt_key: name of the target's key, if it is encrypted.
-        decrypt_mode: how the target is encrypted.
-        source_storage: as `storage`, for the source, which the level `content` reads.
-        source_decrypt_key: as `decrypt_key`, for the source.
-        source_decrypt_mode: as `decrypt_mode`, for the source.
+        level: structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while
+            writing, and the CRC of files that have one. content: also every value, against the source's, which has to
+            be where it was.
+        decrypt_key: Key reference for an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is the UTF-8
+            bytes of the value, unless that begins with hex: or base64:. Empty: it is not encrypted.
+        decrypt_mode: How an encrypted checkpoint is encrypted.
+        storage: Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec's
+            storage options. Empty: taken from the environment.
+        source_storage: Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of
+            fsspec's storage options. Empty: taken from the environment.
+        source_decrypt_key: Key reference for an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is the
+            UTF-8 bytes of the value, unless that begins with hex: or base64:. Empty: it is not encrypted.
+        source_decrypt_mode: How an encrypted source is encrypted.
     """
 
     level: VerifyLevelName
-    storage: str
     decrypt_key: str
     decrypt_mode: EncryptionModeName
+    storage: str
     source_storage: str
     source_decrypt_key: str
     source_decrypt_mode: EncryptionModeName

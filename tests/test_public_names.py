@@ -15,6 +15,7 @@ import reshard
 import reshard.api
 import reshard.core.errors
 import reshard.errors
+from docs.write_keywords import MODULE, module_text
 from reshard import options
 from reshard.cli.main import _COMMANDS as COMMANDS
 from reshard.core.checkpoint.verify_level import VerifyLevel
@@ -121,6 +122,10 @@ def kinds_of(hint: Any) -> frozenset[Any]:
         return frozenset(map(str, hint))
     # a path is given as a text
     return frozenset({str if hint in get_args(options.PathOrUrl) or get_origin(hint) else hint})
+
+
+def test_keywords_are_up_to_date() -> None:
+    assert MODULE.read_text(encoding="utf-8") == module_text(), "run: python -m docs.write_keywords"
 
 
 def test_every_option_is_described() -> None:

@@ -5,8 +5,8 @@ from typing import Annotated
 from pydantic import Field, ValidationInfo, field_validator
 
 from reshard.core.errors import InputError
+from reshard.core.layouts.all_options import LAYOUT_OPTIONS, layout_options_of
 from reshard.core.layouts.options import LayoutOptions, with_one_target_options_of
-from reshard.core.layouts.registry import LAYOUT_OPTIONS, layout_options_of
 from reshard.core.options.fields import NAME_METAVAR, DaskScheduler, Ranks, parse_ranks
 from reshard.core.options.validation import RequestModel, build_options
 from reshard.core.request.changing import ChangeOptions, MatchingOptions

@@ -1,7 +1,7 @@
 """Groups of a conversion's options: the same in the command's help and in the forms of deployments."""
 
+from reshard.core.layouts.all_options import LAYOUT_OPTIONS
 from reshard.core.layouts.options import own_names
-from reshard.core.layouts.registry import LAYOUT_OPTIONS
 
 _OF_FILES = (
     *("format", "prefix", "append_info", "write_crc"),

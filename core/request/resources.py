@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from reshard.core.changes.option_types import is_own_preset
-from reshard.core.layouts.registry import LAYOUT_OPTIONS
+from reshard.core.layouts.all_options import LAYOUT_OPTIONS
 from reshard.core.options.fields import URL_METAVAR, metavar_of
 from reshard.core.request.conversion import ConversionOptions
 from reshard.core.request.source import SourceRequest

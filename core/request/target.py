@@ -7,8 +7,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
+from reshard.core.layouts.all_options import LAYOUT_OPTIONS
 from reshard.core.layouts.options import described, with_options_of
-from reshard.core.layouts.registry import LAYOUT_OPTIONS
 from reshard.core.options.fields import (
     TARGET_KEY_DESCRIPTION,
     KeyName,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
+from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.errors import InputError
 from reshard.core.layouts.checkpoint2.common_texts import Number, parse_common_texts
 from reshard.core.layouts.checkpoint2.names import iteration_name, parse_iteration
@@ -90,8 +91,8 @@ def _last_name(url: str) -> str:
     return url.rstrip("/").rpartition("/")[2]
 
 
-CHECKPOINT2 = _Checkpoint2(
-    name="checkpoint2",
+OPTIONS = _Checkpoint2(
+    name=TargetLayout.CHECKPOINT2,
     description="MindFormers' Checkpoint 2.0, TARGET/iteration_00000040 with metadata, and a tracker that names it; or "
     "TARGET itself, if that is its name.",
     model=CommonOptions,

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.layouts.options import LayoutOptions
 from reshard.core.options.fields import Metavar
 from reshard.core.options.validation import RequestModel
@@ -31,8 +32,8 @@ class DcpOptions(RequestModel):
         return value
 
 
-DCP = LayoutOptions(
-    name="dcp",
+OPTIONS = LayoutOptions(
+    name=TargetLayout.DCP,
     description="PyTorch's Distributed Checkpoint, .distcp files and .metadata, which any number of processes can "
     "load.",
     model=DcpOptions,

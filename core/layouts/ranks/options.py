@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.layouts.options import LayoutOptions
 from reshard.core.options.fields import Prefix
 from reshard.core.options.validation import RequestModel
@@ -15,4 +16,4 @@ class RanksOptions(RequestModel):
     )
 
 
-RANKS = LayoutOptions(name="ranks", description="a file for each target rank.", model=RanksOptions)
+OPTIONS = LayoutOptions(name=TargetLayout.RANKS, description="a file for each target rank.", model=RanksOptions)

@@ -2,6 +2,7 @@
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.layouts.options import LayoutOptions
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.options.fields import ShardSize, Url, parse_size
@@ -42,8 +43,8 @@ class UnifiedOptions(RequestModel):
         return parse_size(self.max_shard_size)
 
 
-UNIFIED = LayoutOptions(
-    name="unified",
+OPTIONS = LayoutOptions(
+    name=TargetLayout.UNIFIED,
     description="whole tensors, each in one of a few .safetensors files with an index, as Hugging Face's loaders want "
     "them.",
     model=UnifiedOptions,

@@ -432,34 +432,6 @@ class TestRefusals:
         convert(iteration_request(tmp_path / "whole.safetensors", tmp_path / "out", **given))
         assert verify_target(str(tmp_path / "out"), VerifyLevel.CONTENT).problems == ()
 
-    @pytest.mark.parametrize(
-        ("options", "said"),
-        [
-            ({"common": ["steps=4"]}, "MindFormers knows no key 'steps' in common.json: epoch_num, step_num,"),
-            ({"common": ["global_step"]}, "'global_step' is not KEY=VALUE"),
-            ({"common": ["step_num=1", "step_num=2"]}, "step_num is given twice"),
-            ({"common": ["step_num=true"]}, "step_num is a number or null in common.json, not 'true'"),
-            ({"common": ["step_num=NaN"]}, "step_num is a number or null in common.json, not 'NaN'"),
-            ({"iteration": "new"}, "must be the number of an iteration, such as 40"),
-            ({"format": "ckpt"}, "writes .safetensors files: leave out --format"),
-            ({"prefix": "net_"}, "the files of a Checkpoint 2.0 have names of their own: leave it out"),
-            ({"write_crc": True}, "MindFormers reads no CRC in a Checkpoint 2.0: leave it out"),
-            ({"append_info": ["epoch_num=1"]}, "give values with --common"),
-            ({"encrypt_key": "env:KEY"}, "of which MindSpore knows no encrypted ones: name no key"),
-            ({"max_shard_size": "1GB"}, "only valid with --layout unified"),
-            ({"layout": "ranks", "iteration": "4"}, "only valid with --layout checkpoint2"),
-            ({"layout": "ranks", "common": ["step_num=4"]}, "only valid with --layout checkpoint2"),
-            (
-                {"target": "out/iteration_00000040", "iteration": "4"},
-                "the target is named after iteration 40: leave it out",
-            ),
-        ],
-    )
-    def test_options(self, options: dict[str, object], said: str) -> None:
-        with pytest.raises(InputError) as caught:
-            build_request(**{"source": "source", "target": "target", "layout": "checkpoint2"} | options)
-        assert said in str(caught.value)
-
     def test_a_text_has_no_place(self, tmp_path: Path) -> None:
         request = TWO_BY_TWO.request(tmp_path / "ranks", format="ckpt", append_info=["version=text:2"])
         convert(request)

@@ -288,24 +288,6 @@ class TestRuns:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"format": "ckpt"}, "writes .distcp files: leave out --format"),
-            ({"prefix": "x"}, "the files of a DCP checkpoint have names of their own"),
-            ({"write_crc": True}, "have a CRC of each tensor anyway"),
-            ({"append_info": ["a=1"]}, "has tensors only"),
-            ({"remove_redundancy": True}, "has every slice once"),
-            ({"encrypt_key": "env:KEY"}, "knows no encrypted files"),
-            ({"shards": 3, "target_strategy": "s"}, "leave out one of the two"),
-            ({"shards": 3, "layout": "unified"}, "only valid with --layout dcp"),
-            ({"shards": -1}, "greater than or equal to 0"),
-        ],
-    )
-    def test_options_that_do_not_go_with_it(self, options: dict[str, object], message: str) -> None:
-        with pytest.raises(InputError, match=message):
-            dcp_request("a", "b", **options)
-
     def test_what_torch_has_no_dtype_for(self, tmp_path: Path) -> None:
         note = ("note", "str", (8,), "hi".encode("utf-32-le"))
         file = checkpoint_bytes(("packed", "Int4", (2,), b"12"), ("rest", "Int8", (1,), b"1"), note)

@@ -139,18 +139,6 @@ def test_an_unreadable_configuration(text: str, tmp_path: Path, reference: Path)
         make_plan(request_of(tmp_path, reference))
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"layout": "ranks"}, "only valid with --layout unified"),
-        ({"unified_naming": "mindspore"}, "--like makes a Hugging Face directory: leave out one of the two"),
-    ],
-)
-def test_options_that_do_not_go_together(options: dict[str, Any], problem: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=problem):
-        request_of(tmp_path, LLAMA.hf, **options)
-
-
 def test_a_finished_directory_is_mended(tmp_path: Path, reference: Path) -> None:
     request, out = request_of(tmp_path, reference), tmp_path / "out"
     convert(request)

@@ -278,31 +278,6 @@ def test_hash_tables_are_refused(tmp_path: Path, target: Path) -> None:
         convert(build_request(source=str(tmp_path / "map.ckpt"), target=str(target), layout="unified"))
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"target_strategy": "x.ckpt"}, "--layout 'unified': whole tensors are cut by no strategy: name no --target"),
-        ({"format": "ckpt"}, "--layout 'unified': writes .safetensors files: leave out --format"),
-        ({"prefix": "net_"}, "--prefix 'net_': the files of a unified target have names of their own"),
-        (
-            {"encrypt_key": "env:KEY"},
-            "--encrypt-key: a unified target is .safetensors files, of which MindSpore knows no",
-        ),
-        ({"remove_redundancy": True}, "--remove-redundancy True: a unified target has everything once"),
-        ({"max_shard_size": "0"}, "--max-shard-size '0': must be at least 1 byte"),
-        ({"layout": "ranks", "max_shard_size": "1GB"}, "--max-shard-size '1GB': only valid with --layout unified"),
-        (
-            {"layout": "ranks", "unified_naming": "mindspore"},
-            "--unified-naming 'mindspore': only valid with --layout un",
-        ),
-    ],
-)
-def test_refused_options(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(InputError) as caught:
-        build_request(**{"source": "a", "target": "b", "layout": "unified"} | options)
-    assert reason in str(caught.value)
-
-
 def test_a_crc_may_be_asked_for(target: Path) -> None:
     unify(target, "5GB", write_crc=True)
     with safe_open(target / "model.safetensors", "np") as file:

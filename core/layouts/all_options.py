@@ -1,0 +1,16 @@
+"""The options that the layouts declare, each in the module `options` of its package."""
+
+from importlib import import_module
+
+from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.layouts.options import LayoutOptions
+
+
+def layout_options_of(name: str) -> LayoutOptions:
+    """Return what the layout of this name declares."""
+    declared: LayoutOptions = import_module(f"reshard.core.layouts.{name}.options").OPTIONS
+    return declared
+
+
+LAYOUT_OPTIONS = tuple(map(layout_options_of, TargetLayout))
+"""In the order of --layout's values."""

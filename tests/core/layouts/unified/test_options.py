@@ -1,0 +1,36 @@
+"""Options of unified targets, and what they refuse."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.requests import refusal
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"target_strategy": "x.ckpt"}, "--layout 'unified': whole tensors are cut by no strategy: name no --target"),
+        ({"format": "ckpt"}, "--layout 'unified': writes .safetensors files: leave out --format"),
+        ({"prefix": "net_"}, "--prefix 'net_': the files of a unified target have names of their own"),
+        (
+            {"encrypt_key": "env:KEY"},
+            "--encrypt-key: a unified target is .safetensors files, of which MindSpore knows no encrypted ones",
+        ),
+        ({"remove_redundancy": True}, "--remove-redundancy True: a unified target has everything once"),
+        ({"max_shard_size": "0"}, "--max-shard-size '0': must be at least 1 byte"),
+        ({"layout": "ranks", "max_shard_size": "1GB"}, "--max-shard-size '1GB': only valid with --layout unified"),
+        ({"layout": "ranks", "unified_naming": "mindspore"}, "--unified-naming 'mindspore': only valid with --layout"),
+        ({"layout": "ranks", "like": "model"}, "--like 'model': only valid with --layout unified"),
+        (
+            {"like": "model", "unified_naming": "mindspore"},
+            "--unified-naming 'mindspore': --like makes a Hugging Face directory: leave out one of the two",
+        ),
+    ],
+)
+def test_refused_options(options: dict[str, Any], reason: str) -> None:
+    assert refusal(**{"layout": "unified"} | options).startswith(reason)
+
+
+def test_a_key_is_not_answered_with_a_format_that_the_layout_lacks() -> None:
+    assert "choose the format ckpt" not in refusal(layout="unified", format="safetensors", encrypt_key="env:KEY")
