@@ -6,8 +6,9 @@ import click
 
 from reshard.cli.convert import log_report, print_report
 from reshard.cli.engine import DRY_RUN, Engine, choose_engine, convert_by, engine_option, report_document
+from reshard.cli.field_options import field_options
 from reshard.cli.logs import is_quiet, log_facts
-from reshard.cli.options import CONVERTING_LATEST, GroupedCommand, conversion_options
+from reshard.cli.options import CONVERTING_LATEST, GroupedCommand
 from reshard.cli.output import print_facts, print_json
 from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.progress import shown_progress
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 @click.command("convert-latest", cls=GroupedCommand, request=LatestConversionRequest)
 @click.argument("source", type=PATH)
 @click.argument("target", type=DIRECTORY)
-@conversion_options(CONVERTING_LATEST, LatestConversionRequest)
+@field_options(CONVERTING_LATEST, LatestConversionRequest)
 @engine_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(request: LatestConversionRequest, engine: str, as_json: bool) -> None:

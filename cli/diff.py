@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from reshard.cli.field_options import field_options
 from reshard.cli.logs import print_note
-from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line, print_more, print_table
 from reshard.cli.parameters import PATH
 from reshard.cli.progress import shown_progress
@@ -27,7 +27,7 @@ _OPTIONS = tuple(name for name in ComparisonRequest.model_fields if name not in 
 @click.command("diff", cls=RequestCommand, request=ComparisonRequest)
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
-@conversion_options(_OPTIONS, ComparisonRequest)
+@field_options(_OPTIONS, ComparisonRequest)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def command(request: ComparisonRequest, as_json: bool) -> int:
     """Compare the checkpoints A and B: are they the same model, whatever their strategies and formats?

@@ -1,21 +1,18 @@
-"""Click options made from the fields of requests: names, help texts, values and defaults."""
+"""The options of conversions: which command has which, and how its help groups them."""
 
 from collections.abc import Callable, Collection
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from reshard.cli.parameters import PATH, STEP, Choice
+from reshard.cli.field_options import Function, field_options
 from reshard.cli.requests import RequestCommand
-from reshard.core.options.fields import STEP_METAVAR, URL_METAVAR, metavar_of
 from reshard.core.request.conversion import ConversionRequest, FlowOptions
 from reshard.core.request.groups import GROUPS
 from reshard.core.request.latest import LatestConversionRequest
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-    from pydantic.fields import FieldInfo
+    pass
 
 _OF_PREFECT = FlowOptions.model_fields.keys()
 _ALL = tuple(name for names in GROUPS.values() for name in names)
@@ -27,20 +24,10 @@ PLANNING = tuple(name for name in CONVERTING if name not in _OF_PREFECT)
 CONVERTING_LATEST = tuple(name for name in _ALL if name in LatestConversionRequest.model_fields)
 """Fields of a scheduled conversion."""
 
-Function = Callable[..., Any]
 
-
-def conversion_options(
-    names: Collection[str], model: type["BaseModel"] = ConversionRequest
-) -> Callable[[Function], Function]:
-    """Add options for these fields of a request to a command, which gets a keyword argument for each."""
-
-    def decorated(command: Function) -> Function:
-        for name in reversed(list(names)):
-            command = _option(name, model.model_fields[name])(command)
-        return command
-
-    return decorated
+def conversion_options(names: Collection[str]) -> Callable[[Function], Function]:
+    """Add options for these fields of a conversion's request to a command; see `field_options`."""
+    return field_options(names, ConversionRequest)
 
 
 class GroupedCommand(RequestCommand):
@@ -56,27 +43,3 @@ class GroupedCommand(RequestCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
-
-
-def _option(name: str, field: "FieldInfo") -> Callable[[Function], Function]:
-    metavar = metavar_of(field)
-    settings: dict[str, Any] = {"help": field.description, "metavar": metavar, "default": field.default}
-    kind = field.annotation
-    option = f"--{name.replace('_', '-')}"
-    if kind is bool:
-        settings |= {"is_flag": True}
-        # a default of True needs an option that switches it off
-        option = f"{option}/--no-{option.removeprefix('--')}" if field.default else option
-    elif kind is int:
-        settings |= {"type": click.INT}
-    elif isinstance(kind, type) and issubclass(kind, StrEnum):
-        settings |= {"type": Choice([str(member) for member in kind]), "default": str(field.default)}
-    elif metavar == URL_METAVAR.text:
-        settings |= {"type": PATH}
-    elif metavar == STEP_METAVAR.text:
-        settings |= {"type": STEP}
-    elif kind == list[str]:
-        settings |= {"multiple": True, "help": f"{field.description} May be given several times."}
-    if kind is not bool and settings["default"]:
-        settings |= {"show_default": True}
-    return click.option(option, name, **settings)

@@ -1,41 +1,23 @@
 """Named storage options and keys for commands, and the options that name them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import click
-
-from reshard.cli.parameters import Choice
+from reshard.cli.field_options import field_options
 from reshard.core.errors import InputError
-from reshard.core.options.fields import KEY_DESCRIPTION, check_key_name, check_mode
+from reshard.core.options.fields import check_key_name, check_mode
+from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.flows.blocks import resolvers_for
 
 if TYPE_CHECKING:
     from reshard.core.request.resources import Naming
 
-storage_option = click.option(
-    "--storage",
-    metavar="NAME",
-    default="",
-    help="Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec's storage "
-    "options. Empty: taken from the environment.",
-)
+storage_option = field_options(("storage",), VerificationRequest)
 """For commands with one storage."""
-
-
-def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --decrypt-key and --decrypt-mode to a command with one storage."""
-    key = click.option("--decrypt-key", metavar="NAME", default="", help=KEY_DESCRIPTION)
-    mode = click.option(
-        "--decrypt-mode",
-        type=Choice([str(mode) for mode in EncryptionMode]),
-        default=str(EncryptionMode.AES_GCM),
-        show_default=True,
-        help="How an encrypted checkpoint is encrypted.",
-    )
-    return key(mode(command))
+key_options = field_options(("decrypt_key", "decrypt_mode"), VerificationRequest)
+"""For commands with one storage, whose files may be encrypted."""
 
 
 @contextmanager

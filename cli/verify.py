@@ -4,14 +4,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from reshard.cli.field_options import field_options
 from reshard.cli.output import print_json, print_line, print_more
-from reshard.cli.parameters import DIRECTORY, Choice
+from reshard.cli.parameters import DIRECTORY
 from reshard.cli.progress import shown_progress
 from reshard.cli.requests import RequestCommand
-from reshard.cli.storages import key_options, storage_option
-from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.request.verification import VerificationRequest
-from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.wording import counted, seconds_text, size_text
 from reshard.flows.blocks import resolvers_for
 
@@ -19,33 +17,12 @@ if TYPE_CHECKING:
     from reshard.core.verification.report import VerificationReport
 
 _MAX_PROBLEMS = 50
-_LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
+_OPTIONS = tuple(name for name in VerificationRequest.model_fields if name != "target")
 
 
 @click.command("verify", cls=RequestCommand, request=VerificationRequest)
 @click.argument("target", type=DIRECTORY)
-@click.option(
-    "--level",
-    type=Choice(_LEVELS),
-    default=str(VerifyLevel.CHECKSUM),
-    show_default=True,
-    help="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while writing, "
-    "and the CRC of files that have one. content: also every value against the source, which has to be where it "
-    "was.",
-)
-@key_options
-@storage_option
-@click.option(
-    "--source-storage", metavar="NAME", default="", help="Like --storage, for the source, which --level content reads."
-)
-@click.option("--source-decrypt-key", metavar="NAME", default="", help="Like --decrypt-key, for an encrypted source.")
-@click.option(
-    "--source-decrypt-mode",
-    type=Choice([str(mode) for mode in EncryptionMode]),
-    default=str(EncryptionMode.AES_GCM),
-    show_default=True,
-    help="How an encrypted source is encrypted.",
-)
+@field_options(_OPTIONS, VerificationRequest)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(request: VerificationRequest, as_json: bool) -> int:
     """Check the converted checkpoint TARGET against its manifest.

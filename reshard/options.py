@@ -354,17 +354,16 @@ class VerifyOptions(TypedDict, total=False):
 
     Attributes:
         level: structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while
-            writing, and the CRC of files that have one. content: also every value, against the source's, which has to
-            be where it was.
+            writing, and the CRC of files that have one. content: also every value against the source, which has to be
+            where it was.
         decrypt_key: Key reference for an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is the UTF-8
             bytes of the value, unless that begins with hex: or base64:. Empty: it is not encrypted.
         decrypt_mode: How an encrypted checkpoint is encrypted.
         storage: Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec's
             storage options. Empty: taken from the environment.
-        source_storage: Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of
-            fsspec's storage options. Empty: taken from the environment.
-        source_decrypt_key: Key reference for an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is the
-            UTF-8 bytes of the value, unless that begins with hex: or base64:. Empty: it is not encrypted.
+        source_storage: Credential reference for the source, which the level content reads, in the same forms.
+        source_decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
+            UTF-8 bytes of the value, unless that begins with hex: or base64:. Empty: the source is not encrypted.
         source_decrypt_mode: How an encrypted source is encrypted.
     """
 

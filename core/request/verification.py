@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
-from reshard.core.options.fields import KeyName, RequiredUrl, StorageName, with_key
+from reshard.core.options.fields import SOURCE_KEY_DESCRIPTION, KeyName, RequiredUrl, StorageName, with_key
 from reshard.core.options.validation import RequestModel
 from reshard.core.runtime.keys import EncryptionMode
 
@@ -18,7 +18,7 @@ class VerificationRequest(RequestModel):
         default=VerifyLevel.CHECKSUM,
         title="Verification",
         description="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken "
-        "while writing, and the CRC of files that have one. content: also every value, against the source's, which "
+        "while writing, and the CRC of files that have one. content: also every value against the source, which "
         "has to be where it was.",
     )
     decrypt_key: KeyName = ""
@@ -26,8 +26,10 @@ class VerificationRequest(RequestModel):
         default=EncryptionMode.AES_GCM, title="Decryption mode", description="How an encrypted checkpoint is encrypted."
     )
     storage: StorageName = ""
-    source_storage: StorageName = Field(default="")
-    source_decrypt_key: KeyName = Field(default="", title="Source decryption key")
+    source_storage: StorageName = Field(
+        default="", description="Credential reference for the source, which the level content reads, in the same forms."
+    )
+    source_decrypt_key: KeyName = Field(default="", title="Source decryption key", description=SOURCE_KEY_DESCRIPTION)
     source_decrypt_mode: Annotated[EncryptionMode, with_key("source_decrypt_key")] = Field(
         default=EncryptionMode.AES_GCM,
         title="Source decryption mode",
