@@ -77,7 +77,7 @@ def outline_target(request: ConversionRequest) -> TargetOutline:
     if request.preset:
         from reshard.core.source.preset_changes import PresetChoice, compiled_for, with_preset  # loads YAML
 
-        choice = PresetChoice.of(request, own_options(request, UnifiedOptions).like)
+        choice = PresetChoice.of(request, request.reference)
         preset = compiled_for(choice, SourceRequest.of(request), strategy)
         changes = with_preset(changes, preset)
     return TargetOutline(request.target_directory, strategy, changes, request.layout.counts_files, preset)
@@ -144,11 +144,10 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         from reshard.core.plan.preset_checks import check_shapes
 
         plan = plan.with_compared_shapes(check_shapes(target.preset, plan.match), CONFIG_NAME)
-    like = own_options(request, UnifiedOptions).like
-    if like:
+    if request.reference:
         from reshard.core.source.reference import read_reference, with_reference
 
-        plan = with_reference(plan, read_reference(like))
+        plan = with_reference(plan, read_reference(request.reference))
     if target.strategy is not None:
         plan = plan.with_notes(*target.strategy.notes)
     plan = plan.with_notes(

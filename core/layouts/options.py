@@ -50,6 +50,10 @@ class LayoutOptions:
         """Return the URL of the directory with the files of a target, whose options are known."""
         return target
 
+    def reference(self, options: BaseModel) -> str:
+        """Return the URL of the checkpoint that a target is modelled on; empty if there is none."""
+        return ""
+
     def check_for_all_steps(self, target: str) -> None:
         """Raise ValueError if a target cannot be the directory of the conversions of all steps."""
 

@@ -39,6 +39,11 @@ class ConversionOptions(
         """What the target's layout says about its options."""
         return layout_options_of(self.layout)
 
+    @property
+    def reference(self) -> str:
+        """URL of the checkpoint that the target is modelled on; empty if there is none."""
+        return self.layout_options.reference(self)
+
 
 @with_one_target_options_of(LAYOUT_OPTIONS)
 class ConversionRequest(FileChoice, ConversionOptions):

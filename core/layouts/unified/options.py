@@ -1,12 +1,13 @@
 """Options of a target that only unified checkpoints know."""
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from reshard.core.checkpoint.target_layout import TargetLayout
-from reshard.core.layouts.options import LayoutOptions
+from reshard.core.layouts.options import LayoutOptions, own_options
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.options.fields import ShardSize, Url, parse_size
 from reshard.core.options.validation import RequestModel
+from reshard.core.runtime.frozen import frozen
 
 
 class UnifiedOptions(RequestModel):
@@ -43,7 +44,16 @@ class UnifiedOptions(RequestModel):
         return parse_size(self.max_shard_size)
 
 
-OPTIONS = LayoutOptions(
+@frozen
+class _Unified(LayoutOptions):
+    """A target may be modelled on a Hugging Face directory."""
+
+    def reference(self, options: BaseModel) -> str:
+        """Return the URL of that directory."""
+        return own_options(options, UnifiedOptions).like
+
+
+OPTIONS = _Unified(
     name=TargetLayout.UNIFIED,
     description="whole tensors, each in one of a few .safetensors files with an index, as Hugging Face's loaders want "
     "them.",

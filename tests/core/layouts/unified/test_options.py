@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.requests import refusal
+from tests.support.requests import refusal, request
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,11 @@ from tests.support.requests import refusal
 )
 def test_refused_options(options: dict[str, Any], reason: str) -> None:
     assert refusal(**{"layout": "unified"} | options).startswith(reason)
+
+
+def test_a_target_is_modelled_on_the_directory_that_like_names() -> None:
+    assert request(layout="unified", like="model").reference == "model"
+    assert request().reference == ""
 
 
 def test_a_key_is_not_answered_with_a_format_that_the_layout_lacks() -> None:
