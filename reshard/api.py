@@ -232,7 +232,10 @@ def plan_load(
     target_strategy: PathOrUrl | None = None,
     **options: Unpack[LoadOptions],
 ) -> LoadPlan:
-    """Look at a source once, to load any of the target's ranks from it, in any number of threads."""
+    """Look at a source once, to load any of the target's ranks from it, in any number of threads.
+
+    With `check_crc`, files that have CRCs are read whole, those of DCP too, in each process that calls this.
+    """
     request = _conversion(plan_load, source, None, source_strategy, target_strategy, options)
     given = {name: getattr(request, name) for name in options}
     strategies = request.source_strategy, request.target_strategy

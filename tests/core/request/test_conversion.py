@@ -1,6 +1,7 @@
 """What may be asked for, and how the rest is refused: by the option's name on the command line."""
 
 import os
+import pickle
 
 import pytest
 from pydantic import ValidationError
@@ -148,3 +149,8 @@ def test_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert request(workers=3).worker_count == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5})
     assert request().worker_count == 3
+
+
+def test_a_request_reaches_other_processes_as_it_is() -> None:
+    asked = request(layout="dcp", shards=4, step="10_5")
+    assert pickle.loads(pickle.dumps(asked)) == asked
