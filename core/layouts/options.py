@@ -18,7 +18,6 @@ Model = TypeVar("Model", bound=BaseModel)
 Value = TypeVar("Value")
 
 _LAYOUT = "layout"
-_SAME_FORMAT = "same"
 
 
 @frozen
@@ -126,7 +125,8 @@ def _check_before(request: type[BaseModel], layout: LayoutOptions, given: Mappin
     for name, why in layout.refused.items():
         if name in given and given[name] != request.model_fields[name].default:
             raise ValueError(why)
-    if layout.suffix and given.get("format", _SAME_FORMAT) not in (_SAME_FORMAT, layout.suffix.removeprefix(".")):
+    of_files = (None, request.model_fields["format"].default, layout.suffix.removeprefix("."))
+    if layout.suffix and given.get("format") not in of_files:
         raise ValueError(f"writes {layout.suffix} files: leave out --format")
 
 

@@ -32,7 +32,11 @@ class FlowOptions(RequestModel):
 class ConversionOptions(
     FlowOptions, MatchingOptions, TargetFiles, ChangeOptions, TargetLayoutOptions, TargetPlace, SourceOptions
 ):
-    """Options of every conversion: of one checkpoint, or of the newest that training has saved."""
+    """Options of every conversion: of one checkpoint, or of the newest that training has saved.
+
+    The bases stand from the last part to the first, as pydantic takes fields, so that each part follows what its checks
+    look at.
+    """
 
     @property
     def layout_options(self) -> LayoutOptions:
