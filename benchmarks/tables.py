@@ -39,8 +39,8 @@ _DASK_SECONDS_PER_RANK = 0.04
 _DASK_RANKS = 16
 """Fewer cannot make up for the beginning and the end of a flow."""
 _COLUMNS_TIMES_CP = 2
-_SMALL_SECONDS = 2
-_START_SECONDS = 0.3
+_SMALL_SECONDS = 3
+_START_SECONDS = 0.45
 _S3_NONE_TIMES_COPY = 0.7
 _S3_DOWN_TIMES_COPY = 1
 _S3_LATENCY_TIMES_NONE = 1.5

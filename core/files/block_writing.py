@@ -8,7 +8,7 @@ from reshard.core.errors import InputError
 from reshard.core.files.any_format import plan_file
 from reshard.core.files.encryption import opening
 from reshard.core.files.model import CheckpointFormat, Content, FilePlan, OutputEntry
-from reshard.core.files.running_crc import RunningCrc, is_crc_in_header, running_crc
+from reshard.core.files.running_crc import ContentRange, RunningCrc, is_crc_in_header, running_crc
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import Key
@@ -76,6 +76,6 @@ def write_segments(file: OutputFile, plan: FilePlan, crc: RunningCrc | None, blo
 
 def _write(file: OutputFile, crc: RunningCrc | None, block: memoryview, name: str | None) -> None:
     if crc is not None:
-        ranges = [] if name is None else [(name, 0, len(block))]
+        ranges = [] if name is None else [ContentRange(name, 0, len(block))]
         crc.add(block, ranges, crc.sums(block, ranges))
     file.write(block)

@@ -132,7 +132,7 @@ class _Reading:
             place = self._places[self._done]
             start, stop = max(place.start - self._offset, 0), min(place.stop, end) - self._offset
             heads.append(block[position:start])
-            contents.append((place.name, start, stop))
+            contents.append(ContentRange(place.name, start, stop))
             self._add_content(place.name, block[start:stop])
             position = stop
             if place.stop > end:
@@ -141,7 +141,7 @@ class _Reading:
             self._end_parameter(place.name)
         heads.append(block[position:])
         self._heads.update(b"".join(heads))
-        self._advance(sum(stop - start for _, start, stop in contents))  # at once: a block may hold thousands
+        self._advance(sum(content.stop - content.start for content in contents))  # at once: a block may hold thousands
         if self._crc:
             covered = block[: max(0, self._crc_stop - self._offset)]
             self._crc.add(covered, contents, self._crc.sums(covered, contents))

@@ -8,16 +8,22 @@ order of their names: each gets a checksum of its own, all are combined at the e
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from reshard.core.files import ckpt_writing, safetensors
 from reshard.core.files.crc32 import combine_crc32, crc32
-from reshard.core.files.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry, TensorEntry
+from reshard.core.files.model import CheckpointFormat, Content, FileIndex, FilePlan, OutputEntry, TensorEntry
 from reshard.core.storage.writing import OutputFile
 
 _SUM = struct.Struct("<L")
-ContentRange = tuple[str, int, int]
-"""A parameter's name, and the bytes `start` to `stop` of a block that continue its contents."""
+
+
+class ContentRange(NamedTuple):
+    """Bytes `start` to `stop` of a block, which continue the contents of the parameter `name`."""
+
+    name: str
+    start: int
+    stop: int
 
 
 class RunningCrc(Protocol):
@@ -93,14 +99,14 @@ class _OfTensors:
         self._crcs: dict[str, int] = {}
 
     def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
-        return [crc32(block[start:stop]) for _, start, stop in ranges]
+        return [crc32(block[content.start : content.stop]) for content in ranges]
 
     def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
-        for (name, start, stop), crc in zip(ranges, sums, strict=True):
-            before = self._crcs.get(name)
-            self._crcs[name] = crc if before is None else combine_crc32(before, crc, stop - start)
-            if name in self._scalars:
-                self._scalars[name] += bytes(block[start:stop])
+        for content, crc in zip(ranges, sums, strict=True):
+            before = self._crcs.get(content.name, 0)
+            self._crcs[content.name] = combine_crc32(before, crc, content.stop - content.start)
+            if content.name in self._scalars:
+                self._scalars[content.name] += bytes(block[content.start : content.stop])
 
     def value(self) -> int:
         return safetensors.crc_of_tensors(self._tensors, self._crcs, self._scalars)
@@ -122,11 +128,12 @@ class _OfArchives:
         self._crcs: dict[str, int] = {}
 
     def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
-        return [crc32(block[start:stop]) for _, start, stop in ranges]
+        return [crc32(block[content.start : content.stop]) for content in ranges]
 
     def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
-        for (name, start, stop), crc in zip(ranges, sums, strict=True):
-            self._crcs[name] = combine_crc32(self._crcs.get(name, 0), crc, stop - start)
+        for content, crc in zip(ranges, sums, strict=True):
+            before = self._crcs.get(content.name, 0)
+            self._crcs[content.name] = combine_crc32(before, crc, content.stop - content.start)
         end = self._offset + len(block)
         while self._left and self._left[0].offset < end:
             place = self._left[0]
@@ -144,15 +151,16 @@ class _OfArchives:
 
     def put_into_heads(self, heads: bytearray) -> None:
         places = deque(self._file_plan.sum_places)
-        offset = left_out = 0
-        for part in self._file_plan.segments:
-            length = len(part) if isinstance(part, bytes) else part.stop - part.start
-            if not isinstance(part, bytes):
-                left_out += length
-            offset += length
-            while isinstance(part, bytes) and places and places[0].offset < offset:
+        stop = content_bytes = 0  # of the file so far
+        for segment in self._file_plan.segments:
+            if isinstance(segment, Content):
+                stop += segment.stop - segment.start
+                content_bytes += segment.stop - segment.start
+                continue
+            stop += len(segment)
+            while places and places[0].offset < stop:
                 place = places.popleft()
-                start = place.offset - left_out
+                start = place.offset - content_bytes
                 heads[start : start + _SUM.size] = self._field(place.name)
 
     def _field(self, name: str) -> bytes:

@@ -32,9 +32,8 @@ def scatter_values(
         CheckpointError: scaled values are infinite.
     """
     dtype = _UINT_OF_SIZE[parameter.dtype.itemsize]
-    target = np.ndarray(chunk.box.shape, dtype, buffer, chunk.position)[
-        (..., *read_range.index)
-    ]  # `...`: a view even of a scalar
+    whole = np.ndarray(chunk.box.shape, dtype, buffer, chunk.position)
+    target = whole[(..., *read_range.index)]  # `...`: a view even of a scalar
     if read_range.scaled is not None and factors is not None:
         box = read_range.scaled
         values = np.ndarray(box.shape, np.uint8, run, strides=box.strides)

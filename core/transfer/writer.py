@@ -268,7 +268,7 @@ def heads_digest(file_plan: FilePlan, crc: RunningCrc | None) -> str:
 
 
 def _content_ranges(block: RankBlock) -> list[ContentRange]:
-    return [(chunk.name, chunk.position, chunk.position + chunk.size_bytes) for chunk in block.chunks]
+    return [ContentRange(chunk.name, chunk.position, chunk.position + chunk.size_bytes) for chunk in block.chunks]
 
 
 def _split_evenly(total: int, count: int) -> Iterator[int]:

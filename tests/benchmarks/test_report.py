@@ -130,11 +130,11 @@ def test_reading_from_a_bucket_is_held_against_rclone_with_the_same_latency(ours
     assert list(kept(result("from-bucket", *runs, *delayed)).values()) == [verdict] * 2
 
 
-@pytest.mark.parametrize(("seconds", "verdict"), [(2.0, "yes"), (2.01, "NO")])
-def test_limits_of_single_shapes(seconds: float, verdict: str) -> None:
-    small = result("small", run("checksum", 1, seconds))
-    start = result("start", run("checksum", 1, seconds * 0.15))
-    columns = result("fan-in-columns", run("cp", 1, 1), run("none", 1, seconds))
+@pytest.mark.parametrize(("of_limit", "verdict"), [(1.0, "yes"), (1.01, "NO")])
+def test_limits_of_single_shapes(of_limit: float, verdict: str) -> None:
+    small = result("small", run("checksum", 1, 3 * of_limit))
+    start = result("start", run("checksum", 1, 0.45 * of_limit))
+    columns = result("fan-in-columns", run("cp", 1, 1), run("none", 1, 2 * of_limit))
     assert list(kept(small, start, columns).values()) == [verdict] * 3
 
 

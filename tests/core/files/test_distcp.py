@@ -10,7 +10,7 @@ from reshard.core.errors import CheckpointError
 from reshard.core.files import distcp
 from reshard.core.files.distcp import archive_extents, plan_file, read_index
 from reshard.core.files.model import CheckpointFormat, Content, OutputEntry
-from reshard.core.files.running_crc import running_crc
+from reshard.core.files.running_crc import ContentRange, running_crc
 from reshard.core.files.torch_zip import read_stored_tensors
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
@@ -51,7 +51,7 @@ def written(entries: list[OutputEntry], block_bytes: int) -> bytes:
     for name, piece in pieces:
         block = bytearray(piece)
         if crc is not None:
-            ranges = [] if name is None else [(name, 0, len(block))]
+            ranges = [] if name is None else [ContentRange(name, 0, len(block))]
             crc.add(memoryview(block), ranges, crc.sums(memoryview(block), ranges))
         file += block
         heads += b"" if name is not None else block

@@ -16,7 +16,7 @@ from reshard.core.errors import CheckpointError
 from reshard.core.files import any_format
 from reshard.core.files.digests import FileDigests, content_digests, file_digests
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat, Content, FilePlan, OutputEntry
-from reshard.core.files.running_crc import is_crc_in_header, running_crc
+from reshard.core.files.running_crc import ContentRange, is_crc_in_header, running_crc
 from reshard.core.tensor.dtypes import INT4, TEXT, dtype_from_name
 from tests.support.ckpt_writer import MemoryFile
 from tests.support.places import FIXTURES
@@ -79,7 +79,7 @@ def blocks_of(plan: FilePlan, contents: dict[str, bytes], size: int):
         while data:
             piece, data = data[: size - len(block)], data[size - len(block) :]
             if name:
-                ranges.append((name, len(block), len(block) + len(piece)))
+                ranges.append(ContentRange(name, len(block), len(block) + len(piece)))
             block += piece
             if len(block) == size:
                 yield memoryview(bytes(block)), ranges
