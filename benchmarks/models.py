@@ -207,20 +207,14 @@ def experts_transformer(hidden: int, layers: int, experts: int, expert_hidden: i
             for number, name in enumerate("qkv")
         }
         export.add(f"{mine}.self_attention.linear_qkv.weight", (3 * hidden, hidden), 0, parts)
-        export.add(
-            *(f"{mine}.self_attention.linear_proj.weight", (hidden, hidden), 1),
-            {f"{theirs}.self_attn.o_proj.weight": _same},
-        )
+        attention_output = {f"{theirs}.self_attn.o_proj.weight": _same}
+        export.add(f"{mine}.self_attention.linear_proj.weight", (hidden, hidden), 1, attention_output)
         for name, other in (("q", "q_norm"), ("k", "k_norm")):
-            export.add(
-                *(f"{mine}.self_attention.{name}_layernorm.weight", (head,), None),
-                {f"{theirs}.self_attn.{other}.weight": _same},
-            )
+            norm = {f"{theirs}.self_attn.{other}.weight": _same}
+            export.add(f"{mine}.self_attention.{name}_layernorm.weight", (head,), None, norm)
         export.add(f"{mine}.input_layernorm.weight", (hidden,), None, {f"{theirs}.input_layernorm.weight": _same})
-        export.add(
-            *(f"{mine}.pre_mlp_layernorm.weight", (hidden,), None),
-            {f"{theirs}.post_attention_layernorm.weight": _same},
-        )
+        norm = {f"{theirs}.post_attention_layernorm.weight": _same}
+        export.add(f"{mine}.pre_mlp_layernorm.weight", (hidden,), None, norm)
         export.add(f"{mine}.mlp.router.weight", (experts, hidden), None, {f"{theirs}.mlp.gate.weight": _same})
         halves = {
             f"{theirs}.mlp.experts.{expert}.{name}_proj.weight": partial(

@@ -81,9 +81,6 @@ class LocalBlockReader:
                 if (destination := fetch.destination) is not None:
                     in_place[place] = destination
         for source_rank, fetches in by_source.items():
-            if len(fetches) == 1:  # columns of many files
-                self._read_alone(fetches[0])
-                continue
             for group in coalesced(fetches, gap_bytes=GAP_WORTH_READING_BYTES, max_bytes=len(self._scratch)):
                 self._read_together(source_rank, group)
 
