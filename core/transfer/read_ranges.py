@@ -7,7 +7,7 @@ It may contain gaps of unwanted bytes: reading through a narrow gap costs less t
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from reshard.core.errors import ConversionError
 from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale
@@ -219,7 +219,8 @@ def _parts_worth_a_read(piece: Piece, shard: SourceShard, limits: ReadLimits) ->
             yield from _parts_worth_a_read(part, shard, limits)
 
 
-class _Gaps(NamedTuple):
+@frozen
+class _Gaps:
     """Equal gaps between the wanted runs of a box, along one axis; `is_step`: the box is stepped there."""
 
     count: int
