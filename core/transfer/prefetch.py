@@ -110,7 +110,7 @@ class _Queue(Generic[User]):
         self._in_flight.append(_Filling(self._last, thread))
 
     def append(self, filled: FilledStep[User]) -> None:
-        """Append a step that took no thread; which has no contents to digest."""
+        """Append a step that took no thread: one without contents, hence nothing to digest."""
         future: Future[FilledStep[User]] = Future()
         future.set_result(filled)
         self._in_flight.append(_Filling(future, None))
