@@ -17,6 +17,7 @@ from typing import Any, cast
 import xxhash
 from prefect.client.schemas.objects import FlowRunInput, State
 from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectSignal
 from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput, filter_flow_run_input
 from prefect.runtime import deployment
@@ -51,6 +52,14 @@ class Decision(StrEnum):
     REFUSE = "refuse"
 
 
+class Refused(PrefectSignal):
+    """Ends a run whose plan was refused, as Prefect's own signal ends one that is suspended: it did not fail."""
+
+    def __init__(self, state: State[Any]) -> None:
+        super().__init__(state.message)
+        self.state = state
+
+
 class Approval(RunInput):
     """The answer to a run that waits for approval."""
 
@@ -71,24 +80,25 @@ def check_deployed() -> None:
         )
 
 
-def refused(request: ApprovedConversionRequest, plan: ConversionPlan) -> State[Any] | None:
-    """Return the state of a run whose plan was refused; None if it was approved. Suspends the run to ask.
+def check_approved(request: ApprovedConversionRequest, plan: ConversionPlan) -> None:
+    """Check that a plan was approved; suspends the run to ask.
 
     A plan that was carried out already needs no approval.
 
     Raises:
+        Refused: it was refused.
         TargetError: the target is occupied.
     """
     target = Target.of(request.target, plan, overwrite=request.overwrite)
     if target.is_committed():
-        return None
+        return
     replaced = _replaced(target, target.check_usable())
     question = xxhash.xxh3_64_hexdigest(f"{target.identity} {replaced}")
     answer = _answer(request, plan, question, bool(replaced))
     if answer.decision is Decision.CONVERT:
-        return None
+        return
     comment = f": {printable(answer.comment)}" if answer.comment.strip() else ""
-    return Cancelled(message=f"Refused{comment}. Nothing was written; to be asked again, start a new run")
+    raise Refused(Cancelled(message=f"Refused{comment}. Nothing was written; to be asked again, start a new run"))
 
 
 def _replaced(target: Target, look: Look) -> str:

@@ -7,7 +7,7 @@ from prefect.runtime import flow_run
 
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.request.approval import ApprovedConversionRequest
-from reshard.flows.approval import check_deployed, refused
+from reshard.flows.approval import Refused, check_approved, check_deployed
 from reshard.flows.convert_checkpoint import convert, title_of
 from reshard.flows.outcome import carried_out
 from reshard.tasks.progress import RunProgress
@@ -33,4 +33,7 @@ def convert_with_approval(request: ApprovedConversionRequest) -> ConversionRepor
 
 def _convert(request: ApprovedConversionRequest, progress: RunProgress) -> ConversionReport:
     check_deployed()
-    return convert(request.conversion(), progress, partial(refused, request))
+    try:
+        return convert(request.conversion(), progress, partial(check_approved, request))
+    except Refused as refused:
+        return refused.state  # type: ignore[return-value]

@@ -1,31 +1,44 @@
-"""Runs units of work on ranks as tasks behind a task runner, and collects what failed.
+"""Carries out a conversion as tasks: its steps in the flow's own thread, units of work on ranks behind a task runner.
 
 No more units are begun than there are workers; the others wait here, not as thousands of pending task runs. Where there
 are many ranks a task does a batch of them: a server records some 50 task runs a second.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 from prefect import Task
 
+from reshard.core.conversion import planning
 from reshard.core.conversion.batches import RanksFailedError
-from reshard.core.conversion.dispatch import Dispatch, Failures, Kind, Unit, batched
-from reshard.core.conversion.session import Session
+from reshard.core.conversion.dispatch import Dispatch, Failures, Kind, Unit
+from reshard.core.conversion.finish import finish
+from reshard.core.conversion.report import summarize_plan
+from reshard.core.conversion.session import Session, SourceParts
 from reshard.core.errors import ConversionError, ReshardError
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.budget import WorkerPool
 from reshard.core.runtime.idle_workers import IdleWorkers, lending
 from reshard.core.runtime.retry import count_retry
-from reshard.core.verification.values import ContentCheck
+from reshard.core.source.opening import find_strategy, open_by_strategy
 from reshard.flows.runner import Future, Outcome, Runner, RunnerLostError
 from reshard.flows.runners import PoolRunner, threads
 from reshard.flows.slots import Answer, Slot, Slots, slot_error
+from reshard.tasks.artifacts import publish_plan
 from reshard.tasks.assignment import Assignment, TaskResult
+from reshard.tasks.catalog import open_source
 from reshard.tasks.content import fingerprint_source
-from reshard.tasks.conversion import transform_rank, transform_ranks
+from reshard.tasks.conversion import commit_target, transform_rank, transform_ranks
+from reshard.tasks.planning import plan_conversion
+from reshard.tasks.policies import untouched
 from reshard.tasks.progress import RunProgress
+from reshard.tasks.strategies import find_source_strategy, outline_target
 from reshard.tasks.verification import verify_rank
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 MAX_SINGLE_RANKS = 128
 """More ranks are done in batches."""
@@ -47,75 +60,83 @@ _TASKS: dict[Kind, Task[..., Any]] = {
 }
 
 
-def run_ranks(
-    session: Session, progress: RunProgress, pool: PoolRunner | None = None, slots: Slots | None = None
-) -> Failures:
-    """Write and check all ranks that are left; return what failed, by rank. One rank's failure stops no other.
+_STEPS: dict[Callable[..., Any], Callable[..., Any]] = {
+    find_strategy: find_source_strategy,
+    planning.outline_target: outline_target,
+    open_by_strategy: open_source,
+    planning.plan_conversion: plan_conversion,
+    finish: commit_target,
+}
 
-    Runs on a pool, or else on threads; within slots of a concurrency limit, if there are any.
 
-    Raises:
-        ConversionError: could not acquire a slot of the concurrency limit; the others are stopped.
-        Exception: a task met a bug; the others are stopped.
+class TaskExecutor:
+    """The executor of a run: on a pool, or else on threads; within slots of a concurrency limit, if there are any.
+
+    `approve` raises an error if the plan is not to be carried out.
     """
-    dispatch = session.dispatch(max_batches=_max_batches(session, pool), separate_checks=True)
-    _run(dispatch, session, session.budget.workers, progress, pool, slots)
-    return dispatch.failures
 
+    def __init__(
+        self,
+        progress: RunProgress,
+        runner: PoolRunner | None = None,
+        slots: Slots | None = None,
+        approve: Callable[[ConversionPlan], None] = lambda _: None,
+    ) -> None:
+        self._progress = progress
+        self._runner = runner
+        self._slots = slots
+        self._approve = approve
 
-def _max_batches(session: Session, pool: PoolRunner | None) -> int:
-    """Return the number of batches for the pending ranks; 0: each has tasks of its own.
+    @property
+    def pool(self) -> WorkerPool | None:
+        """The processes that do the units; None: this one."""
+        return self._runner.pool if self._runner else None
 
-    In a pool small ranks are done in batches earlier: a task costs more there than in a thread of this process.
-    """
-    count = len(session.pending)
-    if pool is None:
-        return MAX_BATCHES if count > MAX_SINGLE_RANKS else 0
-    threads = pool.pool.processes * pool.pool.threads
-    first = session.plan.target_ranks.start
-    pending_bytes = sum(session.plan.totals[rank - first].shard_bytes for rank in session.pending)
-    most = min(MAX_BATCHES, max(MIN_BATCHES, _BATCHES_PER_THREAD * threads, pending_bytes // _BATCH_BYTES))
-    return most if count > most else 0
+    def step(
+        self, work: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
+    ) -> Result:
+        """Return the result of a step's task."""
+        values = {name: untouched(value) for name, value in options.items()}
+        result: Result = _STEPS[work](*map(untouched, arguments), **values)
+        return result
 
+    def planned(self, plan: ConversionPlan) -> None:
+        """Ask for approval."""
+        self._approve(plan)
 
-def read_sources(
-    session: Session, progress: RunProgress, pool: PoolRunner | None = None, slots: Slots | None = None
-) -> dict[int, np.ndarray] | None:
-    """Return the contributions of all source ranks to fingerprints; None if contents are not compared now.
+    def begun(self, session: Session) -> None:
+        """Publish the plan."""
+        summary = summarize_plan(session.plan, session.budget, session.groups, session.prefetch)
+        publish_plan(session.plan, summary, str(session.target.final))
 
-    Runs as `run_ranks` does.
+    def max_batches(self, session: Session) -> int:
+        """Return the number of batches for the pending ranks; 0: each has tasks of its own.
 
-    Raises:
-        ReshardError: a source file changed, or cannot be read.
-        Exception: a task met a bug; the others are stopped.
-    """
-    if not session.compares():
-        return None
-    content = ContentCheck(session.plan)
-    progress.begin("comparing values", content.source_bytes())
-    ranks = [Unit(Kind.READ, (rank,)) for rank in content.source_ranks]
-    dispatch = Dispatch([Unit(Kind.READ, batch.ranks) for batch in batched(ranks, MAX_BATCHES)])
-    parts = _run(dispatch, session, session.readers, progress, pool, slots)
-    if failures := dispatch.failures:
-        raise failures[min(failures)]
-    return parts
+        In a pool small ranks are done in batches earlier: a task costs more there than in a thread of this process.
+        """
+        count = len(session.pending)
+        if self.pool is None:
+            return MAX_BATCHES if count > MAX_SINGLE_RANKS else 0
+        threads = self.pool.processes * self.pool.threads
+        first = session.plan.target_ranks.start
+        pending_bytes = sum(session.plan.totals[rank - first].shard_bytes for rank in session.pending)
+        most = min(MAX_BATCHES, max(MIN_BATCHES, _BATCHES_PER_THREAD * threads, pending_bytes // _BATCH_BYTES))
+        return most if count > most else 0
 
+    def run(self, session: Session, dispatch: Dispatch, workers: int) -> SourceParts:
+        """Do all units as tasks; return what units of the kind READ have read.
 
-def _run(
-    dispatch: Dispatch,
-    session: Session,
-    workers: int,
-    progress: RunProgress,
-    pool: PoolRunner | None,
-    slots: Slots | None,
-) -> dict[int, np.ndarray]:
-    with ExitStack() as stack:
-        runner = pool or stack.enter_context(threads(workers))
-        try:
-            return _Tasks(dispatch, session, runner, slots, progress).run()
-        except BaseException:
-            progress.stop()  # leaving the runner waits for its threads
-            raise
+        Raises:
+            ConversionError: could not acquire a slot of the concurrency limit; the others are stopped.
+            Exception: a task met a bug; the others are stopped.
+        """
+        with ExitStack() as stack:
+            runner = self._runner or stack.enter_context(threads(workers))
+            try:
+                return _Tasks(dispatch, session, runner, self._slots, self._progress).run()
+            except BaseException:
+                self._progress.stop()  # leaving the runner waits for its threads
+                raise
 
 
 class _Tasks:
@@ -134,10 +155,10 @@ class _Tasks:
         self._under_way: dict[Future, Unit] = {}
         self._events: SimpleQueue[Future | Answer] = SimpleQueue()
         self._asked = False
-        self._parts: dict[int, np.ndarray] = {}
+        self._parts: SourceParts = {}
         self._idle = IdleWorkers()
 
-    def run(self) -> dict[int, np.ndarray]:
+    def run(self) -> SourceParts:
         """Do all units; return the contributions of source ranks to fingerprints."""
         try:
             with lending(self._idle):
@@ -227,6 +248,7 @@ class _Tasks:
     def _count(self, result: TaskResult) -> None:
         """Count work done in another process as done by the run."""
         self._progress.advance(result.advanced_bytes)
+        self._session.crcs.add_parts(result.crcs)
         self._parts |= result.parts
         for _ in range(result.retried_requests):
             count_retry("")

@@ -9,15 +9,16 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import field
+from dataclasses import field, replace
 from functools import lru_cache
+from uuid import uuid4
 
 import numpy as np
 
 from reshard import __version__
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.rank_work import RankWork
-from reshard.core.conversion.session import Session
+from reshard.core.conversion.session import Session, current_session
 from reshard.core.errors import InputError, StoppedError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import load_plan
@@ -35,6 +36,8 @@ from reshard.core.storage.listing import exists
 from reshard.core.storage.named_options import Pairs, Storages, resolve_storages, storages_in_force
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.workspace import Workspace
+from reshard.core.transfer.read_crcs import CrcParts, ReportedCrcs
+from reshard.core.verification.values import ContentCheck
 from reshard.tasks.progress import RunProgress
 from reshard.tasks.storages import RESOLVERS
 
@@ -58,6 +61,8 @@ class Assignment:
         prefetch: number of workers that read for one group.
         level: how closely written ranks are checked.
         memory_limit_bytes: the request's memory limit.
+        checks_crcs: True if the CRCs of what is read of the source are reported to the run.
+        run: a name that tells runs apart, those without a lease as well.
         version: version of reshard.
     """
 
@@ -71,15 +76,18 @@ class Assignment:
     prefetch: int
     level: VerifyLevel
     memory_limit_bytes: int
+    checks_crcs: bool
+    run: str
     version: str = __version__
 
     @classmethod
     def of(cls, session: Session) -> "Assignment":
         """Return the assignment of a session in this process."""
+        lease = current_lease()  # none if there is nothing to write
         return cls(
             plan_url=session.workspace.plan_url,
             identity=session.workspace.identity,
-            lease=current_lease(),
+            lease=lease,
             storages=storage_pairs(session.request),
             keys=key_names(session.request),
             key_digests=(_digest_of(source_key()), _digest_of(target_key())),
@@ -87,6 +95,8 @@ class Assignment:
             prefetch=session.prefetch,
             level=session.request.verify,
             memory_limit_bytes=session.request.memory_limit_bytes,
+            checks_crcs=bool(session.crcs),
+            run=lease.run if lease else uuid4().hex,
         )
 
     @property
@@ -102,11 +112,13 @@ class TaskResult:
     Attributes:
         advanced_bytes: number of bytes done.
         retried_requests: number of requests that were repeated.
+        crcs: CRCs of what was read of the source.
         parts: contributions to fingerprints by source rank, wherever they were computed.
     """
 
     advanced_bytes: int = 0
     retried_requests: int = 0
+    crcs: CrcParts = field(default_factory=dict)
     parts: Mapping[int, np.ndarray] = field(default_factory=dict)
 
 
@@ -116,27 +128,34 @@ class WorkerContext:
 
     Attributes:
         work: the work on ranks.
-        uncounted: returns the bytes and repeated requests that the run has not counted.
+        content_of: returns what source ranks contribute to fingerprints.
+        uncounted: returns what the run has not counted, because it was done in another process.
     """
 
     work: RankWork
-    uncounted: Callable[[], tuple[int, int]]
+    content_of: Callable[[], ContentCheck]
+    uncounted: Callable[[], TaskResult]
 
     def result(self, parts: Mapping[int, np.ndarray] | None = None) -> TaskResult:
         """Return the result of a task that has ended."""
-        return TaskResult(*self.uncounted(), parts or {})
+        return replace(self.uncounted(), parts=parts or {})
 
 
 @contextmanager
 def worker_context(assignment: Assignment, *, writes: bool = False) -> Iterator[WorkerContext]:
     """Provide what work on ranks needs in this process; with `writes`, wait for memory from the budget."""
-    if assignment.lease == current_lease():
-        workspace, plan = open_plan(assignment)
-        yield WorkerContext(_rank_work(assignment, workspace, plan), lambda: (0, 0))
+    session = current_session()
+    if session is not None and session.workspace.identity == assignment.identity:  # the run's own process
+        yield WorkerContext(session.work(current_progress().advance), lambda: session.content, TaskResult)
         return
-    assert assignment.lease is not None
+    with _other_process(assignment, writes) as context:
+        yield context
+
+
+@contextmanager
+def _other_process(assignment: Assignment, writes: bool) -> Iterator[WorkerContext]:
     _check_version(assignment)
-    tally = _Tally()
+    tally, crcs = _Tally(), ReportedCrcs()
     with ExitStack() as stack:
         stop = stack.enter_context(stoppable())
         retries: RetryCount = stack.enter_context(counting_retries())
@@ -147,24 +166,29 @@ def worker_context(assignment: Assignment, *, writes: bool = False) -> Iterator[
         stack.enter_context(reporting_to(RunProgress(tally, stop)))
         _check_seen(assignment)
         workspace = Workspace.of_plan(assignment.plan_url, assignment.identity)
-        stack.enter_context(watched_lease(assignment.lease, stop, workspace.is_current))
+        if assignment.lease is not None:
+            stack.enter_context(watched_lease(assignment.lease, stop, workspace.is_current))
         if writes:
             stack.enter_context(_room(assignment, stop))
-        _, plan = open_plan(assignment)
-        work = _rank_work(assignment, workspace, plan)
-        yield WorkerContext(work, lambda: (tally.advanced_bytes, retries.value))
+        plan = _plan_of(assignment)
+        work = RankWork(
+            workspace=workspace,
+            plan=plan,
+            budget=assignment.budget,
+            prefetch=assignment.prefetch,
+            level=assignment.level,
+            advance=current_progress().advance,
+            crcs=crcs if assignment.checks_crcs else None,
+        )
+        yield WorkerContext(
+            work, lambda: ContentCheck(plan), lambda: TaskResult(tally.advanced_bytes, retries.value, crcs.parts())
+        )
 
 
-def _rank_work(assignment: Assignment, workspace: Workspace, plan: ConversionPlan) -> RankWork:
-    advance = current_progress().advance
-    return RankWork(workspace, plan, assignment.budget, assignment.prefetch, assignment.level, advance)
-
-
-def open_plan(assignment: Assignment) -> tuple[Workspace, ConversionPlan]:
-    """Return the workspace of a plan's file, and the plan, which each process loads once."""
+def _plan_of(assignment: Assignment) -> ConversionPlan:
+    """Return the plan, which each process loads once."""
     with _once:
-        plan = load_plan(assignment.plan_url, assignment.identity)
-        return Workspace.of_plan(assignment.plan_url, assignment.identity), plan
+        return load_plan(assignment.plan_url, assignment.identity)
 
 
 class _Tally:
@@ -187,13 +211,13 @@ class _Tally:
 
 def _resources(assignment: Assignment) -> tuple[Storages, Keys]:
     with _once:
-        storages, keys = _resolved(assignment.storages, assignment.keys, assignment.lease)
+        storages, keys = _resolved(assignment.storages, assignment.keys, assignment.run)
     _check_keys(assignment, keys)
     return storages, keys
 
 
 @lru_cache(maxsize=4)
-def _resolved(pairs: Pairs, names: KeyNames, lease: LeaseName) -> tuple[Storages, Keys]:
+def _resolved(pairs: Pairs, names: KeyNames, run: str) -> tuple[Storages, Keys]:
     """Resolve storages and keys once for each run: blocks are read from Prefect's server."""
     return resolve_storages(pairs, RESOLVERS), resolve_keys(names, RESOLVERS)
 
@@ -202,7 +226,7 @@ def _resolved(pairs: Pairs, names: KeyNames, lease: LeaseName) -> tuple[Storages
 def _room(assignment: Assignment, stop: threading.Event) -> Iterator[None]:
     """Wait until the process has memory for another group: it may have more threads than the budget has shares."""
     with _once:
-        room = _rooms(assignment.lease, assignment.groups_at_once)
+        room = _rooms(assignment.run, assignment.groups_at_once)
     while not room.acquire(timeout=_ROOM_SECONDS):
         if stop.is_set():
             raise StoppedError("stopped")
@@ -213,7 +237,7 @@ def _room(assignment: Assignment, stop: threading.Event) -> Iterator[None]:
 
 
 @lru_cache(maxsize=16)
-def _rooms(lease: LeaseName, size: int) -> threading.Semaphore:
+def _rooms(run: str, size: int) -> threading.Semaphore:
     return threading.Semaphore(size)
 
 

@@ -9,7 +9,6 @@ from prefect.states import Completed
 
 from reshard.core.conversion.dispatch import Unit
 from reshard.core.runtime.wording import ranks_text, seconds_text
-from reshard.core.verification.values import ContentCheck
 from reshard.tasks.assignment import Assignment, TaskResult, worker_context
 from reshard.tasks.policies import RETRIED, ending_with_its_run
 
@@ -30,7 +29,7 @@ def fingerprint_source(assignment: Assignment, unit: Unit) -> State[TaskResult]:
     """
     started = time.monotonic()
     with worker_context(assignment) as context:
-        content = ContentCheck(context.work.plan)
+        content = context.content_of()
         parts = {rank: content.source_parts(rank, context.work.advance) for rank in unit.ranks}
         message = f"source ranks {ranks_text(unit.ranks)}: read in {seconds_text(time.monotonic() - started)}"
         return Completed(message=message, data=context.result(parts))

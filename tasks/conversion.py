@@ -6,9 +6,7 @@ ends. The message of its last state, and so the run's log, describes the work.
 """
 
 import time
-from collections.abc import Mapping
 
-import numpy as np
 from prefect import task
 from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
@@ -19,7 +17,7 @@ from reshard.core.conversion.batches import run_batch
 from reshard.core.conversion.dispatch import Unit
 from reshard.core.conversion.finish import finish
 from reshard.core.conversion.report import ConversionReport
-from reshard.core.conversion.session import Session
+from reshard.core.conversion.session import Session, SourceParts
 from reshard.core.runtime.wording import ranks_text, seconds_text, size_text
 from reshard.tasks.assignment import Assignment, TaskResult, worker_context
 from reshard.tasks.policies import RETRIED, ending_with_its_run
@@ -64,16 +62,15 @@ def transform_ranks(assignment: Assignment, unit: Unit) -> State[TaskResult]:
 
 
 @task(name="commit", task_run_name="commit", **RETRIED)
-def commit_target(
-    session: Session, seconds: float, source_parts: Mapping[int, np.ndarray] | None = None
-) -> ConversionReport:
+def commit_target(session: Session, seconds: float, source_parts: SourceParts | None = None) -> ConversionReport:
     """Commit the target if all of its ranks are there, and report the run; see `finish`.
 
     Raises:
+        CheckpointError: tensors of the source do not have their CRC.
         VerificationError: contents differ from the source's.
         StorageError: committing failed; the files are still where they were written.
     """
-    return finish(session, {}, seconds, source_parts)
+    return finish(session, seconds, source_parts)
 
 
 def _format_record(record: ShardRecord) -> str:

@@ -14,7 +14,7 @@ from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.rank_work import rank_or_file
 from reshard.core.conversion.report import ConversionReport, Outcome, RankReport, facts_of, layout_of, target_kind
-from reshard.core.conversion.session import Session
+from reshard.core.conversion.session import Session, SourceParts
 from reshard.core.errors import (
     CastError,
     CheckpointError,
@@ -41,35 +41,18 @@ if TYPE_CHECKING:
     from reshard.core.verification.values import ContentCheck
 
 
-def finish(
-    session: Session,
-    failures: Mapping[int, ReshardError],
-    seconds: float,
-    source_parts: Mapping[int, np.ndarray] | None = None,
-) -> ConversionReport:
-    """Commit the target if all of its ranks are done, and report the run.
+def finish(session: Session, seconds: float, source_parts: SourceParts | None = None) -> ConversionReport:
+    """Commit the target if all of its ranks are done, and report the run, in which no rank has failed.
 
-    If contents are compared, `source_parts` are the results of `ContentCheck.source_parts` by source rank; missing
-    ones are read here.
+    If contents are compared, `source_parts` are what source ranks contribute; missing ones are read here.
 
     Raises:
-        InputError, VerificationError, ConversionError: ranks failed, or contents differ; the message lists them.
+        CheckpointError: tensors of the source do not have their CRC.
+        VerificationError: a file, or contents, differ.
+        ConversionError: a storage failed, or ranks are not done although nothing said so.
     """
-    _check_crcs(session)
-    raise_failures(failures, session)
-    plan, level = session.plan, session.request.verify
-    found = _finished_ranks(session)
-    if found.committed and (unchecked := found.unchecked & found.results.keys() & set(session.ranks)):
-        # another run, which checks less closely, has completed the target before this one had checked its ranks
-        work = session.work(SilentProgress().advance, found.workspace)
-        for rank in sorted(unchecked):
-            work.check(rank)
-        found = _finished_ranks(session)
-    missing = tuple(
-        rank
-        for rank in plan.target_ranks
-        if rank not in found.results or (not found.committed and rank in found.unchecked)
-    )
+    found = _checked_ranks(session)
+    missing = found.missing(session.plan)
     undone = sorted(set(missing).intersection(session.ranks))
     if undone and not found.committed:
         # for example: a task that was given to two workers ended after its file was checked. Transient, because another
@@ -81,7 +64,7 @@ def finish(
         )
     if not missing:
         _read_rest(session)
-        _check_crcs(session)
+        check_crcs(session)
     compared = found.content if not found.unchecked else None
     if compared:
         _compare_contents(session, compared, source_parts or {}, found.workspace)
@@ -91,7 +74,7 @@ def finish(
             manifest = _manifest(session, found, compared=compared is not None)
             session.target.commit(manifest, was_empty=session.was_empty)
     elif found.committed and compared:
-        session.target.confirm(level)
+        session.target.confirm(session.request.verify)
     return _report(session, found, missing, seconds, compared)
 
 
@@ -104,7 +87,7 @@ def _read_rest(session: Session) -> None:
         session.crcs.read_rest(open_unchanged, session.readers, stop, advancing(progress, stop))
 
 
-def _check_crcs(session: Session) -> None:
+def check_crcs(session: Session) -> None:
     """Check the CRCs of source tensors that were read; target ranks made from a damaged one lose their records.
 
     A rerun repeats these ranks: perhaps the file is right, and was not read right.
@@ -173,6 +156,29 @@ class _FinishedRanks:
     content: "ContentCheck | None"
     overflowed: dict[str, int]
 
+    def missing(self, plan: ConversionPlan) -> tuple[int, ...]:
+        """The target's ranks that have no record, or none that is checked, of a target that is not complete."""
+        return tuple(
+            rank
+            for rank in plan.target_ranks
+            if rank not in self.results or (not self.committed and rank in self.unchecked)
+        )
+
+
+def _checked_ranks(session: Session) -> _FinishedRanks:
+    """Read the records of the target's ranks, and check those of this run that another one has published unchecked."""
+    found = _finished_ranks(session)
+    if not found.committed:
+        return found
+    unchecked = found.unchecked & found.results.keys() & set(session.ranks)
+    if not unchecked:
+        return found
+    # another run, which checks less closely, has completed the target before this one had checked its ranks
+    work = session.work(SilentProgress().advance, found.workspace)
+    for rank in sorted(unchecked):
+        work.check(rank)
+    return _finished_ranks(session)
+
 
 def _finished_ranks(session: Session) -> _FinishedRanks:
     """Read the records of the target's ranks, wherever they are by now."""
@@ -206,13 +212,13 @@ def _content_check(plan: ConversionPlan) -> "ContentCheck":
 
 
 def _compare_contents(
-    session: Session, content: "ContentCheck", source_parts: Mapping[int, np.ndarray], workspace: Workspace
+    session: Session, content: "ContentCheck", source_parts: SourceParts, workspace: Workspace
 ) -> None:
     """Compare contents; target ranks that may be to blame lose their records, so a rerun repeats them."""
     from reshard.core.verification.values import content_problems_text
 
     unread = [rank for rank in content.source_ranks if rank not in source_parts]
-    source_parts = {**source_parts, **read_source_parts(session, content, unread, Event())}
+    source_parts = source_parts | _read_source_parts(session, unread)
     for rank in content.source_ranks:
         content.add_source(rank, source_parts[rank])
     problems = content.problems(session.readers)
@@ -223,16 +229,15 @@ def _compare_contents(
     raise VerificationError(content_problems_text(str(session.target.final), problems))
 
 
-def read_source_parts(
-    session: Session, content: "ContentCheck", ranks: Sequence[int], stop: Event
-) -> dict[int, np.ndarray]:
-    """Return the contributions of source ranks to fingerprints; read with threads."""
-    note = current_progress().note
+def _read_source_parts(session: Session, ranks: Sequence[int]) -> SourceParts:
+    """Read the source ranks that no unit has read: the target's last rank was done by another run only just now."""
+    content, note = session.content, current_progress().note
 
     def read(rank: int, advance: Callable[[int], None]) -> np.ndarray:
         return with_retries(lambda: content.source_parts(rank, advance), note)
 
-    parts = in_phase("comparing values", content.source_bytes() if ranks else 0, read, ranks, session.readers, stop)
+    total_bytes = content.source_bytes() if ranks else 0
+    parts = in_phase("comparing values", total_bytes, read, ranks, session.readers, Event())
     return dict(zip(ranks, parts, strict=True))
 
 

@@ -1,6 +1,8 @@
 """Plans a conversion: from a request to a checked plan; nothing is written."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import ParamSpec, Protocol, TypeVar
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.target_layout import TargetLayout
@@ -39,7 +41,7 @@ from reshard.core.runtime.wording import listed, printable
 from reshard.core.source.exchanged import check_not_exchanged, naming_exchanged
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.match_checks import match_warnings
-from reshard.core.source.opening import Source, TargetOutline, open_source
+from reshard.core.source.opening import Source, TargetOutline, find_strategy, open_by_strategy
 from reshard.core.source.other_stages import check_part
 from reshard.core.source.outside_samples import outside_warnings
 from reshard.core.source.strategy_warnings import WARNING, sibling_warnings, strategy_warnings
@@ -54,6 +56,18 @@ from reshard.core.tensor.layout import whole_layout
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 from reshard.core.verification.wholes import check_dropped_copies
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class Step(Protocol):
+    """Carries out a step of planning."""
+
+    def __call__(
+        self, work: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
+    ) -> Result:
+        """Return the result of `work`."""
+
 
 def check_target(request: ConversionRequest) -> None:
     """Raise TargetError for a target that is occupied, unusable or in the source, before any byte of this is read."""
@@ -62,12 +76,26 @@ def check_target(request: ConversionRequest) -> None:
     check_free(final, source, overwrite=request.overwrite, brings_others=request.layout is TargetLayout.UNIFIED)
 
 
-def make_plan(request: ConversionRequest, *, crc_later: bool = False) -> ConversionPlan:
-    """Plan a request; nothing is written. With `crc_later`, `SourceCrcs` is to check CRCs of single tensors."""
+def make_plan(request: ConversionRequest) -> ConversionPlan:
+    """Plan a request; nothing is written."""
     with resources_of(request):
-        request = placed(request)
-        target = dataclasses.replace(outline_target(request), crc_later=crc_later)
-        return plan_conversion(request, open_source(SourceRequest.of(request), target), target)
+        return plan_in_steps(placed(request), _at_once)
+
+
+def plan_in_steps(request: ConversionRequest, step: Step, *, crc_later: bool = False) -> ConversionPlan:
+    """Plan a placed request by steps that `step` carries out; nothing is written.
+
+    With `crc_later`, `SourceCrcs` is to check CRCs of single tensors.
+    """
+    source_request = SourceRequest.of(request)
+    strategy = step(find_strategy, source_request)
+    target = dataclasses.replace(step(outline_target, request), crc_later=crc_later)
+    source = step(open_by_strategy, source_request, strategy, target)
+    return step(plan_conversion, request, source, target)
+
+
+def _at_once(work: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+    return work(*arguments, **options)
 
 
 def outline_target(request: ConversionRequest) -> TargetOutline:

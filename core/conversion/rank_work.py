@@ -26,7 +26,7 @@ from reshard.core.storage.copying import copy_file
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.target.workspace import Workspace
 from reshard.core.transfer.file_blocks import expected_entries
-from reshard.core.transfer.source_crcs import SourceCrcs
+from reshard.core.transfer.read_crcs import CrcWatch
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.files import RankVerification, verify_rank
 
@@ -45,7 +45,7 @@ class RankWork:
     prefetch: int
     level: VerifyLevel
     advance: Callable[[int], None]
-    crcs: SourceCrcs | None = None
+    crcs: CrcWatch | None = None
 
     def make(self, unit: Unit) -> ShardRecord:
         """Make the files of a unit that writes or copies; return the record of its first rank.

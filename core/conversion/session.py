@@ -5,7 +5,11 @@ What an earlier run of the same plan recorded is checked again, and not repeated
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.dispatch import Dispatch, Kind, Unit, batched
@@ -24,19 +28,29 @@ from reshard.core.runtime.budget import (
     open_files_limit,
     upload_part_bytes,
 )
+from reshard.core.runtime.context import having
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.publishing import check_room
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.companions import companion_summaries
 from reshard.core.target.index import document_problem
-from reshard.core.target.target import Target
+from reshard.core.target.target import Claim, Target
 from reshard.core.target.touched_sources import EarlierWork
 from reshard.core.target.workspace import Workspace
 from reshard.core.transfer.rank_groups import group_ranks
 from reshard.core.transfer.source_crcs import SourceCrcs
 from reshard.core.transfer.source_files import are_remote
 from reshard.core.verification.state import check_no_other_state, state_problems
+
+if TYPE_CHECKING:
+    from reshard.core.verification.values import ContentCheck
+
+SourceParts = dict[int, np.ndarray]
+"""Source rank -> what `ContentCheck.source_parts` returned: its contributions to fingerprints."""
+
+_MAX_READING_UNITS = 128
+"""More source ranks are read several by one unit."""
 
 _HEADER_BYTES = 4096
 """Added to each rank's shards for its headers when the target's room is checked."""
@@ -126,6 +140,13 @@ class Session:
         return SourceCrcs(self.plan)
 
     @cached_property
+    def content(self) -> "ContentCheck":
+        """What source ranks contribute to the fingerprints of target parameters."""
+        from reshard.core.verification.values import ContentCheck
+
+        return ContentCheck(self.plan)
+
+    @cached_property
     def pending(self) -> tuple[int, ...]:
         """The ranks left to do."""
         return () if self.committed else tuple(rank for rank in self.ranks if rank not in self.done)
@@ -162,23 +183,28 @@ class Session:
         """Number of source files that a process reads at once to compare them; a remote file has many reads at once."""
         return min(self.budget.workers, _REMOTE_FILES_AT_ONCE) if self.budget.remote_source else self.budget.workers
 
-    def dispatch(self, *, max_batches: int = 0, separate_checks: bool = False) -> Dispatch:
+    def dispatch(self, max_batches: int = 0) -> Dispatch:
         """Return the units of work on the pending ranks, combined into batches if `max_batches` is given."""
         written = tuple(Unit(Kind.WRITE, group) for group in self.groups)
         copied = tuple(Unit(Kind.COPY, (rank,)) for rank in self.copies)
         if max_batches:
             written, copied = batched(written, max_batches), batched(copied, max_batches)
-        return Dispatch(written, copied, self.plan.copies, separate_checks=separate_checks)
+        return Dispatch(written, copied, self.plan.copies, separate_checks=True)
+
+    def source_dispatch(self) -> Dispatch:
+        """Return the units of work that read source ranks to compare their values."""
+        ranks = [Unit(Kind.READ, (rank,)) for rank in self.content.source_ranks]
+        return Dispatch([Unit(Kind.READ, batch.ranks) for batch in batched(ranks, _MAX_READING_UNITS)])
 
     def work(self, advance: Callable[[int], None], workspace: Workspace | None = None) -> RankWork:
         """Return the work on ranks in this process; `workspace` replaces that of the session."""
         return RankWork(
-            workspace or self.workspace,
-            self.plan,
-            self.budget,
-            self.prefetch,
-            self.request.verify,
-            advance,
+            workspace=workspace or self.workspace,
+            plan=self.plan,
+            budget=self.budget,
+            prefetch=self.prefetch,
+            level=self.request.verify,
+            advance=advance,
             crcs=self.crcs,
         )
 
@@ -187,6 +213,14 @@ class Session:
         if self.request.verify is not VerifyLevel.CONTENT:
             return False
         return self.committed or self.workspace.recorded_ranks() >= set(self.plan.target_ranks)
+
+
+_current: ContextVar[Session | None] = ContextVar("reshard_session", default=None)
+
+
+def current_session() -> Session | None:
+    """The session that is open in this context, hence in this process; None without one."""
+    return _current.get()
 
 
 @contextmanager
@@ -200,32 +234,43 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, pool: WorkerP
     ranks = request.chosen_ranks(plan.target_ranks)
     budget = rank_budget(request, plan, len(ranks), pool)
     target = Target.of(request.target, plan, overwrite=request.overwrite)
+    with _opened(request, target, ranks, budget) as session, having(_current, session):
+        yield session
+
+
+@contextmanager
+def _opened(request: ConversionRequest, target: Target, ranks: tuple[int, ...], budget: Budget) -> Iterator[Session]:
     if target.is_committed():
         finished = Workspace(target.final, target.identity)
         if _is_as_committed(target, finished, request.verify, budget):
-            yield Session(request, target, finished, ranks, frozenset(plan.target_ranks), budget, committed=True)
+            done = frozenset(target.plan.target_ranks)
+            yield Session(request, target, finished, ranks, done, budget, committed=True)
             return
     with target.claimed(ranks) as claim:
-        workspace, sound, mends = claim.workspace, set[int](), False
-        if claim.earlier:
-            _take_over(target, workspace, claim.earlier, budget)
-        if not claim.is_new:
-            mends = target.is_mended_in_place and target.is_committed()
-            examined = plan.target_ranks if mends else ranks
-            sound = find_sound_ranks(workspace, plan, request.verify, examined, budget, mends=True)
+        yield _claimed(request, target, claim, ranks, budget)
+
+
+def _claimed(
+    request: ConversionRequest, target: Target, claim: Claim, ranks: tuple[int, ...], budget: Budget
+) -> Session:
+    """Find what earlier runs have done in a claimed target, and prepare it for the rest."""
+    plan, workspace = target.plan, claim.workspace
+    if claim.earlier:
+        _take_over(target, workspace, claim.earlier, budget)
+    sound: set[int] = set()
+    if not claim.is_new:
+        mends = target.is_mended_in_place and target.is_committed()
+        examined = plan.target_ranks if mends else ranks
+        sound = find_sound_ranks(workspace, plan, request.verify, examined, budget, mends=True)
         if mends and (len(sound) < len(plan.target_ranks) or _problem_beside(target)):
             target.reopen()
-        elif not claim.is_new and target.is_committed():
+        elif target.is_committed():
             # by another run, a moment ago; impossible while ranks are pending
-            yield Session(request, target, workspace, ranks, frozenset(ranks), budget, committed=True)
-            return
-        session = Session(
-            *(request, target, workspace, ranks, frozenset(sound & set(ranks)), budget),
-            committed=False,
-            was_empty=claim.was_empty,
-        )
-        _prepare(session)
-        yield session
+            return Session(request, target, workspace, ranks, frozenset(ranks), budget, committed=True)
+    done = frozenset(sound.intersection(ranks))
+    session = Session(request, target, workspace, ranks, done, budget, committed=False, was_empty=claim.was_empty)
+    _prepare(session)
+    return session
 
 
 def _take_over(target: Target, workspace: Workspace, earlier: EarlierWork, budget: Budget) -> None:

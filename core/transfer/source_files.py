@@ -17,13 +17,13 @@ from reshard.core.storage.file_versions import difference_text
 from reshard.core.storage.reading import SourceFile, is_proven, open_source
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.transfer.source_crcs import SourceCrcs
+from reshard.core.transfer.read_crcs import CrcWatch
 
 
 class LocalFiles:
     """Files on this machine, for one thread; beyond `max_open`, the least recently used are closed."""
 
-    def __init__(self, plan: ConversionPlan, max_open: int, crcs: SourceCrcs | None = None) -> None:
+    def __init__(self, plan: ConversionPlan, max_open: int, crcs: CrcWatch | None = None) -> None:
         """`crcs` are given what is read."""
         self._crcs = crcs
         self._records = plan.inputs.catalog.records
@@ -61,7 +61,7 @@ class LocalFiles:
 class RemoteFiles:
     """Files on a remote storage, for any number of threads; no connection stays open."""
 
-    def __init__(self, plan: ConversionPlan, ranks: Iterable[int], crcs: SourceCrcs | None = None) -> None:
+    def __init__(self, plan: ConversionPlan, ranks: Iterable[int], crcs: CrcWatch | None = None) -> None:
         """Open the files of `ranks` concurrently; `crcs` are given what is read."""
         self._records = [plan.inputs.catalog.records[rank] for rank in sorted(set(ranks))]
         # here, not in `open`: locating the blocks of an encrypted file takes requests, which would wait for others

@@ -34,9 +34,9 @@ from reshard.core.transfer.file_blocks import (
 )
 from reshard.core.transfer.overflows import OverflowTally
 from reshard.core.transfer.prefetch import Prefetcher
+from reshard.core.transfer.read_crcs import CrcWatch
 from reshard.core.transfer.reader import BlockReader, LocalBlockReader, RemoteBlockReader
 from reshard.core.transfer.scales import ScaleReader
-from reshard.core.transfer.source_crcs import SourceCrcs
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
 
 Files = TypeVar("Files", LocalFiles, RemoteFiles)
@@ -55,7 +55,7 @@ def transform_ranks(
     budget: Budget,
     prefetch: int,
     advance: Advance,
-    crcs: SourceCrcs | None = None,
+    crcs: CrcWatch | None = None,
 ) -> tuple[ShardRecord, ...]:
     """Write target ranks' files below `directory`, side by side, and return their records.
 
@@ -97,7 +97,7 @@ class _Sources:
         writers: "Sequence[_RankWriter]",
         buffers: GroupBuffers,
         files: ExitStack,
-        crcs: SourceCrcs | None,
+        crcs: CrcWatch | None,
     ) -> None:
         self._plan = plan
         self._ranks = [writer.parameters for writer in writers]

@@ -63,14 +63,14 @@ def test_the_question_tells_of_any_checkpoint_that_would_be_replaced(
     target = tmp_path / "out"
     request = request_for(target, overwrite=True)
     plan = make_plan(request)
-    approval.refused(request, plan)
+    approval.check_approved(request, plan)
     convert(case(7009).request(target, format="safetensors"))
-    approval.refused(request, plan)
+    approval.check_approved(request, plan)
     manifest = target / ".reshard" / "manifest.json"
     manifest.write_text("damaged")
-    approval.refused(request, plan)
+    approval.check_approved(request, plan)
     shutil.rmtree(target / ".reshard")  # as if MindSpore had written it
-    approval.refused(request, plan)
+    approval.check_approved(request, plan)
     assert [REPLACED in text for _, text in asked] == [False, True, True, True]
     assert len({key for key, _ in asked[:3]}) == 3
 
@@ -80,7 +80,7 @@ def test_files_of_the_same_plan_are_not_replaced(tmp_path: Path, asked: list[tup
     request = request_for(target, overwrite=True)
     convert(request.conversion())
     (target / ".reshard" / "manifest.json").unlink()  # as while it is mended
-    approval.refused(request, make_plan(request))
+    approval.check_approved(request, make_plan(request))
     assert [REPLACED in text for _, text in asked] == [False]
 
 

@@ -22,7 +22,7 @@ from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.budget import WorkerPool
 from reshard.core.runtime.progress import SilentProgress
 from reshard.flows.convert_checkpoint import convert_checkpoint
-from reshard.flows.ranks import _max_batches, _Tasks, failures_of, run_ranks
+from reshard.flows.ranks import TaskExecutor, _Tasks, failures_of
 from reshard.flows.runner import RunnerLostError
 from reshard.flows.slots import Slot
 from reshard.tasks.assignment import TaskResult
@@ -80,8 +80,11 @@ def test_small_ranks_of_a_pool_are_done_in_batches(
     totals = [SimpleNamespace(shard_bytes=rank_bytes)] * (ranks + 3)
     plan = SimpleNamespace(totals=totals, target_ranks=range(4, ranks + 7))
     session: Any = SimpleNamespace(pending=tuple(range(7, ranks + 7)), plan=plan)
-    assert _max_batches(session, SimpleNamespace(pool=WorkerPool(processes, threads))) == batches
-    assert _max_batches(session, None) == (128 if ranks > 128 else 0)
+    runner: Any = SimpleNamespace(pool=WorkerPool(processes, threads))
+    with disable_run_logger():
+        progress = RunProgress(SilentProgress(), threading.Event())
+        assert TaskExecutor(progress, runner).max_batches(session) == batches
+        assert TaskExecutor(progress).max_batches(session) == (128 if ranks > 128 else 0)
 
 
 # ---- what tasks say ----
@@ -203,10 +206,11 @@ class _OneByOne:
 def test_a_rank_that_could_not_be_handed_out_is_lost(tmp_path: Path, lost: int) -> None:
     request = FOUR_TO_THREE.request(tmp_path / "out")
     with open_session(request, make_plan(request)) as session, disable_run_logger():
-        failures = run_ranks(session, RunProgress(SilentProgress(), threading.Event()), _OneByOne(session, lost))
+        progress, dispatch = RunProgress(SilentProgress(), threading.Event()), session.dispatch()
+        TaskExecutor(progress, _OneByOne(session, lost)).run(session, dispatch, 1)
     # each rank has two tasks, one after the other
-    assert sorted(failures) == list(range((lost - 1) // 2, 3))
-    assert all("its task was lost: the scheduler" in str(failure) for failure in failures.values())
+    assert sorted(dispatch.failures) == list(range((lost - 1) // 2, 3))
+    assert all("its task was lost: the scheduler" in str(failure) for failure in dispatch.failures.values())
 
 
 def test_a_slot_goes_to_the_group_that_asked_for_it(tmp_path: Path) -> None:

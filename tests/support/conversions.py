@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from reshard.core.conversion.convert import convert, run_ranks
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.dispatch import Unit
+from reshard.core.conversion.executor import Threads
 from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import Session
@@ -44,7 +45,9 @@ def damage(path: Path) -> None:
 
 def do_ranks(session: Session) -> None:
     """Does all ranks of a session that are left."""
-    assert not run_ranks(session, threading.Event())
+    dispatch = session.dispatch()
+    Threads(threading.Event()).run(session, dispatch, session.budget.workers)
+    assert not dispatch.failures
 
 
 def whole_copies(tmp_path: Path, ranks: int, extra: str = "") -> str:

@@ -25,7 +25,7 @@ FIRST_RANK = Unit(Kind.WRITE, (0,))
 
 def test_another_plan_in_the_workspace_is_noticed(tmp_path: Path) -> None:
     request = FOUR_TO_THREE.request(tmp_path / "out")
-    with open_session(request, make_plan(request)) as session:
+    with open_session(request, make_plan(request)) as session, disable_run_logger():
         other = replace(Assignment.of(session), identity="0" * 32)
         with pytest.raises(TargetError, match="another conversion"):
             transform_rank.fn(other, FIRST_RANK)

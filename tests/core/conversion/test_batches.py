@@ -44,7 +44,7 @@ def test_a_batch_that_is_repeated_writes_only_what_is_left(tmp_path: Path, monke
         tried = failing(monkeypatch, lambda _: None)
         run_batch(work, batch)
         assert tried == [0]
-        assert finish(session, {}, 1.0).committed
+        assert finish(session, 1.0).committed
     assert read_tree(columns.target) == columns.want
 
 
@@ -65,7 +65,7 @@ def test_a_failed_check_is_repeated_alone(tmp_path: Path, monkeypatch: pytest.Mo
             with pytest.raises(RanksFailedError):
                 run_batch(work, batch)
         run_batch(work, batch)
-        assert finish(session, {}, 1.0).committed
+        assert finish(session, 1.0).committed
     assert read_tree(columns.target) == columns.want
 
 

@@ -1,7 +1,6 @@
 """The end of a run: its failures, other runs that complete the target first, and what is committed."""
 
 import json
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
 from reshard.core.checkpoint.verify_level import VerifyLevel
-from reshard.core.conversion.convert import convert, run_ranks
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.dispatch import Kind, Unit
 from reshard.core.conversion.finish import finish
 from reshard.core.conversion.planning import make_plan
@@ -62,8 +61,8 @@ def test_a_run_whose_target_was_completed_by_another_says_so(target: Path) -> No
         do_ranks(slow)
         with open_session(first, plan) as quick:
             do_ranks(quick)
-            assert finish(quick, {}, 0).committed
-        report = finish(slow, {}, 0)
+            assert finish(quick, 0).committed
+        report = finish(slow, 0)
     assert (report.committed, report.missing_ranks) == (True, ())
     assert [rank.rank for rank in report.ranks] == [2]
     assert not partial(target).exists()
@@ -79,7 +78,7 @@ def test_a_run_whose_target_is_completed_by_another_while_it_reads_the_records(
     def slow_read(workspace: Workspace, rank: int) -> ShardRecord:
         if rank == 1 and workspace.directory.path.endswith(PARTIAL_SUFFIX) and not ended:
             ended.append(True)
-            assert finish(quick, {}, 0).committed
+            assert finish(quick, 0).committed
         return read_record(workspace, rank)
 
     ended: list[bool] = []
@@ -88,7 +87,7 @@ def test_a_run_whose_target_is_completed_by_another_while_it_reads_the_records(
         with open_session(first, plan) as quick:
             do_ranks(quick)
             monkeypatch.setattr(Workspace, "read_record", slow_read)
-            report = finish(slow, {}, 0)
+            report = finish(slow, 0)
     assert ended
     assert (report.committed, report.missing_ranks) == (True, ())
     assert [rank.outcome for rank in report.ranks] == ["written"]
@@ -145,7 +144,8 @@ def test_two_runs_that_mend_a_target_complete_it_at_the_same_moment(target: Path
     damage(next((target / "rank_1").iterdir()))
     request = FOUR_TO_THREE.request(target)
     with open_session(request, make_plan(request)) as session:
-        assert finish(session, run_ranks(session, threading.Event()), 1.0).committed
+        do_ranks(session)
+        assert finish(session, 1.0).committed
         manifest = read_manifest(parse_url(str(target)))
         assert manifest is not None
         session.target.commit(manifest)  # as the other run does, which saw all ranks there and no manifest yet
@@ -163,6 +163,6 @@ def test_a_rank_that_was_written_again_after_its_check_is_not_taken_for_done(tmp
             work.check(rank)
         work.make(Unit(Kind.WRITE, (1,)))
         with pytest.raises(StorageError, match="rank_1: reported as done, but no checked file is recorded"):
-            finish(session, {}, 1.0)
+            finish(session, 1.0)
     assert not (tmp_path / "out").exists()
     assert convert(request).committed

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -11,10 +10,8 @@ from typing import NoReturn
 import pytest
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
-from reshard.core.conversion.convert import convert, run_ranks
-from reshard.core.conversion.finish import finish
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
-from reshard.core.conversion.session import open_session
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.records.plan_file import load_sources
@@ -57,23 +54,17 @@ def test_source_changed_after_planning(tmp_path: Path, target: Path) -> None:
     plan = make_plan(request)
     file = source / "rank_1" / "checkpoint_1.ckpt"
     os.utime(file, ns=(1, 1))
-    with open_session(request, plan) as session:
-        failures = run_ranks(session, threading.Event())
-        with pytest.raises(InputError, match=r"rank_1: .*checkpoint_1.ckpt changed while it was being converted"):
-            finish(session, failures, 1.0)
+    with pytest.raises(InputError, match=r"rank_1: .*checkpoint_1.ckpt changed while it was being converted"):
+        convert(request, plan_of=lambda _: plan)
 
 
 def test_a_source_rewritten_with_its_old_time_while_it_is_converted(own_source: Path, target: Path) -> None:
     request = FOUR_TO_THREE.request(target, source=str(own_source))
     plan = make_plan(request)
     rewrite_with_its_old_time(own_source / "rank_1/checkpoint_1.ckpt")
-    with open_session(request, plan) as session:
-        failures = run_ranks(session, threading.Event())
-        message = (
-            r"rank_1: .*checkpoint_1.ckpt changed while it was being converted .* it was rewritten and given its old"
-        )
-        with pytest.raises(InputError, match=message):
-            finish(session, failures, 1.0)
+    message = r"rank_1: .*checkpoint_1.ckpt changed while it was being converted .* it was rewritten and given its old"
+    with pytest.raises(InputError, match=message):
+        convert(request, plan_of=lambda _: plan)
 
 
 class Notes(SilentProgress):

@@ -18,7 +18,7 @@ from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.slices import Extent
-from reshard.core.transfer import source_crcs
+from reshard.core.transfer import read_crcs
 from reshard.core.transfer.source_crcs import SourceCrcs
 
 SIZE = 1000
@@ -57,7 +57,7 @@ def test_all_is_read_once_and_what_is_wrong_is_named(
     crcs, record = opened(path, {name: crc ^ (name in wrong) for name, crc in RIGHT.items()})
     file = crcs.watch(record, open_source(parse_url(record.location)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_crcs, "_MAX_PARTS", most)
+        patch.setattr(read_crcs, "_MAX_PARTS", most)
         for number, (offset, length) in enumerate(reads):
             length = min(length, SIZE - offset)
             if number % 2:
