@@ -11,8 +11,8 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.resources import resources_of
+from reshard.flows.executor import TaskExecutor
 from reshard.flows.outcome import carried_out, check_output, tail_of
-from reshard.flows.ranks import TaskExecutor
 from reshard.flows.runners import worker_pool
 from reshard.flows.slots import slots_of
 from reshard.tasks.artifacts import publish_report

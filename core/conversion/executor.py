@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from threading import Event
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol, TypeVar, TypeVarTuple
 
 from reshard.core.conversion.dispatch import Dispatch, Kind, Unit, run_in_threads
 from reshard.core.conversion.session import Session, SourceParts
@@ -16,7 +16,7 @@ from reshard.core.runtime.budget import WorkerPool
 from reshard.core.runtime.progress import advancing, current_progress
 from reshard.core.runtime.retry import FailureStreak, with_retries
 
-Arguments = ParamSpec("Arguments")
+Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
 
@@ -27,9 +27,7 @@ class Executor(Protocol):
     def pool(self) -> WorkerPool | None:
         """The processes that do the units; None: this one."""
 
-    def step(
-        self, work: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
-    ) -> Result:
+    def step(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Return the result of a step, which is repeated after transient failures."""
 
     def planned(self, plan: ConversionPlan) -> None:
@@ -56,11 +54,9 @@ class Threads:
     def __init__(self, stop: Event) -> None:
         self._stop = stop
 
-    def step(
-        self, work: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
-    ) -> Result:
+    def step(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Return the result of a step, which is repeated after transient failures."""
-        return with_retries(lambda: work(*arguments, **options), current_progress().note)
+        return with_retries(lambda: work(*arguments), current_progress().note)
 
     def planned(self, plan: ConversionPlan) -> None:
         """Do nothing: nobody is asked."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol, TypeVar, TypeVarTuple
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.target_layout import TargetLayout
@@ -56,16 +56,14 @@ from reshard.core.tensor.layout import whole_layout
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 from reshard.core.verification.wholes import check_dropped_copies
 
-Arguments = ParamSpec("Arguments")
+Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
 
 class Step(Protocol):
     """Carries out a step of planning."""
 
-    def __call__(
-        self, work: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
-    ) -> Result:
+    def __call__(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Return the result of `work`."""
 
 
@@ -94,8 +92,8 @@ def plan_in_steps(request: ConversionRequest, step: Step, *, crc_later: bool = F
     return step(plan_conversion, request, source, target)
 
 
-def _at_once(work: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-    return work(*arguments, **options)
+def _at_once(work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+    return work(*arguments)
 
 
 def outline_target(request: ConversionRequest) -> TargetOutline:

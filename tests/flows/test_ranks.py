@@ -22,7 +22,8 @@ from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.budget import WorkerPool
 from reshard.core.runtime.progress import SilentProgress
 from reshard.flows.convert_checkpoint import convert_checkpoint
-from reshard.flows.ranks import TaskExecutor, _Tasks, failures_of
+from reshard.flows.executor import TaskExecutor
+from reshard.flows.ranks import RankTasks, failures_of
 from reshard.flows.runner import RunnerLostError
 from reshard.flows.slots import Slot
 from reshard.tasks.assignment import TaskResult
@@ -41,8 +42,8 @@ PIPELINES = case(7001)
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than two ranks are done in three batches."""
-    monkeypatch.setattr("reshard.flows.ranks.MAX_SINGLE_RANKS", 2)
-    monkeypatch.setattr("reshard.flows.ranks.MAX_BATCHES", 3)
+    monkeypatch.setattr("reshard.flows.executor.MAX_SINGLE_RANKS", 2)
+    monkeypatch.setattr("reshard.flows.executor.MAX_BATCHES", 3)
     monkeypatch.setattr(transform_ranks, "retry_delay_seconds", [0.01] * 3)
 
 
@@ -54,37 +55,6 @@ def messages(run: Run[Any, Any], count: int) -> dict[str, str]:
     """Messages of a run's finished tasks, when there are so many."""
     found = run.tasks(lambda found: len(found) >= count)
     return {name: str(task.state and task.state.message) for name, task in found.items()}
-
-
-# ---- batches of a pool ----
-
-
-@pytest.mark.parametrize(
-    ("ranks", "rank_bytes", "processes", "threads", "batches"),
-    [
-        (8, 0, 2, 1, 0),
-        (9, 0, 2, 1, 8),
-        (16, 2**20, 2, 1, 8),
-        (100, 2**20, 2, 2, 16),
-        (100, 2**20, 64, 1, 0),  # each thread is to have several
-        (1000, 2**20, 64, 1, 128),
-        (16, 2**28, 2, 1, 0),  # a task for each costs little beside its bytes
-        (100, 2**26, 2, 1, 25),
-        (1000, 2**34, 2, 1, 128),
-    ],
-)
-def test_small_ranks_of_a_pool_are_done_in_batches(
-    ranks: int, rank_bytes: int, processes: int, threads: int, batches: int
-) -> None:
-    """Ranks whose numbers begin at 4, the first of which are done."""
-    totals = [SimpleNamespace(shard_bytes=rank_bytes)] * (ranks + 3)
-    plan = SimpleNamespace(totals=totals, target_ranks=range(4, ranks + 7))
-    session: Any = SimpleNamespace(pending=tuple(range(7, ranks + 7)), plan=plan)
-    runner: Any = SimpleNamespace(pool=WorkerPool(processes, threads))
-    with disable_run_logger():
-        progress = RunProgress(SilentProgress(), threading.Event())
-        assert TaskExecutor(progress, runner).max_batches(session) == batches
-        assert TaskExecutor(progress).max_batches(session) == (128 if ranks > 128 else 0)
 
 
 # ---- what tasks say ----
@@ -140,7 +110,7 @@ def test_a_batch_that_is_tried_again_does_what_is_not_done(tmp_path: Path, monke
 
 @pytest.mark.usefixtures("batches")
 def test_a_storage_that_is_down_is_not_asked_for_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.flows.ranks.MAX_BATCHES", 1)
+    monkeypatch.setattr("reshard.flows.executor.MAX_BATCHES", 1)
     monkeypatch.setattr(transform_ranks, "retries", 0)
     tried = failing(monkeypatch, lambda _: StorageError("down", transient=True))
     with pytest.raises(ConversionError, match="12 of 12 target ranks failed.*(?s:.*)rank_11: not tried"):
@@ -221,7 +191,7 @@ def test_a_slot_goes_to_the_group_that_asked_for_it(tmp_path: Path) -> None:
         progress = RunProgress(SilentProgress(), threading.Event())
         one, other = Unit(Kind.WRITE, (0, 1)), Unit(Kind.WRITE, (2,))
         dispatch = Dispatch([one, other])
-        tasks = _Tasks(dispatch, session, _OneByOne(session, 0), slots, progress)
+        tasks = RankTasks(dispatch, session, _OneByOne(session, 0), slots, progress)
         tasks._begin_ready()
         first, second = Slot(uuid4(), time.monotonic()), Slot(uuid4(), time.monotonic())
         tasks._take(first)
@@ -239,7 +209,7 @@ def test_a_slot_that_nobody_waits_for_any_more_is_given_back(tmp_path: Path) -> 
         slots: Any = SimpleNamespace(ask=lambda _: None, give_back=given_back.append)
         progress = RunProgress(SilentProgress(), threading.Event())
         dispatch = Dispatch([Unit(Kind.WRITE, (2,))])
-        tasks = _Tasks(dispatch, session, _OneByOne(session, 0), slots, progress)
+        tasks = RankTasks(dispatch, session, _OneByOne(session, 0), slots, progress)
         dispatch.begin()
         late = Slot(uuid4(), time.monotonic())
         tasks._take(late)
