@@ -88,7 +88,7 @@ class SourceChecks(RequestModel):
         default=True,
         title="Check CRC",
         description="Check the CRC of source files that carry one, before anything is planned or written: reads them "
-        "whole once more. Tensors of DCP are checked as they are read, with --engine direct.",
+        "whole once more. Tensors of DCP are checked as they are converted.",
     )
     allow_missing: Annotated[list[str], Metavar("PATTERN")] = Field(
         default=[],

@@ -22,8 +22,10 @@ from reshard.core.conversion.dispatch import Kind, Unit
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError, InputError
-from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.conversion import ConversionRequest, VerifyLevel
 from reshard.flows.convert_checkpoint import convert_checkpoint
+from tests.core.conversion.test_dcp_crcs import DAMAGED, UNEVEN, flip_value
+from tests.core.conversion.test_dcp_source import strategy_of
 from tests.support.checkpoints import case, read_tree
 from tests.support.columns import column_case
 from tests.support.dask_processes import DaskProcesses, dask_processes
@@ -48,6 +50,35 @@ def test_converts_on_a_local_cluster(tmp_path: Path) -> None:
     assert report.committed
     assert report.compared  # the source is read by the workers, too
     assert read_tree(tmp_path / "out") == PIPELINES.want
+
+
+def test_workers_report_the_crcs_of_what_they_read(cluster: DaskProcesses, tmp_path: Path) -> None:
+    cluster.add_workers(2)
+    case = UNEVEN.copied(tmp_path / "case")
+    options = {"target_strategy": strategy_of(case.whole, tmp_path), "dask_scheduler": cluster.address}
+    report = convert_checkpoint(case.request(tmp_path / "right", **options))
+    assert report.committed
+    # but for what two workers have read in parts that overlap: that is read once more
+    assert report.crc_bytes < sum(len(data) for _, _, data in case.whole.values()) // 20
+    flip_value(case, DAMAGED)
+    with pytest.raises(InputError, match=f"parameter '{DAMAGED}': its .* the file says 0x.*: damaged"):
+        convert_checkpoint(case.request(tmp_path / "wrong", **options))
+    assert not (tmp_path / "wrong").exists()
+    assert len(recorded_ranks(tmp_path / "wrong")) < len(report.ranks)
+
+
+def test_workers_compare_the_values_of_an_encrypted_source_with_a_target_that_was_finished_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "a secret of 16 b")
+    convert(FOUR_TO_THREE.request(tmp_path / "src", encrypt_key="env:KEY"))
+    strategy = str(FOUR_TO_THREE.directory / "dst_strategy.ckpt")
+    source = {"source": str(tmp_path / "src"), "source_strategy": strategy, "decrypt_key": "env:KEY"}
+    request = FOUR_TO_THREE.request(tmp_path / "out", target_strategy="", **source)
+    convert(request)
+    report = convert_checkpoint(request.model_copy(update={"dask_scheduler": "local", "verify": VerifyLevel.CONTENT}))
+    assert report.compared
+    assert report.verified is VerifyLevel.CONTENT
 
 
 def test_converts_on_a_running_cluster(cluster: DaskProcesses, tmp_path: Path) -> None:
@@ -148,7 +179,7 @@ def test_when_the_scheduler_dies_the_run_fails(cluster: DaskProcesses, tmp_path:
 
 FLOW = """
 import sys
-from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.conversion import ConversionRequest, VerifyLevel
 from reshard.flows.convert_checkpoint import convert_checkpoint
 if __name__ == "__main__":
     convert_checkpoint(ConversionRequest.model_validate_json(sys.argv[1]))

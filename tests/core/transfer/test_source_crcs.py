@@ -1,5 +1,6 @@
 """CRCs from parts that are read in any order, by many threads, twice, or never."""
 
+import pickle
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.slices import Extent
 from reshard.core.transfer import read_crcs
+from reshard.core.transfer.read_crcs import ReportedCrcs
 from reshard.core.transfer.source_crcs import SourceCrcs
 
 SIZE = 1000
@@ -74,6 +76,46 @@ def test_all_is_read_once_and_what_is_wrong_is_named(
     for (location, name), problem in problems.items():
         offset, length = EXTENTS[name]
         assert problem.startswith(f"{location}: parameter {name!r}: its {length} bytes at {offset} have the CRC-32 ")
+
+
+@given(
+    processes=st.lists(READS, min_size=1, max_size=4),
+    wrong=st.sets(st.sampled_from(["a", "b", "c"])),
+    most=st.sampled_from([1, 2, 1024]),
+)
+def test_what_other_processes_report_counts_as_read_and_only_the_rest_is_read(
+    processes: list[list[tuple[int, int]]],
+    wrong: set[str],
+    most: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    path = tmp_path_factory.mktemp("file") / "file"
+    crcs, record = opened(path, {name: crc ^ (name in wrong) for name, crc in RIGHT.items()})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read_crcs, "_MAX_PARTS", most)
+        for number, reads in enumerate(processes):
+            reported = ReportedCrcs()
+            watched = reported.watch(record, open_source(parse_url(record.location)))
+            for offset, length in reads:
+                watched.read_many([(offset, min(length, SIZE - offset))])
+            before = crcs.left_bytes()
+            parts = pickle.loads(pickle.dumps(reported.parts()))
+            crcs.add_parts(parts)
+            added = sum(stop - start for of_file in parts.values() for start, stop, _ in of_file.tolist())
+            if number == 0 and most == 1024:
+                assert crcs.left_bytes() == before - added
+            crcs.add_parts(parts)  # of a task that was given to two workers
+        left = crcs.left_bytes()
+        assert read_rest(crcs) == left == crcs.read_bytes
+    assert {name for _, name in crcs.problems()} == wrong
+
+
+def test_parts_of_another_file_or_of_no_tensor_are_passed_over(tmp_path: Path) -> None:
+    crcs, record = opened(tmp_path / "file", RIGHT)
+    left = crcs.left_bytes()
+    parts = np.array([[0, 1, 5], [200, 204, 5], [950, 999, 5]], np.int64)
+    crcs.add_parts({record.location: parts, "/nowhere/else": parts})
+    assert crcs.left_bytes() == left
 
 
 def test_many_threads(tmp_path: Path) -> None:
