@@ -136,7 +136,7 @@ class Session:
 
     @cached_property
     def crcs(self) -> SourceCrcs:
-        """CRCs of the source's tensors that are checked as this process reads them."""
+        """CRCs of the source's tensors, which are checked as these are read."""
         return SourceCrcs(self.plan)
 
     @cached_property

@@ -17,12 +17,13 @@ import pytest
 from prefect.logging import disable_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.dispatch import Kind, Unit
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError, InputError
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel
+from reshard.core.request.conversion import ConversionRequest
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from tests.core.conversion.test_dcp_crcs import DAMAGED, UNEVEN, flip_value
 from tests.core.conversion.test_dcp_source import strategy_of
@@ -179,7 +180,7 @@ def test_when_the_scheduler_dies_the_run_fails(cluster: DaskProcesses, tmp_path:
 
 FLOW = """
 import sys
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel
+from reshard.core.request.conversion import ConversionRequest
 from reshard.flows.convert_checkpoint import convert_checkpoint
 if __name__ == "__main__":
     convert_checkpoint(ConversionRequest.model_validate_json(sys.argv[1]))
