@@ -221,8 +221,12 @@ class Target:
         """Give the workspace of earlier work to this plan, for which its sound ranks have records by now."""
         state = self.workspace.state
         remove_file(state.child(MANIFEST_NAME))  # of a run that was killed before it published what it had finished
-        write_bytes(state.child(PLAN_NAME), self.plan_data)
+        self._write_plan()
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
+
+    def _write_plan(self) -> None:
+        if self.plan_data:  # joined parts have none
+            write_bytes(self.workspace.state.child(PLAN_NAME), self.plan_data)
 
     def _look(self) -> Look:
         state = self.workspace.state
@@ -364,7 +368,7 @@ class Target:
             # left by a removal that was killed before the same plan was carried out here again
             remove_file(workspace.state.child(REMOVING_NAME))
             # another run may have written the first one with another zlib: the manifest has the digest of this one
-            write_bytes(workspace.state.child(PLAN_NAME), self.plan_data)
+            self._write_plan()
             publish_manifest(workspace, self.final, manifest)
             if not was_empty:
                 remove_file(self.final.child(STATE_DIRECTORY, WITHDRAWN_NAME))
@@ -418,5 +422,5 @@ class Target:
             for unfinished in temporary_files(self.workspace.directory):
                 if unfinished.parent.name != LEASES_DIRECTORY:  # those belong to living runs
                     remove_file(unfinished)  # it may contain unencrypted values
-        write_bytes(state.child(PLAN_NAME), self.plan_data)
+        self._write_plan()
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())

@@ -117,6 +117,57 @@ def test_what_a_killed_run_left_is_not_in_the_joined(make: Make, tmp_path: Path)
     ]
 
 
+def interrupted(make: Make, tmp_path: Path) -> list[str]:
+    """Parts, and beside `joined` what a run leaves that was killed when it had joined rank 0."""
+    parts = [make(0), make(1)]
+    join_parts(parts, str(tmp_path / "other"))
+    (tmp_path / "other/.reshard/manifest.json").unlink()
+    (tmp_path / "other/.reshard/records/rank_1.json").unlink()
+    (tmp_path / "other").rename(tmp_path / "joined.reshard-partial")
+    return parts
+
+
+def test_ranks_that_a_killed_run_has_joined_are_not_copied_again(make: Make, tmp_path: Path) -> None:
+    parts, notes = interrupted(make, tmp_path), Notes()
+    file = Path("rank_0/checkpoint_0_part0.ckpt"), Path("rank_1/checkpoint_1_part1.ckpt")
+    left = [(tmp_path / "joined.reshard-partial" / each).stat().st_ino for each in file]
+    join_parts(parts, str(tmp_path / "joined"), notes)
+    found = [(tmp_path / "joined" / each).stat().st_ino for each in file]
+    assert (found[0] == left[0], found[1] == left[1]) == (True, False)
+    assert notes.notes == ["resuming: 1 of 2 ranks are joined already; checking them"]
+    assert not verify_target(str(tmp_path / "joined"), VerifyLevel.CHECKSUM).problems
+
+
+@pytest.mark.parametrize("damaged", ["rank_0/checkpoint_0_part1.ckpt", ".reshard/records/rank_0.json"])
+def test_a_rank_whose_file_or_record_was_damaged_since_is_copied_again(
+    make: Make, tmp_path: Path, damaged: str
+) -> None:
+    parts = interrupted(make, tmp_path)
+    path = tmp_path / "joined.reshard-partial" / damaged
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-9])
+    join_parts(parts, str(tmp_path / "joined"))
+    assert not verify_target(str(tmp_path / "joined"), VerifyLevel.CHECKSUM).problems
+
+
+def test_a_joined_checkpoint_that_lost_its_manifest_gets_it_back(make: Make, tmp_path: Path) -> None:
+    parts = [make(0), make(1)]
+    join_parts(parts, str(tmp_path / "joined"))
+    (tmp_path / "joined/.reshard/manifest.json").unlink()
+    join_parts(parts, str(tmp_path / "joined"))
+    assert not verify_target(str(tmp_path / "joined"), VerifyLevel.CHECKSUM).problems
+
+
+def test_parts_are_not_joined_where_one_is_being_converted(make: Make, tmp_path: Path) -> None:
+    """What is unfinished there would count as this join's earlier work."""
+    parts = [make(0), make(1)]
+    shutil.copytree(parts[0], tmp_path / "joined.reshard-partial")
+    (tmp_path / "joined.reshard-partial/.reshard/manifest.json").unlink()
+    with pytest.raises(TargetError, match=r"something else is unfinished in .*joined\.reshard-partial\. Finish that"):
+        join_parts(parts, str(tmp_path / "joined"))
+    assert (tmp_path / "joined.reshard-partial/rank_0/checkpoint_0_part0.ckpt").exists()
+
+
 def test_to_another_storage(make: Make) -> None:
     target = "memory://join-parts/joined"
     fs = fsspec.filesystem("memory")
