@@ -3,13 +3,9 @@
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from functools import partial
 from typing import Any
 
 from reshard.core.errors import CatalogError
-from reshard.core.files.block_writing import FileKind, write_checkpoint
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
@@ -20,11 +16,13 @@ from reshard.core.mindspore_api.arguments import (
     key_of,
 )
 from reshard.core.mindspore_api.failures import writing
+from reshard.core.mindspore_api.file_writing import PlannedFile, read_values, write_files
 from reshard.core.mindspore_api.layouts import strategy_of
 from reshard.core.mindspore_api.networks import Network, checked_network, fill_network
-from reshard.core.mindspore_api.paths import checked_directory, make_directory
+from reshard.core.mindspore_api.paths import checked_directory
 from reshard.core.mindspore_api.rank_merging import checked_layouts, fill_from_ranks
-from reshard.core.mindspore_api.unified import UnifiedCheckpoint, slice_blocks
+from reshard.core.mindspore_api.unified import open_unified, plan_ranks, sharded_names
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.urls import parse_url
@@ -94,16 +92,13 @@ def load_distributed_checkpoint(
         rank = _rank_of_network(rank_id, max((layout.device_count for layout in (layouts or {}).values()), default=1))
         fill_from_ranks(network, checkpoint_filenames, layouts, rank, train_strategy_filename, strict_load, key)
         return True
-    ckpt_only = {
-        "checkpoint_filenames": checkpoint_filenames,
-        "train_strategy_filename": train_strategy_filename,
-        "dec_key": dec_key,
-        "strict_load": strict_load or None,
-        "dec_mode": None if dec_mode == DEFAULT_MODE else dec_mode,
-    }
-    for name, value in ckpt_only.items():
-        if value is not None:
-            raise ValueError(f"{name!r} is for .ckpt files only, 'format' is 'safetensors'")
+    _check_none_is_of_ckpt(
+        checkpoint_filenames=checkpoint_filenames,
+        train_strategy_filename=train_strategy_filename,
+        dec_key=dec_key,
+        strict_load=strict_load or None,
+        dec_mode=None if dec_mode == DEFAULT_MODE else dec_mode,
+    )
     if unified_safetensors_dir is None:
         raise ValueError("'unified_safetensors_dir' is needed, 'format' is 'safetensors'")
     if network is None and dst_safetensors_dir is None:
@@ -111,19 +106,28 @@ def load_distributed_checkpoint(
     if network is not None:
         checked_network(network)
     strategy = strategy_of("predict_strategy", predict_strategy)
-    with writing(), closing(UnifiedCheckpoint(parse_url(unified_safetensors_dir), name_map or {})) as unified:
-        _check_matching(unified, strategy)
+    with writing():
+        unified = open_unified(parse_url(unified_safetensors_dir), name_map or {})
+        _check_matching(sharded_names(unified), strategy)
         if network is None:
-            ranks = [rank_id] if rank_id is not None else strategy.ranks if strategy else range(1)
-            _write_ranks(unified, strategy, ranks, str(dst_safetensors_dir), output_format, max_process_num)
+            plan = plan_ranks(unified, strategy, CheckpointFormat(output_format))
+            _write_ranks(plan, rank_id, strategy, str(dst_safetensors_dir), max_process_num)
             return True
         rank = _rank_of_network(rank_id, len(strategy.ranks) if strategy else 1)
-        values = {each.name: each.value() for each in unified.slices(strategy, rank)}
+        # .ckpt holds whatever can be loaded
+        values = read_values(plan_ranks(unified, strategy, CheckpointFormat.CKPT), _rank_of_plan(rank, strategy))
     if return_param_dict:
         return values
     filling = fill_network(network, values, strict=False)
     filling.warn_of_suffixes(stacklevel=2)
     return filling.not_filled, filling.unused
+
+
+def _check_none_is_of_ckpt(**given: object) -> None:
+    """Raise ValueError if an argument was given that is for `.ckpt` files only."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name!r} is for .ckpt files only, 'format' is 'safetensors'")
 
 
 def _check_types(unified: object, target: object, rank: object, names: object, most: object) -> None:
@@ -143,11 +147,22 @@ def _rank_of_network(given: int | None, count: int) -> int:
     return rank or 0
 
 
-def _check_matching(unified: UnifiedCheckpoint, strategy: Strategy | None) -> None:
+def _rank_of_plan(rank: int, strategy: Strategy | None) -> int:
+    """Return a rank's number in its plan: without a strategy, every rank gets what the plan's only one gets."""
+    if strategy is None:
+        return 0
+    ranks = strategy.ranks
+    if rank not in ranks:
+        raise CatalogError(
+            f"{strategy.origin}: is for ranks {ranks.start} to {ranks.stop - 1}, there is no rank {rank}"
+        )
+    return rank
+
+
+def _check_matching(there: frozenset[str], strategy: Strategy | None) -> None:
     """Warn of parameters that only the files have, or only the strategy; raise CatalogError if they share none."""
     if strategy is None:
         return
-    there = set(unified.parameters)
     if not there & strategy.parameters:
         raise CatalogError(f"{strategy.origin}: has none of the parameters that the files hold: another model's?")
     missing = sorted(name for name in strategy.parameters - there if not name.startswith(_NEVER_UNIFIED))
@@ -158,27 +173,19 @@ def _check_matching(unified: UnifiedCheckpoint, strategy: Strategy | None) -> No
         _warn(f"{strategy.origin}: lacks parameters that the files have, they are left out: {listed(unused)}")
 
 
-def _write_ranks(
-    unified: UnifiedCheckpoint, strategy: Strategy | None, ranks: Sequence[int], directory: str, format: str, most: int
-) -> None:
-    kind = FileKind(CheckpointFormat(format))
+def _write_ranks(plan: ConversionPlan, only: int | None, strategy: Strategy | None, directory: str, most: int) -> None:
+    """Write the files of all ranks, or of one only."""
+    files = [
+        PlannedFile(plan, _rank_of_plan(rank, strategy), f"rank_{rank}/net.{plan.inputs.format}")
+        for rank in (plan.target_ranks if only is None else [only])
+    ]
     root = parse_url(directory)
     if root.is_local:
-        checked_directory("dst_safetensors_dir", directory)
-
-    def write(rank: int) -> None:
-        slices = {each.name: each for each in unified.slices(strategy, rank)}
-        folder = root.child(f"rank_{rank}")
-        if folder.is_local:
-            with mapped_errors(folder, "make the directory"):
-                make_directory(folder.path)
-        target = folder.child(f"net.{format}")
-        write_checkpoint(target, kind, [each.output() for each in slices.values()], partial(slice_blocks, slices))
-
+        root = parse_url(checked_directory("dst_safetensors_dir", directory))
+        with mapped_errors(root, "make the directory"):
+            os.makedirs(root.path, exist_ok=True)  # only the ranks' folders are for their owner alone, as in MindSpore
     # more threads do not speed up copying
-    with ThreadPoolExecutor(max(1, min(most, 2 * (os.cpu_count() or 1)))) as pool:
-        for _ in pool.map(write, ranks):
-            pass
+    write_files(files, root, max(1, min(most, 2 * (os.cpu_count() or 1))))
 
 
 def _warn(message: str) -> None:

@@ -1,58 +1,67 @@
-"""Writes ranks of plans into files of any names, which appear when all of them are whole and checked."""
+"""Writes ranks of plans into files of any names, and reads ranks into memory.
+
+Local files appear when all of them are whole and checked; remote ones each when it is whole.
+"""
 
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
 
-from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.verify_level import VerifyLevel
+from reshard.core.conversion.load import LoadPlan
 from reshard.core.errors import VerificationError
+from reshard.core.files.numpy_values import Value
 from reshard.core.mindspore_api.paths import make_directory
+from reshard.core.options.validation import build_options
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.budget import Budget, build_budget, open_files_limit
+from reshard.core.request.planning import PlanRequest
+from reshard.core.runtime.budget import Budget, build_budget, open_files_limit, upload_part_bytes
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.transfer.file_blocks import expected_entries
+from reshard.core.transfer.source_files import are_remote
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.files import verify_rank
 
-MEMORY_BYTES = 2**31
+_MEMORY_BYTES = 2**31
 """For the buffers of all workers together, as a conversion has by default."""
 
 
 @frozen
 class PlannedFile:
-    """A rank of a plan, and the path of its file."""
+    """A rank of a plan, and the path of its file below a directory."""
 
     plan: ConversionPlan
     rank: int
     path: str
 
 
-def write_files(files: Sequence[PlannedFile], directory: str, workers: int) -> None:
-    """Write files concurrently into a folder in `directory`, then rename them to their paths on its file system.
+def write_files(files: Sequence[PlannedFile], directory: Location, workers: int) -> None:
+    """Write files into a directory and check them, concurrently.
 
-    No file appears if writing or checking fails. If renaming fails, some may.
+    Local ones are written into a folder in it first: none appears if writing or checking fails. If renaming fails,
+    some may.
     """
-    target = parse_url(directory)
-    with mapped_errors(target, "make a directory in it"):
-        make_directory(directory)
-        work = tempfile.mkdtemp(prefix=".reshard-", dir=directory)
-    try:
-        budget = build_budget(MEMORY_BYTES, open_files_limit(), workers)
-        places = [parse_url(os.path.join(work, str(number))) for number in range(len(files))]
-        prefetch = max(1, min(budget.max_prefetch, budget.workers // max(1, len(files))))
+    if not files:
+        return
+    with _working_directory(directory) as working:
+        budget = _budget(files, directory, workers)
+        prefetch = max(1, min(budget.max_prefetch, budget.workers // len(files)))
         with ThreadPoolExecutor(max(1, budget.workers // prefetch), thread_name_prefix="reshard") as pool:
-            records = list(pool.map(lambda file, place: _write(file, place, budget, prefetch), files, places))
-        for file, place, record in zip(files, places, records, strict=True):
-            with mapped_errors(parse_url(file.path), "give it the finished file"):
-                give_name(place.child(record.file).path, file.path)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+            for _ in pool.map(lambda file: _write(file, working, budget, prefetch), files):
+                pass
+        if directory.is_local:
+            for file in files:
+                names = file.path.split("/")
+                with mapped_errors(directory.child(*names), "give it the finished file"):
+                    give_name(working.child(*names).path, directory.child(*names).path)
 
 
 def give_name(finished: str, path: str) -> None:
@@ -62,18 +71,43 @@ def give_name(finished: str, path: str) -> None:
     os.replace(finished, path)
 
 
-def _write(file: PlannedFile, place: Location, budget: Budget, prefetch: int) -> ShardRecord:
+def read_values(plan: ConversionPlan, rank: int, names: Collection[str] | None = None) -> dict[str, Value]:
+    """Read a rank's parameters, or those of these `names`."""
+    request = build_options(PlanRequest, source=plan.inputs.catalog.url)
+    return dict(LoadPlan(request, plan, copy_context()).load(rank, names))
+
+
+def _budget(files: Sequence[PlannedFile], directory: Location, workers: int) -> Budget:
+    part_bytes = 0
+    if not directory.is_local:
+        largest_bytes = max(file.plan.rank_plan(file.rank).size_bytes for file in files)
+        part_bytes = upload_part_bytes(_MEMORY_BYTES, largest_bytes)
+    remote_source = are_remote(files[0].plan)
+    return build_budget(_MEMORY_BYTES, open_files_limit(), workers, part_bytes=part_bytes, remote_source=remote_source)
+
+
+@contextmanager
+def _working_directory(directory: Location) -> Iterator[Location]:
+    """Provide the directory for unfinished files: a folder in a local one, which is removed at the end."""
+    if not directory.is_local:
+        yield directory
+        return
+    with mapped_errors(directory, "make a directory in it"):
+        make_directory(directory.path)
+        working = tempfile.mkdtemp(prefix=".reshard-", dir=directory.path)
+    try:
+        yield parse_url(working)
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+
+
+def _write(file: PlannedFile, directory: Location, budget: Budget, prefetch: int) -> None:
+    plan = file.plan.with_file_names({file.rank: file.path})
     [record] = transform_ranks(
-        file.plan,
-        (file.rank,),
-        place,
-        identity="",
-        budget=budget,
-        prefetch=prefetch,
-        advance=lambda _: None,
+        plan, (file.rank,), directory, identity="", budget=budget, prefetch=prefetch, advance=lambda _: None
     )
-    expected = expected_entries(file.plan, file.plan.rank_plan(file.rank))
-    found = verify_rank(place, record, VerifyLevel.CHECKSUM, expected=expected)
+    expected = expected_entries(plan, plan.rank_plan(file.rank))
+    found = verify_rank(directory, record, VerifyLevel.CHECKSUM, expected=expected)
     if found.problems:
+        remove_file(directory.child(*file.path.split("/")))
         raise VerificationError(f"{file.path}: " + "; ".join(found.problems))
-    return record

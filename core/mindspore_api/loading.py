@@ -137,18 +137,6 @@ def load_segmented_checkpoints(
     return loaded
 
 
-def read_values(file: SourceFile, entries: Sequence[TensorEntry]) -> dict[str, Value]:
-    """Read the values of a file's entries, in their order, without copying them."""
-    for entry in entries:
-        if entry.dtype.is_foreign:
-            raise CheckpointError(
-                f"{file.location}: parameter {entry.name!r}: {entry.dtype} cannot be read as an array"
-            )
-    buffers = [np.empty(sum(extent.length for extent in entry.extents), np.uint8) for entry in entries]
-    _read_into(file, entries, buffers)
-    return {entry.name: _value(entry, buffer) for entry, buffer in zip(entries, buffers, strict=True)}
-
-
 def _check_file_name(file: object, format: str) -> None:
     check_format("format", format)
     if isinstance(file, BytesIO):
@@ -180,14 +168,15 @@ def open_readable(location: Location, key: Key | None, *, takes_key: bool = True
         if isinstance(file, DecryptedSource):
             file.check_tags()
         else:
-            _check_plain(file, takes_key)
+            check_plain(file, takes_key=takes_key)
     except BaseException:
         file.close()
         raise
     return file
 
 
-def _check_plain(file: SourceFile, takes_key: bool) -> None:
+def check_plain(file: SourceFile, *, takes_key: bool) -> None:
+    """Raise CheckpointError if a file is encrypted; `takes_key` as in `open_readable`."""
     start = read_bytes(file, 0, min(file.size_bytes, _MAGIC_BYTES))
     mode = next((mode for mode, magic in MAGICS.items() if magic == start), None)
     if mode is not None:
@@ -216,7 +205,7 @@ def _read_chosen(
         raise ValueError(f"{file.location}: choice_func: {error}") from error
     if index.format is CheckpointFormat.SAFETENSORS:
         entries.sort(key=lambda entry: entry.name)
-    return read_values(file, entries)
+    return _read_values(file, entries)
 
 
 def _fill(network: Network, loaded: dict[str, Value], strict: bool) -> None:
@@ -243,6 +232,18 @@ def _ckpt_files(directory: str) -> list[str]:
         check_not_foreign(location, [posixpath.basename(entry["name"]) for entry in entries])
         raise CheckpointError(f"{directory}: holds no .ckpt files")
     return found
+
+
+def _read_values(file: SourceFile, entries: Sequence[TensorEntry]) -> dict[str, Value]:
+    """Read the values of a file's entries, in their order, without copying them."""
+    for entry in entries:
+        if entry.dtype.is_foreign:
+            raise CheckpointError(
+                f"{file.location}: parameter {entry.name!r}: {entry.dtype} cannot be read as an array"
+            )
+    buffers = [np.empty(sum(extent.length for extent in entry.extents), np.uint8) for entry in entries]
+    _read_into(file, entries, buffers)
+    return {entry.name: _value(entry, buffer) for entry, buffer in zip(entries, buffers, strict=True)}
 
 
 def _read_into(file: SourceFile, entries: Sequence[TensorEntry], buffers: Sequence[np.ndarray]) -> None:

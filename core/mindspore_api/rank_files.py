@@ -3,20 +3,21 @@
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import replace
 
-from reshard.core.errors import CatalogError
-from reshard.core.files.encryption.cipher_blocks import MAGICS
+from reshard.core.errors import CatalogError, StorageError
 from reshard.core.files.file_names import Step, group_prefixes, parse_name
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.files.stage_files import group_stage_files
 from reshard.core.layouts.foreign import check_not_foreign
 from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
-from reshard.core.mindspore_api.arguments import TAKES_NO_KEY
+from reshard.core.mindspore_api.loading import check_plain
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.patterns import spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
+from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import Location, parse_url
 
 _RANK_FOLDER = re.compile(r"rank_([0-9]{1,18})")
@@ -85,16 +86,11 @@ def with_last_files(found: CheckpointSurvey, ranks: Collection[int]) -> tuple[Ch
     return replace(found, files={**found.files, **{rank: (each[chosen],) for rank, each in by_kind.items()}}), note
 
 
-def check_not_encrypted(locations: Iterable[Location]) -> None:
-    """Raise a clearer error than the one of reading if a file is encrypted."""
+def check_not_encrypted(locations: Iterable[Location], *, takes_key: bool = False) -> None:
+    """Raise a clearer error than the one of reading if a file is encrypted; `takes_key`: the caller accepts a key."""
     for location in locations:
-        try:
-            with open(location.path, "rb") as file:
-                start = file.read(4)
-        except OSError:
-            continue
-        if start in MAGICS.values():
-            raise CatalogError(f"{location}: {TAKES_NO_KEY}")
+        with suppress(StorageError), closing(open_source(location)) as file:
+            check_plain(file, takes_key=takes_key)
 
 
 def _files_in(folder: Location) -> tuple[FoundFile, ...]:

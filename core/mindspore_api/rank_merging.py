@@ -1,27 +1,30 @@
-"""Fills a network from the `.ckpt` files of all ranks: merges their slices, and cuts the whole for one rank."""
+"""Fills a network from the `.ckpt` files of all ranks, resharded for one rank."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from reshard.core.errors import CatalogError, LayoutError
-from reshard.core.files.any_format import read_index
-from reshard.core.files.model import FileIndex
+from reshard.core.checkpoint.record_reader import no_digest
+from reshard.core.checkpoint.shared_bytes import check_bytes_apart
+from reshard.core.errors import CatalogError, InputError
+from reshard.core.files.model import CheckpointFormat
 from reshard.core.files.numpy_values import Value
+from reshard.core.layouts.builder import catalog_files
+from reshard.core.mindspore_api.chosen_entries import with_chosen_entries
 from reshard.core.mindspore_api.failures import reading
-from reshard.core.mindspore_api.layouts import merge_slices
-from reshard.core.mindspore_api.loading import open_readable, read_values
+from reshard.core.mindspore_api.file_writing import read_values
 from reshard.core.mindspore_api.networks import Network, fill_network, names_in
 from reshard.core.mindspore_api.paths import optional_strategy
-from reshard.core.runtime.keys import Key
+from reshard.core.mindspore_api.rank_files import check_not_encrypted
+from reshard.core.plan.model import PlanInputs
+from reshard.core.plan.plan import build_plan
+from reshard.core.plan.stage_shards import names_in_order
+from reshard.core.runtime.keys import Key, Keys, keys_in_force
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import kind_of
-from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.strategy.model import Strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
 
 
@@ -34,24 +37,15 @@ def fill_from_ranks(
     strict: bool,
     key: Key | None,
 ) -> None:
-    """Fill a network from the `.ckpt` files of all ranks of a strategy; `layouts` cut the merged tensors for `rank`."""
+    """Fill a network from the `.ckpt` files of all ranks of a strategy: resharded by `layouts` for `rank`, or whole."""
     locations = _checked_files(files)
     strategy = optional_strategy("train_strategy_filename", strategy_file)
     if strategy is None:
         raise ValueError("'train_strategy_filename' is needed: there is no network that would know it")
     if len(locations) != len(strategy.ranks):
         raise ValueError(f"{strategy.origin}: is for {len(strategy.ranks)} ranks, {len(locations)} files were given")
-    with reading(), ExitStack() as stack:
-        opened = []
-        for location in locations:
-            file = open_readable(location, key)
-            stack.callback(file.close)
-            opened.append((file, read_index(file)))
-        values: dict[str, Value] = {}
-        for name in names_in(network):
-            whole = _merged(opened, strategy, name)
-            if whole is not None:
-                values[name] = whole if layouts is None else _shard(whole, name, layouts, rank)
+    with reading(), keys_in_force(Keys(source=key)):
+        values = _values(names_in(network), dict(zip(strategy.ranks, locations, strict=True)), strategy, layouts, rank)
     filling = fill_network(network, values, strict)
     filling.warn_of_suffixes(stacklevel=3)
     if filling.not_filled:
@@ -60,6 +54,44 @@ def fill_from_ranks(
             f"in the network, but not in the training strategy or not in the files: {missing}",
             stacklevel=3,
         )
+
+
+def _values(
+    names: Collection[str],
+    files: Mapping[int, Location],
+    strategy: Strategy,
+    layouts: Mapping[str, ParameterLayout] | None,
+    rank: int,
+) -> dict[str, Value]:
+    """Read a network's parameters, as far as the strategy and the files have them."""
+    try:
+        catalog = catalog_files("'checkpoint_filenames'", files, digest=no_digest, check_crc=False)
+    except InputError:
+        check_not_encrypted(files.values(), takes_key=True)
+        raise
+    wanted = strategy.parameters.intersection(names)
+    catalog = with_chosen_entries(catalog, lambda name: name if name in wanted else None)
+    there = names_in_order(catalog)
+    if not there:
+        return {}
+    check_bytes_apart(catalog, strategy)
+    target = None if layouts is None else _predicted(there, layouts)
+    plan = build_plan(PlanInputs(catalog, strategy, target, CheckpointFormat.CKPT))
+    return read_values(plan, rank % len(plan.target_ranks))
+
+
+def _predicted(names: Sequence[str], layouts: Mapping[str, ParameterLayout]) -> Strategy:
+    """The strategy by which a network is sharded; a layout for fewer devices than others is repeated."""
+    missing = [name for name in names if name not in layouts]
+    if missing:
+        raise CatalogError(f"'predict_strategy' has no parameter {missing[0]!r}")
+    devices = max(layouts[name].device_count for name in names)
+    repeated = {}
+    for name in names:
+        layout = layouts[name]
+        copies = devices // layout.device_count
+        repeated[name] = replace(layout, device_matrix=(copies, *layout.device_matrix))
+    return Strategy((StageStrategy(0, repeated),), "'predict_strategy'")
 
 
 def _checked_files(files: object) -> list[Location]:
@@ -102,34 +134,3 @@ def _checked_layout(name: object, layout: Any) -> ParameterLayout:
         raise ValueError(f"'predict_strategy' of {name!r}: communication group {layout[5]!r}: there are none here")
     axes = tuple(() if axis == -1 else (axis,) for axis in tensor_map)
     return ParameterLayout(tuple(device_matrix), axes, param_split_shape=tuple(split_shape or ()))
-
-
-def _merged(opened: Sequence[tuple[SourceFile, FileIndex]], strategy: Strategy, name: str) -> np.ndarray | None:
-    """The whole parameter, from the ranks of the first stage that has it; None if the strategy or the files lack it."""
-    stage = next(strategy.stages_with(name), None)
-    if stage is None:
-        return None
-    of_stage = [opened[rank - strategy.ranks.start] for rank in strategy.stage_ranks(stage)]
-    missing_in = [str(file.location) for file, index in of_stage if name not in index.entries]
-    if len(missing_in) == len(of_stage):
-        return None
-    if missing_in:
-        raise CatalogError(f"parameter {name!r} is missing in {listed(missing_in)}, though not in other ranks' files")
-    slices = [read_values(file, [index.entries[name]])[name] for file, index in of_stage]
-    arrays = [array for array in slices if isinstance(array, np.ndarray)]
-    if len(arrays) < len(slices) or len({array.dtype for array in arrays}) > 1:
-        raise CatalogError(f"parameter {name!r}: is not a tensor, or of different dtypes on different ranks")
-    return merge_slices(arrays, stage.layouts[name], f"parameter {name!r}")
-
-
-def _shard(whole: np.ndarray, name: str, layouts: Mapping[str, ParameterLayout], rank: int) -> np.ndarray:
-    if name not in layouts:
-        raise CatalogError(f"'predict_strategy' has no parameter {name!r}")
-    try:
-        box = layouts[name].shard_grid(whole.ndim).box_of(rank % layouts[name].device_count, whole.shape)
-    except LayoutError as error:
-        raise LayoutError(f"'predict_strategy': parameter {name!r}: {error}") from None
-    # the ellipsis makes an array of what would be a scalar; a view would keep the whole in memory
-    index: tuple[Any, ...] = (*box.as_index(), ...)
-    part: np.ndarray = whole[index]
-    return part.copy()

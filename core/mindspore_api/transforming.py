@@ -141,10 +141,9 @@ def transform_checkpoint_by_rank(
     with reading():
         check_rank(target, rank_id, given)
         planned = _plan_of_rank(rank_id, checkpoint_files_map, from_zero(given), target)
-    path = os.path.abspath(save_checkpoint_file_name)
+    directory, name = os.path.split(os.path.abspath(save_checkpoint_file_name))
     with writing():
-        rank = rank_id if target else 0
-        write_files([PlannedFile(planned.plan, rank, path)], os.path.dirname(path), workers=1)
+        write_files([PlannedFile(planned.plan, rank_id if target else 0, name)], parse_url(directory), workers=1)
     for text in (*planned.warnings, *_own_stage_warning(given, target)):
         warnings.warn(text, stacklevel=2)
 

@@ -9,11 +9,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
-from reshard.core.files.model import CheckpointFormat, FileIndex
+from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.survey import CheckpointSurvey, FoundFile
 from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names
 from reshard.core.layouts.unified.weight_maps import dump_weight_map
 from reshard.core.mindspore_api.arguments import check_type
+from reshard.core.mindspore_api.chosen_entries import with_chosen_entries
 from reshard.core.mindspore_api.failures import reading, writing
 from reshard.core.mindspore_api.file_writing import PlannedFile, write_files
 from reshard.core.mindspore_api.paths import checked_directory, required_strategy
@@ -26,7 +27,8 @@ from reshard.core.runtime.wording import listed
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes
-from reshard.core.strategy.model import Strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout
 
 PART_BYTES = 3 * 2**30
 """The approximate size of the files."""
@@ -92,15 +94,13 @@ def unified_safetensors(
     parts = split_by_size(sizes, max(1, min(math.ceil(sum(sizes.values()) / PART_BYTES), len(sizes))))
     part_names = file_names(UnifiedNaming.MINDSPORE, len(parts))
     mine = _share_of(len(parts), share, shares)
-    files = [
-        PlannedFile(_with_only(plan, parts[number]), 0, os.path.join(directory, part_names[number])) for number in mine
-    ]
+    files = [PlannedFile(_with_only(plan, parts[number]), 0, part_names[number]) for number in mine]
     is_first = share == 1
     if is_first and plan.match.passed_through:
         outside = ConversionPlan(plan.inputs, replace(plan.match, resharded=()))
-        files.append(PlannedFile(outside, 0, os.path.join(directory, OTHERS_NAME)))
+        files.append(PlannedFile(outside, 0, OTHERS_NAME))
     with writing():
-        write_files(files, directory, min(max_process_num, len(os.sched_getaffinity(0))))
+        write_files(files, parse_url(directory), min(max_process_num, len(os.sched_getaffinity(0))))
         if is_first:
             if not plan.match.passed_through:
                 _remove_former(os.path.join(directory, OTHERS_NAME))
@@ -215,32 +215,21 @@ def _chosen_names(catalog: CheckpointCatalog, strategy: Strategy, choice: Choice
 
 
 def _plan(catalog: CheckpointCatalog, strategy: Strategy, names: Mapping[str, str]) -> Planned:
-    """Plan the whole tensors under their names in the target: sources are read by offset, not by name."""
-    renamed: dict[int, FileIndex] = {}
-    records = {}
-    for rank, record in catalog.records.items():
-        index = renamed.get(id(record.index))
-        if index is None:
-            index = renamed[id(record.index)] = _renamed(record.index, strategy, names)
-        records[rank] = replace(record, index=index)
+    """Plan the whole tensors under their names in the target."""
     stages = tuple(
         # unwanted layouts, of parameters in no file, stay: a stage may have no others
-        replace(
-            stage,
-            layouts={name: layout for name, layout in stage.layouts.items() if name not in names}
-            | {names[name]: layout for name, layout in stage.layouts.items() if name in names},
-        )
+        replace(stage, layouts={names.get(name, name): layout for name, layout in _wanted_last(stage, names)})
         for stage in strategy.stages
     )
     source = replace(strategy, stages=stages)
-    there = replace(catalog, records=records)
+    there = with_chosen_entries(catalog, lambda name: names.get(name, None if name in strategy.parameters else name))
     unwanted = set(names_in_order(catalog)).difference(names)
     return build_checked_plan(PlanInputs(there, source, None, CheckpointFormat.SAFETENSORS), unwanted=unwanted)
 
 
-def _renamed(index: FileIndex, strategy: Strategy, names: Mapping[str, str]) -> FileIndex:
-    kept = {name: names.get(name, name) for name in index.entries if name in names or name not in strategy.parameters}
-    return replace(index, entries={new: index.entries[name]._replace(name=new) for name, new in kept.items()})
+def _wanted_last(stage: StageStrategy, names: Mapping[str, str]) -> list[tuple[str, ParameterLayout]]:
+    """The layouts of a stage by name; a chosen parameter may take the name of one that is left out."""
+    return sorted(stage.layouts.items(), key=lambda item: item[0] in names)
 
 
 def _with_only(plan: ConversionPlan, names: Sequence[str]) -> ConversionPlan:

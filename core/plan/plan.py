@@ -51,6 +51,7 @@ class ConversionPlan:
         self.inputs = inputs
         self.match = match
         self.compared_shapes: Mapping[str, str] = {}
+        self.file_names: Mapping[int, str] = {}
         held: dict[int, list[ReshardedParameter]] = {}
         for parameter in match.resharded:
             for number in parameter.target_layouts:
@@ -94,6 +95,12 @@ class ConversionPlan:
         plan.compared_shapes = {**self.compared_shapes, **dict.fromkeys(names, what)}
         return plan
 
+    def with_file_names(self, names: Mapping[int, str]) -> "ConversionPlan":
+        """Return the plan with other names for the files of some target ranks."""
+        plan = copy(self)
+        plan.file_names = {**self.file_names, **names}
+        return plan
+
     @property
     def wholes(self) -> dict[str, Whole]:
         """The whole tensors of the source that the target needs, and what confirms their shapes."""
@@ -111,6 +118,8 @@ class ConversionPlan:
 
     def file_name(self, rank: int) -> str:
         """The path of a target rank's file below the target."""
+        if rank in self.file_names:
+            return self.file_names[rank]
         if self.match.files:
             return self.match.files[rank]
         part = "" if self.part is None else f"_part{self.part}"

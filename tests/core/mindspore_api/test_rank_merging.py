@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from reshard import mindspore
-from reshard.core.mindspore_api import rank_merging
-from reshard.core.tensor.layout import ParameterLayout
 from tests.support.distributed import ROWS, WHOLE, ranks
 from tests.support.strategy_writer import FileLayout, write_strategy_file
 
@@ -42,9 +40,44 @@ def test_a_scalar_from_the_files_of_ranks() -> None:
     assert network["step"] == np.array(7)
 
 
-def test_the_whole_of_what_was_cut_does_not_stay_in_memory() -> None:
-    cut = {"w": ParameterLayout((2,), ((0,), ()))}
-    assert rank_merging._shard(WHOLE.copy(), "w", cut, 1).base is None
+def test_layouts_for_different_numbers_of_devices() -> None:
+    """The one for fewer devices is repeated, as ranks count in a device matrix."""
+    write_strategy_file(Path("s.ckpt"), {0: {"w": ROWS, "v": ROWS}})
+    files = [f"{rank}.ckpt" for rank in range(2)]
+    for file, half in zip(files, np.split(WHOLE, 2), strict=True):
+        mindspore.save_checkpoint({"w": half, "v": half + 100}, file)
+    network = {"w": np.zeros((1, 12), np.float32), "v": np.zeros((2, 12), np.float32)}
+    predicted: dict[str, Any] = {"w": ([4], [0, -1], [], 0), "v": ([2], [0, -1], [], 0)}
+    mindspore.load_distributed_checkpoint(network, files, predicted, "s.ckpt", rank_id=3)
+    np.testing.assert_array_equal(network["w"], WHOLE[3:])
+    np.testing.assert_array_equal(network["v"], WHOLE[2:] + 100)
+
+
+def test_slices_that_are_on_another_rank_too() -> None:
+    """Redundancy was removed: each slice is in one rank's file."""
+    twice = FileLayout((2, 2), ((0,), ()), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=(4, 12))
+    write_strategy_file(Path("s.ckpt"), {0: {"w": twice}})
+    files = ranks("t", *np.split(WHOLE, 2), *np.split(WHOLE, 2))
+    for file in files[1:3]:
+        mindspore.save_checkpoint({"step": np.array(7)}, file)
+    network = {"w": np.zeros((4, 12), np.float32)}
+    mindspore.load_distributed_checkpoint(network, files, None, "s.ckpt")
+    np.testing.assert_array_equal(network["w"], WHOLE)
+
+
+def test_one_file_for_two_ranks_that_have_different_slices(tmp_path: Path) -> None:
+    files = ranks("d", *np.split(WHOLE, 2))
+    with pytest.raises(ValueError, match="d_0.ckpt"):
+        mindspore.load_distributed_checkpoint({"w": np.zeros((4, 12), np.float32)}, [files[0]] * 2, None, "rows.ckpt")
+
+
+def test_an_encrypted_file_without_a_key() -> None:
+    files = ranks("e", *np.split(WHOLE, 2), enc_key=b"0123456789abcdef")
+    network = {"w": np.zeros((4, 12), np.float32)}
+    with pytest.raises(ValueError, match=r"e_0\.ckpt: is encrypted: give its key as 'dec_key', and"):
+        mindspore.load_distributed_checkpoint(network, files, None, "rows.ckpt")
+    with pytest.raises(ValueError, match=r"e_.\.ckpt: .*'?dec_key'?"):
+        mindspore.load_distributed_checkpoint(network, files, None, "rows.ckpt", dec_key=b"fedcba9876543210")
 
 
 def test_a_network_from_encrypted_files() -> None:
@@ -106,5 +139,5 @@ def test_refused_files_of_ranks(options: dict[str, Any], error: type[Exception],
 def test_a_rank_that_lacks_a_parameter() -> None:
     files = ranks("l", *np.split(WHOLE, 2))
     mindspore.save_checkpoint({"step": np.array(7)}, files[1])
-    with pytest.raises(ValueError, match=r"parameter 'w' is missing in .*l_1\.ckpt, though not in other ranks' files"):
+    with pytest.raises(ValueError, match=r"parameter 'w': \[2:4, 0:12\] of the whole tensor has no .* on rank_1"):
         mindspore.load_distributed_checkpoint({"w": np.zeros((4, 12), np.float32)}, files, None, "rows.ckpt")

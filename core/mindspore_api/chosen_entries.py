@@ -1,0 +1,22 @@
+"""Catalogs of some of a checkpoint's parameters, under other names: contents are read by offset, not by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.files.model import FileIndex
+
+
+def with_chosen_entries(catalog: CheckpointCatalog, new_name: Callable[[str], str | None]) -> CheckpointCatalog:
+    """Return a catalog of the parameters for which `new_name` returns a name, under that name."""
+    chosen: dict[int, FileIndex] = {}  # ranks whose files are alike share one index
+    for index in catalog.indexes():
+        names = {new: name for name in index.entries if (new := new_name(name)) is not None}
+        chosen[id(index)] = chosen_index(index, names)
+    records = {rank: replace(record, index=chosen[id(record.index)]) for rank, record in catalog.records.items()}
+    return replace(catalog, records=records)
+
+
+def chosen_index(index: FileIndex, names: Mapping[str, str]) -> FileIndex:
+    """Return an index of some parameters; `names`: new name -> name in the file."""
+    return replace(index, entries={new: index.entries[name]._replace(name=new) for new, name in names.items()})
