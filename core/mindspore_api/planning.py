@@ -24,12 +24,13 @@ from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.stage_shards import SourceShards, names_in_order, names_without_shards
+from reshard.core.request.source import SourceRequest
+from reshard.core.request.validation import build_options
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, rank_names
-from reshard.core.source.absences import check_absences
 from reshard.core.source.gaps import mixed_steps
-from reshard.core.source.opening import wants_digest
-from reshard.core.source.strategy_warnings import integrated_save_warnings, strategy_warnings
+from reshard.core.source.match_checks import match_warnings
+from reshard.core.source.opening import Source, wants_digest
 from reshard.core.strategy.model import Strategy
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 
@@ -60,7 +61,7 @@ def catalog_ranks(
     missing = frozenset(ranks) - frozenset(found.ranks)
     if missing:
         _check_not_needed(found, missing, source, target)
-    found, choice = with_last_files(found, [rank for rank in ranks if rank not in missing])
+    chosen, choice = with_last_files(found, [rank for rank in ranks if rank not in missing])
     try:
         catalog = build_catalog(
             found.url,
@@ -68,17 +69,22 @@ def catalog_ranks(
             digest=wants_digest(source, target),
             workers=workers,
             allow_extra_ranks=source is not None and not source.merged,
-            found=found,
+            found=chosen,
             damage=DamagePolicy(recovers=bool(missing), strategy=source),
         )
-        damaged = [f"rank_{rank}: {why}" for rank, why in catalog.lost.items() if rank not in missing]
-        if damaged:
-            raise CatalogError("\n  ".join([f"{found.url}: checkpoint files cannot be used:", *damaged]))
+        _check_none_damaged(catalog, missing)
     except InputError:
-        check_not_encrypted(file.location for rank in found.ranks for file in found.files[rank])
+        check_not_encrypted(file.location for rank in chosen.ranks for file in chosen.files[rank])
         raise
     absent = f"{found.url}: {rank_names(missing, 8)} are missing, which no target rank needs" if missing else ""
     return catalog, tuple(filter(None, (choice, absent)))
+
+
+def _check_none_damaged(catalog: CheckpointCatalog, missing: Collection[int]) -> None:
+    """Raise CatalogError if a file that is there cannot be used."""
+    damaged = [f"rank_{rank}: {why}" for rank, why in catalog.lost.items() if rank not in missing]
+    if damaged:
+        raise CatalogError("\n  ".join([f"{catalog.url}: checkpoint files cannot be used:", *damaged]))
 
 
 def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Collection[str] = ()) -> Planned:
@@ -87,46 +93,55 @@ def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Co
     `only` is the one rank to write: parameters of other target stages are left out, and slices that this rank does not
     need may be on no rank. `unwanted` are parameters left out on purpose, so that their absence is no warning.
     """
-    elsewhere: frozenset[str] = frozenset()
-    if only is not None and inputs.target_strategy is not None:
-        elsewhere = inputs.target_strategy.parameters
-        stage = inputs.target_strategy.stage_of(only)
-        inputs = replace(inputs, target_strategy=replace(inputs.target_strategy, stages=(stage,), merged=False))
     catalog, source, target = inputs.catalog, inputs.source_strategy, inputs.target_strategy
+    if only is not None and target is not None:
+        target = replace(target, stages=(target.stage_of(only),), merged=False)
     _check_not_scattered(catalog, source)
-    asked = inputs.integrated_save
     shards = SourceShards(catalog, source)
-    check_bytes_apart(catalog, None if shards.are_whole(asked) else source)
-    found: tuple[str, ...] = ()
-    samples = None
-    if source is not None:
-        found, samples = strategy_warnings(catalog, source, integrated_save=asked, trusted=True, shards=shards)
-        found += check_absences(catalog, source, shards.by_name, trusted=True)
+    check_bytes_apart(catalog, None if shards.are_whole(inputs.integrated_save) else source)
     absent = _absent(catalog, source, target).difference(unwanted)
     _check_none_on_missing_ranks(catalog, source, shards, absent)
     _check_parts(catalog, source, absent)
-    noted = replace(catalog, notes=(*found, *catalog.notes))
-    inputs = replace(inputs, catalog=noted, allow_missing=_allowed_missing(source, target, absent))
-    plan = build_plan(inputs, shards) if only is None else _plan_with_gaps(inputs, shards, elsewhere)
-    if source is not None:
-        found += integrated_save_warnings(
-            catalog, source, plan.match, asked, samples=samples, trusted=True, shards=shards
-        )
-    _check_something_moves(plan)
-    _check_dtypes(plan)
-    for mixed in mixed_steps(catalog, plan.match):
-        raise CatalogError(f"{catalog.url}: {mixed}. Replace the files that are of another step")
+    allowed = replace(inputs, target_strategy=target, allow_missing=_allowed_missing(source, target, absent))
+    if only is None:
+        plan = build_plan(allowed, shards)
+    else:
+        of_all_stages = inputs.target_strategy.parameters if inputs.target_strategy else frozenset[str]()
+        plan = _plan_with_gaps(allowed, shards, elsewhere=of_all_stages)
+    found = match_warnings(_trusted(catalog, source, shards), plan.match)
+    plan = plan.with_notes(*found)
+    _check_planned(plan)
     for rank in plan.first_ranks if only is None else ():
         planned_file(plan, expected_entries(plan, plan.rank_plan(rank)))
     return Planned(plan, (*found, *_left_out(plan, absent)))
 
 
+def _trusted(catalog: CheckpointCatalog, strategy: Strategy | None, shards: SourceShards) -> Source:
+    """The source as one whose strategy is right, whatever its contents say."""
+    named = strategy.origin if strategy else ""
+    request = build_options(SourceRequest, source=catalog.url, source_strategy=named, trust_strategy=True)
+    return Source(request, catalog, strategy, shards, ())
+
+
 def _plan_with_gaps(inputs: PlanInputs, shards: SourceShards, elsewhere: Collection[str]) -> ConversionPlan:
+    """A plan whose source may lack slices; parameters of stages `elsewhere` are neither passed through nor dropped."""
     match = match_parameters(inputs, shards)
     passed_through = tuple(each for each in match.passed_through if each.name not in elsewhere)
     dropped = tuple(name for name in match.dropped if name not in elsewhere)
     # the caller chooses the file's name, without a part number
     return ConversionPlan(inputs, replace(match, passed_through=passed_through, dropped=dropped, part=None))
+
+
+def _check_planned(plan: ConversionPlan) -> None:
+    """Raise an InputError if nothing is resharded, or if parameters are not MindSpore's or are of different steps."""
+    inputs, url = plan.inputs, plan.inputs.catalog.url
+    if not plan.match.resharded and (inputs.source_strategy or inputs.target_strategy):
+        raise PlanError(f"{url}: holds none of the parameters that the strategies know: another model's?")
+    foreign = [f"{name} ({dtype})" for name, dtype in foreign_parameters(plan.match).items()]
+    if foreign:
+        raise CheckpointError(f"{url}: has parameters of dtypes that MindSpore does not know: {_names(foreign)}")
+    for mixed in mixed_steps(inputs.catalog, plan.match):
+        raise CatalogError(f"{url}: {mixed}. Replace the files that are of another step")
 
 
 def absent_weights(catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None) -> list[str]:
@@ -205,21 +220,6 @@ def _allowed_missing(source: Strategy | None, target: Strategy | None, absent: C
     # parameters of other stages are not missing: the pattern * would make this stage's part the whole target
     own = sorted(escape(name) for name in absent if name in source.parameters)
     return (*_TRAINING_STATE_PATTERNS, *own)
-
-
-def _check_something_moves(plan: ConversionPlan) -> None:
-    inputs = plan.inputs
-    if plan.match.resharded or not (inputs.source_strategy or inputs.target_strategy):
-        return
-    raise PlanError(f"{inputs.catalog.url}: holds none of the parameters that the strategies know: another model's?")
-
-
-def _check_dtypes(plan: ConversionPlan) -> None:
-    foreign = [f"{name} ({dtype})" for name, dtype in foreign_parameters(plan.match).items()]
-    if foreign:
-        raise CheckpointError(
-            f"{plan.inputs.catalog.url}: has parameters of dtypes that MindSpore does not know: {_names(foreign)}"
-        )
 
 
 def _left_out(plan: ConversionPlan, absent: Collection[str]) -> Iterator[str]:
