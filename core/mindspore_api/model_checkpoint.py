@@ -321,16 +321,7 @@ class ModelCheckpoint:
 
     def _save(self, name: str, surplus: list[str], omitted: Collection[str], *, in_background: bool) -> None:
         location = self._location(name)
-        network = self._args.train_network if self._config.saved_network is None else self._config.saved_network
-        self._check_network(network)
-        values = values_to_save(network, self._appended(), omitted)
-        if not values and not omitted:
-            raise ValueError(f"{location}: there is nothing to save")
-        if not values and self._config.format == "ckpt":
-            raise ValueError(
-                f"{location}: other ranks save all slices of this one, and a .ckpt file cannot be empty: set "
-                "append_info=['step_num'] or format='safetensors'"
-            )
+        values = self._values(location, omitted)
         # as MindSpore does, other files are marked as ones without redundancy removed
         mark = self._config.remove_redundancy and not name.endswith(_BREAKPOINT)
         kind = FileKind(CheckpointFormat(self._config.format), self._config.crc_check, mark, self._key)
@@ -354,6 +345,20 @@ class ModelCheckpoint:
         else:
             copies = {each: _copied(value) for each, value in values.items()}
             self._background.start(path, lambda: write(lambda: save_values(location, copies, kind)))
+
+    def _values(self, location: Location, omitted: Collection[str]) -> dict[str, Value]:
+        """What a file is to hold: the network's parameters that no other rank saves, and what is appended."""
+        network = self._args.train_network if self._config.saved_network is None else self._config.saved_network
+        self._check_network(network)
+        values = values_to_save(network, self._appended(), omitted)
+        if not values and not omitted:
+            raise ValueError(f"{location}: there is nothing to save")
+        if not values and self._config.format == "ckpt":
+            raise ValueError(
+                f"{location}: other ranks save all slices of this one, and a .ckpt file cannot be empty: set "
+                "append_info=['step_num'] or format='safetensors'"
+            )
+        return values
 
     def _appended(self) -> dict[str, Any]:
         reached = {

@@ -3,8 +3,9 @@
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -77,41 +78,22 @@ def transform_checkpoints(
     target = from_zero(optional_strategy("dst_strategy_file", dst_strategy_file))
     if source is not None:
         source = _as_part(source, target)
-    if os.path.exists(os.path.join(directory, STATE_DIRECTORY)):
-        raise ValueError(
-            f"{directory}: is a checkpoint that reshard converted, or is converting; name another directory"
-        )
-    part = part_of_target(source, target)
-    work = os.path.join(directory, _WORK_DIRECTORY if part is None else f"{_WORK_DIRECTORY}_part{part}")
-    if os.path.islink(work):
-        raise ValueError(f"{work}: is a link, whose target would be replaced; remove it")
     with reading():
         request = build_options(
             ConversionRequest,
             lambda field: repr(_ARGUMENTS.get(field, field)),
             source=os.path.abspath(src_checkpoints_dir),
-            target=work,
+            target=_working_directory(directory, part_of_target(source, target)),
             format=output_format,
             prefix=ckpt_prefix,
             workers=process_num,
             overwrite=True,
         )
-    warned: list[str] = []
-
-    def plan_of(request: ConversionRequest) -> ConversionPlan:
-        planned = _plan_of_all(request, found, source, target)
-        warned[:] = planned.warnings
-        with mapped_errors(parse_url(directory), "make the directory"):
-            make_directory(directory)
-        return planned.plan
-
+    planned = cache(lambda: _plan_of_all(request, found, source, target))
     with writing():
-        try:
-            report = convert(request, plan_of=plan_of)
-        except TargetBusyError as error:
-            raise InputError(f"{directory}: another process is converting into it; wait for it") from error
-    _give_names(report, work, directory)
-    for text in warned:
+        report = _converted(request, directory, lambda: planned().plan)
+    _give_names(report, directory)
+    for text in planned().warnings:
         warnings.warn(text, stacklevel=2)
 
 
@@ -204,8 +186,36 @@ def _as_part(source: Strategy, target: Strategy | None) -> Strategy:
     return own if part_of_target(own, target) is not None else source
 
 
-def _give_names(report: ConversionReport, work: str, directory: str) -> None:
+def _working_directory(directory: str, part: int | None) -> str:
+    """Return the directory of unfinished files in the destination, which must not be a checkpoint of reshard."""
+    if os.path.exists(os.path.join(directory, STATE_DIRECTORY)):
+        raise ValueError(
+            f"{directory}: is a checkpoint that reshard converted, or is converting; name another directory"
+        )
+    work = os.path.join(directory, _WORK_DIRECTORY if part is None else f"{_WORK_DIRECTORY}_part{part}")
+    if os.path.islink(work):
+        raise ValueError(f"{work}: is a link, whose target would be replaced; remove it")
+    return work
+
+
+def _converted(request: ConversionRequest, directory: str, plan: Callable[[], ConversionPlan]) -> ConversionReport:
+    """Convert into the working directory; the destination is made when it is known that there is something for it."""
+
+    def plan_of(_: ConversionRequest) -> ConversionPlan:
+        found = plan()
+        with mapped_errors(parse_url(directory), "make the directory"):
+            make_directory(directory)
+        return found
+
+    try:
+        return convert(request, plan_of=plan_of)
+    except TargetBusyError as error:
+        raise InputError(f"{directory}: another process is converting into it; wait for it") from error
+
+
+def _give_names(report: ConversionReport, directory: str) -> None:
     """Move the finished files to their final paths, replacing files of the same names."""
+    work = parse_url(report.target).path
     for rank in report.ranks:
         give_name(os.path.join(work, rank.file), os.path.join(directory, rank.file))
     shutil.rmtree(work)

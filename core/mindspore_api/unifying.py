@@ -4,7 +4,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -23,6 +23,7 @@ from reshard.core.mindspore_api.rank_files import survey_ranks
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.stage_shards import names_in_order
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.urls import parse_url
@@ -79,36 +80,76 @@ def unified_safetensors(
     directory = checked_directory("dst_dir", dst_dir)
     if max_process_num < 1:
         raise ValueError(f"'max_process_num' has to be at least 1, not {max_process_num}")
-    share, shares = _checked_shares(split_dst_file)
+    share = _checked_share(split_dst_file)
     with reading():
         catalog, noted = _catalog(src_dir, strategy, file_suffix)
     names = _chosen_names(catalog, strategy, choice_func)
     with reading():
         planned = _plan(catalog, strategy, names)
-    plan = planned.plan
-    sizes = {
-        parameter.name: parameter.size_bytes
-        for parameter in plan.rank_plan(0).parameters
-        if parameter.name in names.values()
-    }
-    parts = split_by_size(sizes, max(1, min(math.ceil(sum(sizes.values()) / PART_BYTES), len(sizes))))
-    part_names = file_names(UnifiedNaming.MINDSPORE, len(parts))
-    mine = _share_of(len(parts), share, shares)
-    files = [PlannedFile(_with_only(plan, parts[number]), 0, part_names[number]) for number in mine]
-    is_first = share == 1
-    if is_first and plan.match.passed_through:
-        outside = ConversionPlan(plan.inputs, replace(plan.match, resharded=()))
-        files.append(PlannedFile(outside, 0, OTHERS_NAME))
+    division = _divided(planned.plan, names.values())
     with writing():
+        files = _planned_files(planned.plan, division, share)
         write_files(files, parse_url(directory), min(max_process_num, len(os.sched_getaffinity(0))))
-        if is_first:
-            if not plan.match.passed_through:
+        if share.is_first:
+            if not planned.plan.match.passed_through:
                 _remove_former(os.path.join(directory, OTHERS_NAME))
-            where = {name: file for file, part in zip(part_names, parts, strict=True) for name in part}
-            weight_map = dump_weight_map(where, sum(sizes.values()))
+            weight_map = dump_weight_map(division.weights, division.size_bytes)
             write_bytes(parse_url(os.path.join(directory, MAP_NAME)), weight_map)
     for text in (*noted, *planned.warnings):
         warnings.warn(text, stacklevel=2)
+
+
+@frozen
+class _Share:
+    """The k-th of several shares of the files; the first one also has what is there once."""
+
+    number: int
+    count: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 1
+
+    def of(self, count: int) -> range:
+        """The numbers of its files; the first shares have one more if `count` does not divide evenly."""
+        each, more = divmod(count, self.count)
+        start = each * (self.number - 1) + min(self.number - 1, more)
+        return range(start, start + each + (self.number <= more))
+
+
+@frozen
+class _Division:
+    """Names of parameters by file, and the bytes of all."""
+
+    files: Mapping[str, Sequence[str]]
+    size_bytes: int
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """The file of each parameter."""
+        return {name: file for file, names in self.files.items() for name in names}
+
+
+def _divided(plan: ConversionPlan, names: Collection[str]) -> _Division:
+    """Divide parameters into files of about `PART_BYTES`."""
+    wanted = frozenset(names)
+    sizes = {each.name: each.size_bytes for each in plan.rank_plan(0).parameters if each.name in wanted}
+    size_bytes = sum(sizes.values())
+    parts = split_by_size(sizes, max(1, min(math.ceil(size_bytes / PART_BYTES), len(sizes))))
+    return _Division(dict(zip(file_names(UnifiedNaming.MINDSPORE, len(parts)), parts, strict=True)), size_bytes)
+
+
+def _planned_files(plan: ConversionPlan, division: _Division, share: _Share) -> list[PlannedFile]:
+    """The files of a share: some of the parts, and with the first share the parameters outside the strategy."""
+    own = share.of(len(division.files))
+    files = [
+        PlannedFile(_with_only(plan, names), 0, file)
+        for number, (file, names) in enumerate(division.files.items())
+        if number in own
+    ]
+    if share.is_first and plan.match.passed_through:
+        files.append(PlannedFile(ConversionPlan(plan.inputs, replace(plan.match, resharded=())), 0, OTHERS_NAME))
+    return files
 
 
 def _remove_former(path: str) -> None:
@@ -128,19 +169,12 @@ def split_by_size(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     return groups
 
 
-def _checked_shares(split: Sequence[int]) -> tuple[int, int]:
+def _checked_share(split: Sequence[int]) -> _Share:
     if not split:
-        return 1, 1
+        return _Share(1, 1)
     if len(split) != 2 or not all(isinstance(number, int) for number in split) or not 1 <= split[0] <= split[1]:
         raise ValueError(f"'split_dst_file' has to be (which share, of how many), counted from 1, not {split!r}")
-    return split[0], split[1]
-
-
-def _share_of(count: int, share: int, shares: int) -> range:
-    """The numbers of a share's parts; the first shares have one more if `count` does not divide evenly."""
-    each, more = divmod(count, shares)
-    start = each * (share - 1) + min(share - 1, more)
-    return range(start, start + each + (share <= more))
+    return _Share(split[0], split[1])
 
 
 def _catalog(source: str, strategy: Strategy, suffix: str | None) -> tuple[CheckpointCatalog, tuple[str, ...]]:
