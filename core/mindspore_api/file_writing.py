@@ -7,17 +7,17 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.load import LoadPlan
-from reshard.core.errors import VerificationError
+from reshard.core.errors import CheckpointError, VerificationError
 from reshard.core.files.numpy_values import Value
 from reshard.core.mindspore_api.paths import make_directory
-from reshard.core.options.validation import build_options
+from reshard.core.plan.matching import foreign_parameters, holding_file
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.planning import PlanRequest
 from reshard.core.runtime.budget import Budget, build_budget, open_files_limit, upload_part_bytes
@@ -71,10 +71,17 @@ def give_name(finished: str, path: str) -> None:
     os.replace(finished, path)
 
 
-def read_values(plan: ConversionPlan, rank: int, names: Collection[str] | None = None) -> dict[str, Value]:
-    """Read a rank's parameters, or those of these `names`."""
+def read_values(plan: ConversionPlan, rank: int) -> dict[str, Value]:
+    """Read a rank's parameters.
+
+    Raises:
+        CheckpointError: there are no arrays of a parameter's elements.
+    """
+    for name, dtype in foreign_parameters(plan.match).items():
+        file = holding_file(plan.inputs.catalog, name)
+        raise CheckpointError(f"{file}: parameter {name!r}: {dtype} cannot be read as an array")
     request = build_options(PlanRequest, source=plan.inputs.catalog.url)
-    return dict(LoadPlan(request, plan, copy_context()).load(rank, names))
+    return dict(LoadPlan(request, plan, copy_context()).load(rank))
 
 
 def _budget(files: Sequence[PlannedFile], directory: Location, workers: int) -> Budget:

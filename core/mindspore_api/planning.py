@@ -19,13 +19,13 @@ from reshard.core.layouts.builder import build_catalog
 from reshard.core.layouts.survey import CheckpointSurvey
 from reshard.core.mindspore_api.needed_ranks import needed_of_all
 from reshard.core.mindspore_api.rank_files import check_not_encrypted, with_last_files
+from reshard.core.options.validation import build_options
 from reshard.core.plan.matching import foreign_parameters, match_parameters
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.stage_shards import SourceShards, names_in_order, names_without_shards
 from reshard.core.request.source import SourceRequest
-from reshard.core.request.validation import build_options
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.gaps import mixed_steps

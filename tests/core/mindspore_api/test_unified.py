@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
-from reshard.core.errors import CatalogError, PlanError
+from reshard.core.errors import CatalogError, CheckpointError, PlanError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.files.numpy_values import Value
 from reshard.core.mindspore_api.file_writing import read_values
@@ -91,6 +91,13 @@ def test_files_that_change_while_they_are_read(tmp_path: Path, unified: Checkpoi
     plan = plan_ranks(unified, None, CheckpointFormat.CKPT)
     save_file({"w": np.zeros((5, 12), np.float32)}, str(tmp_path / "part0.safetensors"))
     with pytest.raises(CatalogError, match=r"part0\.safetensors"):
+        read_values(plan, 0)
+
+
+def test_elements_that_arrays_cannot_have(tmp_path: Path) -> None:
+    save_file({"w": WHOLE, "v": np.zeros((2, 2), np.complex64)}, str(tmp_path / "part0.safetensors"))
+    plan = plan_ranks(open_unified(parse_url(str(tmp_path)), {}), None, CheckpointFormat.CKPT)
+    with pytest.raises(CheckpointError, match=r"part0\.safetensors: parameter 'v': C64 cannot be read as an array"):
         read_values(plan, 0)
 
 
