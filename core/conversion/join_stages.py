@@ -122,6 +122,9 @@ class _Joint:
             progress.note(f"{target.final}: was joined from these parts already; reshard verify checks it")
             return done.ranks
         with target.claimed(self.ranks) as claim, stoppable() as stop:
+            done = None if claim.is_new else target.read_committed()
+            if done is not None:  # by another run, a moment ago
+                return done.ranks
             workspace = claim.workspace
             workspace.abort_abandoned_uploads([part.plan.file_name(rank) for part in self.parts for rank in self.ranks])
             recorded = workspace.recorded_ranks() & {*self.ranks}
