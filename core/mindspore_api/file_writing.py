@@ -17,6 +17,7 @@ from reshard.core.conversion.load import LoadPlan
 from reshard.core.errors import CheckpointError, VerificationError
 from reshard.core.files.numpy_values import Value
 from reshard.core.mindspore_api.paths import make_directory
+from reshard.core.options.validation import build_options
 from reshard.core.plan.matching import foreign_parameters, holding_file
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.planning import PlanRequest
