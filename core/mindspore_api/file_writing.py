@@ -4,12 +4,10 @@ Local files appear when all of them are whole and checked; remote ones each when
 """
 
 import os
-import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import copy_context
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
@@ -50,19 +48,18 @@ def write_files(files: Sequence[PlannedFile], directory: Location, workers: int)
     Local ones are written into a folder in it first: none appears if writing or checking fails. If renaming fails,
     some may.
     """
-    if not files:
+    if not directory.is_local:
+        _write_all(files, directory, workers)
         return
-    with _working_directory(directory) as working:
-        budget = _budget(files, directory, workers)
-        prefetch = max(1, min(budget.max_prefetch, budget.workers // len(files)))
-        with ThreadPoolExecutor(max(1, budget.workers // prefetch), thread_name_prefix="reshard") as pool:
-            for _ in pool.map(lambda file: _write(file, working, budget, prefetch), files):
-                pass
-        if directory.is_local:
-            for file in files:
-                names = file.path.split("/")
-                with mapped_errors(directory.child(*names), "give it the finished file"):
-                    give_name(working.child(*names).path, directory.child(*names).path)
+    with mapped_errors(directory, "make a directory in it"):
+        make_directory(directory.path)
+        folder = tempfile.TemporaryDirectory(prefix=".reshard-", dir=directory.path, ignore_cleanup_errors=True)
+    with folder as working:
+        _write_all(files, parse_url(working), workers)
+        for file in files:
+            path = os.path.join(directory.path, file.path)
+            with mapped_errors(parse_url(path), "give it the finished file"):
+                give_name(os.path.join(working, file.path), path)
 
 
 def give_name(finished: str, path: str) -> None:
@@ -85,28 +82,21 @@ def read_values(plan: ConversionPlan, rank: int) -> dict[str, Value]:
     return dict(LoadPlan(request, plan, copy_context()).load(rank))
 
 
+def _write_all(files: Sequence[PlannedFile], directory: Location, workers: int) -> None:
+    budget = _budget(files, directory, workers)
+    prefetch = max(1, min(budget.max_prefetch, budget.workers // max(1, len(files))))
+    with ThreadPoolExecutor(max(1, budget.workers // prefetch), thread_name_prefix="reshard") as pool:
+        for _ in pool.map(lambda file: _write(file, directory, budget, prefetch), files):
+            pass
+
+
 def _budget(files: Sequence[PlannedFile], directory: Location, workers: int) -> Budget:
     part_bytes = 0
     if not directory.is_local:
         largest_bytes = max(file.plan.rank_plan(file.rank).size_bytes for file in files)
         part_bytes = upload_part_bytes(_MEMORY_BYTES, largest_bytes)
-    remote_source = are_remote(files[0].plan)
+    remote_source = any(are_remote(file.plan) for file in files)
     return build_budget(_MEMORY_BYTES, open_files_limit(), workers, part_bytes=part_bytes, remote_source=remote_source)
-
-
-@contextmanager
-def _working_directory(directory: Location) -> Iterator[Location]:
-    """Provide the directory for unfinished files: a folder in a local one, which is removed at the end."""
-    if not directory.is_local:
-        yield directory
-        return
-    with mapped_errors(directory, "make a directory in it"):
-        make_directory(directory.path)
-        working = tempfile.mkdtemp(prefix=".reshard-", dir=directory.path)
-    try:
-        yield parse_url(working)
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
 
 
 def _write(file: PlannedFile, directory: Location, budget: Budget, prefetch: int) -> None:
