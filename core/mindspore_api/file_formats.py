@@ -83,6 +83,14 @@ class _Job:
         return file_name.endswith(f".{self.source_format}")
 
 
+@frozen
+class _FilePair:
+    """A file and the one that is made of it."""
+
+    source: Location
+    target: Location
+
+
 def _checked_names(name_map: object) -> Mapping[str, str]:
     if name_map is None:
         return {}
@@ -115,7 +123,7 @@ def _convert(job: _Job, path: str, save_path: str | None, pattern: str | None, a
         else:
             pairs = [_single_file(job, path, source, target, pattern)]
         with ThreadPoolExecutor(at_a_time, thread_name_prefix="reshard-format") as pool:
-            outcomes = list(pool.map(lambda pair: _converted(job, *pair), pairs))
+            outcomes = list(pool.map(lambda pair: _converted(job, pair), pairs))
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
@@ -128,24 +136,20 @@ def _check_pattern(pattern: str | None) -> None:
         raise ValueError(f"'file_name_regex' {pattern!r} is not a regular expression: {error}") from None
 
 
-def _single_file(
-    job: _Job, path: str, source: Location, target: Location | None, pattern: str | None
-) -> tuple[Location, Location]:
+def _single_file(job: _Job, path: str, source: Location, target: Location | None, pattern: str | None) -> _FilePair:
     if not job.takes(source.name):
         raise CheckpointError(f"{path}: is not a .{job.source_format} file")
     if pattern is not None and not re.search(pattern, path):
         raise CheckpointError(f"{path}: 'file_name_regex' {pattern!r} is not found in it")
-    return source, (target or source.parent).child(job.new_name(source.name))
+    return _FilePair(source, (target or source.parent).child(job.new_name(source.name)))
 
 
-def _files_of_ranks(
-    job: _Job, root: Location, target: Location | None, pattern: str | None
-) -> list[tuple[Location, Location]]:
+def _files_of_ranks(job: _Job, root: Location, target: Location | None, pattern: str | None) -> list[_FilePair]:
     folders = [name for name, kind in _listed(root) if kind == "directory" and name.startswith("rank")]
     if not folders:
         raise CatalogError(f"{root}: has no directories whose names begin with 'rank'")
     pairs = [
-        (root.child(folder, name), (target or root).child(folder, job.new_name(name)))
+        _FilePair(root.child(folder, name), (target or root).child(folder, job.new_name(name)))
         for folder in folders
         for name, kind in _listed(root.child(folder))
         if kind != "directory" and job.takes(name) and (pattern is None or re.search(pattern, name))
@@ -159,11 +163,11 @@ def _listed(folder: Location) -> list[tuple[str, str]]:
     return sorted((posixpath.basename(entry["name"]), entry["type"]) for entry in list_folder(folder))
 
 
-def _converted(job: _Job, source: Location, target: Location) -> ReshardError | None:
+def _converted(job: _Job, pair: _FilePair) -> ReshardError | None:
     """Convert a file; return the error, if any."""
     try:
-        with closing(open_readable(source, None, takes_key=False)) as file:
-            _convert_file(job, file, target)
+        with closing(open_readable(pair.source, None, takes_key=False)) as file:
+            _convert_file(job, file, pair.target)
     except ReshardError as error:
         return error
     return None

@@ -121,7 +121,9 @@ class ModelCheckpoint:
             _check_slices_known(strategy, self._rank)
         self._prefix_function = prefix if callable(prefix) else None
         self._directory_function = directory if callable(directory) else None
-        self._directory = os.getcwd() if directory is None else "" if callable(directory) else _made(directory)
+        self._directory = ""  # until the function is called
+        if not callable(directory):
+            self._directory = os.getcwd() if directory is None else _made(directory)
         self._breakpoint_prefix = self._prefix = "" if callable(prefix) else prefix
         if not (callable(prefix) or callable(directory)):
             self._prefix = free_prefix(_names_in(self._directory), prefix)
@@ -235,11 +237,9 @@ class ModelCheckpoint:
         if step == self._saved_step or not self._is_due(step, at_end):
             return
         self._background.wait_for_the_next()
-        name = (
-            self._prefix
-            if self._prefix_function
-            else f"{self._prefix}-{self._args.cur_epoch_num}_{self._step_in_epoch}"
-        )
+        name = self._prefix
+        if not self._prefix_function:
+            name += f"-{self._args.cur_epoch_num}_{self._step_in_epoch}"
         self._saved_step = step
         file = f"{name}.{self._config.format}"
         self._save(file, self._surplus(), self._omitted, in_background=bool(self._config.async_save))

@@ -65,17 +65,17 @@ class _StageNeeds:
     def __init__(self, source: Strategy, target: Strategy | None, stage: StageStrategy | None) -> None:
         self._source, self._target = source, target
         self._first_rank = target.stage_ranks(stage).start if target and stage else None
-        pairs: dict[tuple[int, ParameterLayout, ParameterLayout | None], str] = {}
+        representatives: dict[tuple[int, ParameterLayout, ParameterLayout | None], str] = {}
         for name in stage.layouts if stage else sorted(source.parameters):
             holder = next(source.stages_with(name), None)
             if holder is None:
                 continue
             first_rank = source.stage_ranks(holder).start
-            layouts = holder.layouts[name], stage.layouts[name] if stage else None
-            pairs.setdefault((first_rank, *layouts), name)
+            of_target = stage.layouts[name] if stage else None
+            representatives.setdefault((first_rank, holder.layouts[name], of_target), name)
         self._pairs = [
-            (first_rank, _LayoutPair(name, of_source, of_target))
-            for (first_rank, of_source, of_target), name in pairs.items()
+            _LayoutPair(name, first_rank, of_source, of_target)
+            for (first_rank, of_source, of_target), name in representatives.items()
         ]
 
     def of(self, rank: int) -> set[int]:
@@ -84,16 +84,20 @@ class _StageNeeds:
         stage_rank = 0 if self._first_rank is None else rank - self._first_rank
         by_itself = self._target is None or self._target.devices_per_stage == 1
         place = rank if by_itself else stage_rank
-        needed = {first_rank + read for first_rank, pair in self._pairs for read in pair.read_ranks(stage_rank, place)}
-        feeding = min((first_rank for first_rank, _ in self._pairs), default=0)
+        needed = {read for pair in self._pairs for read in pair.read_ranks(stage_rank, place)}
+        feeding = min((pair.first_rank for pair in self._pairs), default=0)
         return needed | {feeding + place % self._source.devices_per_stage}
 
 
 class _LayoutPair:
-    """The source and target layouts of a parameter, which represents all with equal layouts."""
+    """The source and target layouts of a parameter, which represents all with equal layouts.
 
-    def __init__(self, name: str, source: ParameterLayout, target: ParameterLayout | None) -> None:
+    `first_rank` is the first one of the source stage.
+    """
+
+    def __init__(self, name: str, first_rank: int, source: ParameterLayout, target: ParameterLayout | None) -> None:
         self._name = name
+        self.first_rank = first_rank
         with self._named_errors():
             axis_count = _axis_count(source, target)
             self._units = _units(axis_count, source, target)
@@ -101,7 +105,7 @@ class _LayoutPair:
             self._target_cut = (target or whole_layout(axis_count)).shard_grid(axis_count)
 
     def read_ranks(self, stage_rank: int, place: int) -> Iterator[int]:
-        """The source stage ranks of a target stage rank."""
+        """The source ranks of a target stage rank."""
         cut = self._shards.grid
         ours = place % cut.device_count
         # replicas have the same numbers for all slices
@@ -109,7 +113,7 @@ class _LayoutPair:
         with self._named_errors():
             box = self._target_cut.box_of(stage_rank, self._units)
         for cell, _ in self._shards.boxes.overlaps(box):
-            yield cut.owners[cell][number]
+            yield self.first_rank + cut.owners[cell][number]
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -108,7 +108,8 @@ def fill_network(network: Network, values: Mapping[str, Value], strict: bool) ->
     checked_network(network)
     check_type("strict_load", strict, bool)
     if is_cell(network):
-        return Filling(*fill_cell(network, values, strict), {})
+        not_filled, unused = fill_cell(network, values, strict)
+        return Filling(not_filled, unused, {})
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     missing = [name for name in network if name not in values and not name.startswith(_ACCUMULATED)]
     by_suffix = {} if strict else _by_suffix(missing, arrays)

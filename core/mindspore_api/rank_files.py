@@ -13,6 +13,7 @@ from reshard.core.files.stage_files import group_stage_files
 from reshard.core.layouts.foreign import check_not_foreign
 from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
 from reshard.core.mindspore_api.loading import check_plain
+from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.patterns import spelled_for
@@ -99,12 +100,21 @@ def _files_in(folder: Location) -> tuple[FoundFile, ...]:
     return tuple(FoundFile(name, folder.child(name.name)) for name in group_stage_files(parsed))
 
 
-def _by_kind(files: Mapping[int, Collection[FoundFile]]) -> dict[int, dict[tuple[str, Step | None], FoundFile]]:
-    """Rank -> (prefix with `{rank}` for the rank, step) -> the file."""
+@frozen
+class _Kind:
+    """What files of one save have in common: prefix, with `{rank}` for the rank, and step."""
+
+    prefix: str
+    step: Step | None
+
+
+def _by_kind(files: Mapping[int, Collection[FoundFile]]) -> dict[int, dict[_Kind, FoundFile]]:
+    """The files of each rank by kind."""
     spellings = group_prefixes({rank: {file.name.prefix for file in each} for rank, each in files.items()})
     spelled = {(rank, spelled_for(spelling, rank)): spelling for spelling, ranks in spellings.items() for rank in ranks}
     return {
-        rank: {(spelled[rank, file.name.prefix], file.name.step): file for file in each} for rank, each in files.items()
+        rank: {_Kind(spelled[rank, file.name.prefix], file.name.step): file for file in each}
+        for rank, each in files.items()
     }
 
 

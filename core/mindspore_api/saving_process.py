@@ -17,7 +17,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from errno import EIO
-from itertools import accumulate, pairwise
 from typing import Any
 
 from reshard.core.files.block_writing import FileKind
@@ -128,9 +127,12 @@ def main() -> None:
 
 
 def _write(order: _Order) -> None:
-    sizes = [0 if entry.text is not None else entry.size_bytes for entry in order.entries]
-    places = dict(zip((entry.name for entry in order.entries), pairwise(accumulate(sizes, initial=0)), strict=True))
-    total = sum(sizes)
+    places: dict[str, tuple[int, int]] = {}
+    total = 0
+    for entry in order.entries:
+        start = total
+        total += 0 if entry.text is not None else entry.size_bytes
+        places[entry.name] = start, total
     memory = memoryview(mmap.mmap(order.memory, total, prot=mmap.PROT_READ) if total else b"")
 
     def contents_of(name: str) -> memoryview:
