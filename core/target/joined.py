@@ -61,6 +61,6 @@ def check_joinable(final: Location) -> None:
         TargetError: the storage or the place cannot be used, or something else is there.
     """
     check_place(final)
-    begun = read_identity(final.child(STATE_DIRECTORY)) is not None or read_manifest(final) is not None
+    begun = read_manifest(final) is not None or read_identity(final.child(STATE_DIRECTORY)) is not None
     if not begun and set(list_names(final)) - ({STATE_DIRECTORY} if not final.is_local else set()):
         raise TargetError(_NOT_EMPTY.format(final))

@@ -180,6 +180,25 @@ def test_to_another_storage(make: Make) -> None:
         fs.rm("/join-parts", recursive=True)
 
 
+def test_a_join_on_another_storage_goes_on_where_it_was_interrupted(make: Make) -> None:
+    parts, target = [make(0), make(1)], "memory://join-parts/joined"
+    fs = fsspec.filesystem("memory")
+    try:
+        join_parts(parts, target)
+        files = [f"/join-parts/joined/rank_{rank}/checkpoint_{rank}_part0.ckpt" for rank in (0, 1)]
+        written = [fs.created(file) for file in files]
+        fs.rm("/join-parts/joined/.reshard/manifest.json")
+        fs.rm("/join-parts/joined/.reshard/records/rank_1.json")
+        join_parts(parts, target)
+        assert [fs.created(file) == before for file, before in zip(files, written, strict=True)] == [True, False]
+        assert not verify_target(target, VerifyLevel.CHECKSUM).problems
+        fs.pipe("/join-parts/joined/.reshard/manifest.json", b"{")
+        with pytest.raises(TargetError, match=r"manifest\.json: not a readable manifest: (?!.*overwrite)"):
+            join_parts(parts, target)
+    finally:
+        fs.rm("/join-parts", recursive=True)
+
+
 OF_STAGE_1 = ["layers.0.*", "layers.2.*", "layers.3.*", "adam_m.*"]
 """Its parameters; stage 0 has layers 1 and 5."""
 RENAMED = {"layers.1.weight_1": "tied", "adam_m.layers.4.weight_4": "adam_m.new"}
