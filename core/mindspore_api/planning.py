@@ -6,16 +6,17 @@ slices on ranks that should hold different ones, say) are a warning. Shapes in a
 Errors and warnings name the functions' arguments, not the command's options.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from glob import escape
 
 from reshard.core.changes.training_state import is_training_state
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.damage_policy import DamagePolicy
+from reshard.core.checkpoint.record_reader import WantsDigest, no_digest
 from reshard.core.checkpoint.shared_bytes import check_bytes_apart
 from reshard.core.errors import CatalogError, CheckpointError, InputError, PlanError
-from reshard.core.layouts.builder import build_catalog
+from reshard.core.layouts.builder import build_catalog, catalog_files
 from reshard.core.layouts.survey import CheckpointSurvey
 from reshard.core.mindspore_api.needed_ranks import needed_of_all
 from reshard.core.mindspore_api.rank_files import check_not_encrypted, with_last_files
@@ -31,6 +32,7 @@ from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import Source, wants_digest
+from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 
@@ -48,10 +50,29 @@ class Planned:
     warnings: tuple[str, ...]
 
 
+@frozen
+class Cataloged:
+    """The catalog of a source, and the warnings for its user."""
+
+    catalog: CheckpointCatalog
+    warnings: tuple[str, ...]
+
+
+def catalog_given(
+    origin: str, files: Mapping[int, Location], *, digest: WantsDigest = no_digest, takes_key: bool = False
+) -> CheckpointCatalog:
+    """The catalog of the files of some ranks; `takes_key`: the caller accepts a key."""
+    try:
+        return catalog_files(origin, files, digest=digest)
+    except InputError:
+        check_not_encrypted(files.values(), takes_key=takes_key)
+        raise
+
+
 def catalog_ranks(
     found: CheckpointSurvey, source: Strategy | None, target: Strategy | None, *, workers: int = 8
-) -> tuple[CheckpointCatalog, tuple[str, ...]]:
-    """The catalog of the source's ranks, and warnings; ranks that no target rank needs may be missing."""
+) -> Cataloged:
+    """Catalog the source's ranks; those that no target rank needs may be missing."""
     if source is None and len(found.ranks) > 1:
         raise CatalogError(
             f"{found.url}: has several ranks ({rank_names(found.ranks, 3)}), which need a source strategy: name it by "
@@ -77,7 +98,7 @@ def catalog_ranks(
         check_not_encrypted(file.location for rank in chosen.ranks for file in chosen.files[rank])
         raise
     absent = f"{found.url}: {rank_names(missing, 8)} are missing, which no target rank needs" if missing else ""
-    return catalog, tuple(filter(None, (choice, absent)))
+    return Cataloged(catalog, tuple(filter(None, (choice, absent))))
 
 
 def _check_none_damaged(catalog: CheckpointCatalog, missing: Collection[int]) -> None:

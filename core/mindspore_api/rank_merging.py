@@ -5,18 +5,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reshard.core.checkpoint.record_reader import no_digest
 from reshard.core.checkpoint.shared_bytes import check_bytes_apart
-from reshard.core.errors import CatalogError, InputError
+from reshard.core.errors import CatalogError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.files.numpy_values import Value
-from reshard.core.layouts.builder import catalog_files
 from reshard.core.mindspore_api.chosen_entries import with_chosen_entries
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.mindspore_api.file_writing import read_values
 from reshard.core.mindspore_api.networks import Network, fill_network, names_in
 from reshard.core.mindspore_api.paths import optional_strategy
-from reshard.core.mindspore_api.rank_files import check_not_encrypted
+from reshard.core.mindspore_api.planning import catalog_given
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import build_plan
 from reshard.core.plan.stage_shards import names_in_order
@@ -64,11 +62,7 @@ def _values(
     rank: int,
 ) -> dict[str, Value]:
     """Read a network's parameters, as far as the strategy and the files have them."""
-    try:
-        catalog = catalog_files("'checkpoint_filenames'", files, digest=no_digest, check_crc=False)
-    except InputError:
-        check_not_encrypted(files.values(), takes_key=True)
-        raise
+    catalog = catalog_given("'checkpoint_filenames'", files, takes_key=True)
     wanted = strategy.parameters.intersection(names)
     catalog = with_chosen_entries(catalog, lambda name: name if name in wanted else None)
     there = names_in_order(catalog)

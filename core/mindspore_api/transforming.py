@@ -14,7 +14,6 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, InputError, PlanError, TargetBusyError
 from reshard.core.files.model import CheckpointFormat
-from reshard.core.layouts.builder import catalog_files
 from reshard.core.layouts.options import own_options
 from reshard.core.layouts.ranks.options import RanksOptions
 from reshard.core.layouts.survey import CheckpointSurvey
@@ -23,8 +22,14 @@ from reshard.core.mindspore_api.failures import MissingDirectoryError, reading, 
 from reshard.core.mindspore_api.file_writing import PlannedFile, give_name, write_files
 from reshard.core.mindspore_api.needed_ranks import check_rank, from_zero, needed_ranks
 from reshard.core.mindspore_api.paths import checked_directory, make_directory, optional_strategy
-from reshard.core.mindspore_api.planning import Planned, absent_weights, build_checked_plan, catalog_ranks
-from reshard.core.mindspore_api.rank_files import check_not_encrypted, survey_ranks
+from reshard.core.mindspore_api.planning import (
+    Planned,
+    absent_weights,
+    build_checked_plan,
+    catalog_given,
+    catalog_ranks,
+)
+from reshard.core.mindspore_api.rank_files import survey_ranks
 from reshard.core.options.validation import build_options
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.partial_stage import part_of_target
@@ -226,7 +231,8 @@ def _plan_of_all(
 ) -> Planned:
     final = parse_url(request.target)
     check_apart(parse_url(request.source), final)
-    catalog, noted = catalog_ranks(found, source, target, workers=request.worker_count)
+    cataloged = catalog_ranks(found, source, target, workers=request.worker_count)
+    catalog, noted = cataloged.catalog, cataloged.warnings
     for record in catalog.records.values():
         check_apart(parse_url(record.location), final)  # a link may lead into the destination
     if source is not None and not source.merged:
@@ -297,11 +303,7 @@ def _plan_of_rank(rank: int, files: Mapping[int, str], source: Strategy | None, 
     missing = CatalogError(f"{origin}: rank {rank} is made from {rank_names(wanted)} too, whose files it does not name")
     if not given:
         raise missing
-    try:
-        catalog = catalog_files(origin, locations, digest=wants_digest(source, target))
-    except InputError:
-        check_not_encrypted(locations.values())
-        raise
+    catalog = catalog_given(origin, locations, digest=wants_digest(source, target))
     written = rank if target else 0
     inputs = PlanInputs(replace(catalog, lost=lost), source, target, CheckpointFormat.CKPT)
     planned = build_checked_plan(inputs, only=written)

@@ -18,7 +18,7 @@ from reshard.core.mindspore_api.chosen_entries import with_chosen_entries
 from reshard.core.mindspore_api.failures import reading, writing
 from reshard.core.mindspore_api.file_writing import PlannedFile, write_files
 from reshard.core.mindspore_api.paths import checked_directory, required_strategy
-from reshard.core.mindspore_api.planning import Planned, build_checked_plan, catalog_ranks
+from reshard.core.mindspore_api.planning import Cataloged, Planned, build_checked_plan, catalog_ranks
 from reshard.core.mindspore_api.rank_files import survey_ranks
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan
@@ -82,20 +82,21 @@ def unified_safetensors(
         raise ValueError(f"'max_process_num' has to be at least 1, not {max_process_num}")
     share = _checked_share(split_dst_file)
     with reading():
-        catalog, noted = _catalog(src_dir, strategy, file_suffix)
-    names = _chosen_names(catalog, strategy, choice_func)
+        cataloged = _catalog(src_dir, strategy, file_suffix)
+    names = _chosen_names(cataloged.catalog, strategy, choice_func)
     with reading():
-        planned = _plan(catalog, strategy, names)
-    division = _divided(planned.plan, names.values())
+        planned = _plan(cataloged.catalog, strategy, names)
+    parts = _divided(planned.plan, names.values())
     with writing():
-        files = _planned_files(planned.plan, division, share)
+        files = _planned_files(planned.plan, parts, share)
         write_files(files, parse_url(directory), min(max_process_num, len(os.sched_getaffinity(0))))
-        if share.is_first:
+        if share.number == 1:
             if not planned.plan.match.passed_through:
                 _remove_former(os.path.join(directory, OTHERS_NAME))
-            weight_map = dump_weight_map(division.weights, division.size_bytes)
-            write_bytes(parse_url(os.path.join(directory, MAP_NAME)), weight_map)
-    for text in (*noted, *planned.warnings):
+            weights = {name: file for file, sizes in parts.items() for name in sizes}
+            total_bytes = sum(sum(sizes.values()) for sizes in parts.values())
+            write_bytes(parse_url(os.path.join(directory, MAP_NAME)), dump_weight_map(weights, total_bytes))
+    for text in (*cataloged.warnings, *planned.warnings):
         warnings.warn(text, stacklevel=2)
 
 
@@ -106,10 +107,6 @@ class _Share:
     number: int
     count: int
 
-    @property
-    def is_first(self) -> bool:
-        return self.number == 1
-
     def of(self, count: int) -> range:
         """The numbers of its files; the first shares have one more if `count` does not divide evenly."""
         each, more = divmod(count, self.count)
@@ -117,37 +114,20 @@ class _Share:
         return range(start, start + each + (self.number <= more))
 
 
-@frozen
-class _Division:
-    """Names of parameters by file, and the bytes of all."""
-
-    files: Mapping[str, Sequence[str]]
-    size_bytes: int
-
-    @property
-    def weights(self) -> dict[str, str]:
-        """The file of each parameter."""
-        return {name: file for file, names in self.files.items() for name in names}
-
-
-def _divided(plan: ConversionPlan, names: Collection[str]) -> _Division:
-    """Divide parameters into files of about `PART_BYTES`."""
+def _divided(plan: ConversionPlan, names: Collection[str]) -> dict[str, dict[str, int]]:
+    """Files of about `PART_BYTES` -> their parameters' names and sizes."""
     wanted = frozenset(names)
     sizes = {each.name: each.size_bytes for each in plan.rank_plan(0).parameters if each.name in wanted}
-    size_bytes = sum(sizes.values())
-    parts = split_by_size(sizes, max(1, min(math.ceil(size_bytes / PART_BYTES), len(sizes))))
-    return _Division(dict(zip(file_names(UnifiedNaming.MINDSPORE, len(parts)), parts, strict=True)), size_bytes)
+    parts = split_by_size(sizes, max(1, min(math.ceil(sum(sizes.values()) / PART_BYTES), len(sizes))))
+    files = file_names(UnifiedNaming.MINDSPORE, len(parts))
+    return {file: {name: sizes[name] for name in part} for file, part in zip(files, parts, strict=True)}
 
 
-def _planned_files(plan: ConversionPlan, division: _Division, share: _Share) -> list[PlannedFile]:
+def _planned_files(plan: ConversionPlan, parts: Mapping[str, Collection[str]], share: _Share) -> list[PlannedFile]:
     """The files of a share: some of the parts, and with the first share the parameters outside the strategy."""
-    own = share.of(len(division.files))
-    files = [
-        PlannedFile(_with_only(plan, names), 0, file)
-        for number, (file, names) in enumerate(division.files.items())
-        if number in own
-    ]
-    if share.is_first and plan.match.passed_through:
+    own = share.of(len(parts))
+    files = [PlannedFile(_with_only(plan, parts[file]), 0, file) for file in list(parts)[own.start : own.stop]]
+    if share.number == 1 and plan.match.passed_through:
         files.append(PlannedFile(ConversionPlan(plan.inputs, replace(plan.match, resharded=())), 0, OTHERS_NAME))
     return files
 
@@ -177,7 +157,7 @@ def _checked_share(split: Sequence[int]) -> _Share:
     return _Share(split[0], split[1])
 
 
-def _catalog(source: str, strategy: Strategy, suffix: str | None) -> tuple[CheckpointCatalog, tuple[str, ...]]:
+def _catalog(source: str, strategy: Strategy, suffix: str | None) -> Cataloged:
     check_type("src_dir", source, str)
     if not os.path.isdir(source):
         raise ValueError(f"'src_dir' is not a directory: {source}")
@@ -187,13 +167,12 @@ def _catalog(source: str, strategy: Strategy, suffix: str | None) -> tuple[Check
         raise ValueError(f"'src_dir' has to hold .safetensors files only, it holds {there} files: {source}")
     if suffix is not None:
         found = _with_suffix(found, suffix)
-    catalog, noted = catalog_ranks(found, strategy, None)
+    cataloged = catalog_ranks(found, strategy, None)
     stage = strategy.stages[0].stage
-    if stage:
-        noted += (
-            f"{strategy.origin}: is pipeline stage {stage}'s own: the result is without the parameters of other stages",
-        )
-    return catalog, noted
+    if not stage:
+        return cataloged
+    own = f"{strategy.origin}: is pipeline stage {stage}'s own: the result is without the parameters of other stages"
+    return replace(cataloged, warnings=(*cataloged.warnings, own))
 
 
 def _with_suffix(found: CheckpointSurvey, suffix: str) -> CheckpointSurvey:
@@ -266,7 +245,7 @@ def _wanted_last(stage: StageStrategy, names: Mapping[str, str]) -> list[tuple[s
     return sorted(stage.layouts.items(), key=lambda item: item[0] in names)
 
 
-def _with_only(plan: ConversionPlan, names: Sequence[str]) -> ConversionPlan:
+def _with_only(plan: ConversionPlan, names: Collection[str]) -> ConversionPlan:
     wanted = frozenset(names)
     resharded = tuple(parameter for parameter in plan.match.resharded if parameter.name in wanted)
     return ConversionPlan(plan.inputs, replace(plan.match, resharded=resharded, passed_through=()))
