@@ -6,9 +6,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from reshard import mindspore
 from tests.support.distributed import ROWS, WHOLE, ranks
+from tests.support.reference import AXIS_LENGTH, RandomLayout, layouts, shard_of
 from tests.support.strategy_writer import FileLayout, write_strategy_file
 
 
@@ -51,6 +54,36 @@ def test_layouts_for_different_numbers_of_devices() -> None:
     mindspore.load_distributed_checkpoint(network, files, predicted, "s.ckpt", rank_id=3)
     np.testing.assert_array_equal(network["w"], WHOLE[3:])
     np.testing.assert_array_equal(network["v"], WHOLE[2:] + 100)
+
+
+@given(st.data())
+def test_networks_get_what_literal_splitting_gives(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("merged")
+    shape = (AXIS_LENGTH,) * data.draw(st.integers(1, 3))
+    whole = np.arange(int(np.prod(shape)), dtype=np.int16).reshape(shape)
+    source: RandomLayout = data.draw(layouts(data.draw(st.sampled_from([1, 2, 3, 4])), len(shape)))
+    target: RandomLayout = data.draw(layouts(data.draw(st.sampled_from([1, 2, 3, 4])), len(shape)))
+    assume(not target.optimizer_size and all(len(axes) < 2 for axes in target.tensor_map))  # lists cannot say it
+    rank = data.draw(st.integers(0, int(np.prod(target.device_matrix)) - 1))
+    try:
+        slices = [shard_of(whole, source, each) for each in range(int(np.prod(source.device_matrix)))]
+        expected = shard_of(whole, target, rank)
+    except ValueError:  # it does not divide
+        return
+    size = source.optimizer_size
+    layout = FileLayout(source.device_matrix, source.tensor_map, True, 1 if size else 0, size, shape)
+    write_strategy_file(directory / "s.ckpt", {0: {"w": layout}})
+    files = [str(directory / f"{number}.ckpt") for number in range(len(slices))]
+    for file, part in zip(files, slices, strict=True):
+        mindspore.save_checkpoint({"w": part}, file)
+    predicted: dict[str, Any] = {
+        "w": (list(target.device_matrix), [axes[0] if axes else -1 for axes in target.tensor_map], [], 0)
+    }
+    network = {"w": np.zeros_like(expected)}
+    mindspore.load_distributed_checkpoint(network, files, predicted, str(directory / "s.ckpt"), rank_id=rank)
+    np.testing.assert_array_equal(network["w"], expected)
 
 
 def test_slices_that_are_on_another_rank_too() -> None:
