@@ -49,13 +49,13 @@ def write_files(files: Sequence[PlannedFile], directory: Location, workers: int)
     some may.
     """
     if not directory.is_local:
-        _write_all(files, directory, workers)
+        _write_all(files, directory, directory, workers)
         return
     with mapped_errors(directory, "make a directory in it"):
         make_directory(directory.path)
         folder = tempfile.TemporaryDirectory(prefix=".reshard-", dir=directory.path, ignore_cleanup_errors=True)
     with folder as working:
-        _write_all(files, parse_url(working), workers)
+        _write_all(files, parse_url(working), directory, workers)
         for file in files:
             path = os.path.join(directory.path, file.path)
             with mapped_errors(parse_url(path), "give it the finished file"):
@@ -82,11 +82,20 @@ def read_values(plan: ConversionPlan, rank: int) -> dict[str, Value]:
     return dict(LoadPlan(request, plan, copy_context()).load(rank))
 
 
-def _write_all(files: Sequence[PlannedFile], directory: Location, workers: int) -> None:
-    budget = _budget(files, directory, workers)
+def _write_all(files: Sequence[PlannedFile], working: Location, final: Location, workers: int) -> None:
+    """Write and check files in a working directory; their `final` one is named in errors."""
+    budget = _budget(files, working, workers)
     prefetch = max(1, min(budget.max_prefetch, budget.workers // max(1, len(files))))
+
+    def write(file: PlannedFile) -> None:
+        problems = _written(file, working, budget, prefetch)
+        if problems:
+            names = file.path.split("/")
+            remove_file(working.child(*names))
+            raise VerificationError(f"{final.child(*names)}: {'; '.join(problems)}")
+
     with ThreadPoolExecutor(max(1, budget.workers // prefetch), thread_name_prefix="reshard") as pool:
-        for _ in pool.map(lambda file: _write(file, directory, budget, prefetch), files):
+        for _ in pool.map(write, files):
             pass
 
 
@@ -99,13 +108,11 @@ def _budget(files: Sequence[PlannedFile], directory: Location, workers: int) -> 
     return build_budget(_MEMORY_BYTES, open_files_limit(), workers, part_bytes=part_bytes, remote_source=remote_source)
 
 
-def _write(file: PlannedFile, directory: Location, budget: Budget, prefetch: int) -> None:
+def _written(file: PlannedFile, directory: Location, budget: Budget, prefetch: int) -> Sequence[str]:
+    """Write a file, read it back, and return what is wrong with it."""
     plan = file.plan.with_file_names({file.rank: file.path})
     [record] = transform_ranks(
         plan, (file.rank,), directory, identity="", budget=budget, prefetch=prefetch, advance=lambda _: None
     )
     expected = expected_entries(plan, plan.rank_plan(file.rank))
-    found = verify_rank(directory, record, VerifyLevel.CHECKSUM, expected=expected)
-    if found.problems:
-        remove_file(directory.child(*file.path.split("/")))
-        raise VerificationError(f"{file.path}: " + "; ".join(found.problems))
+    return verify_rank(directory, record, VerifyLevel.CHECKSUM, expected=expected).problems

@@ -38,7 +38,7 @@ def open_unified(directory: Location, names: Mapping[str, str]) -> CheckpointCat
     locations = {rank: directory.child(name) for rank, name in enumerate(files)}
     catalog = catalog_files(str(directory), locations, digest=no_digest, check_crc=False)
     indexes = {name: catalog.records[rank].index for rank, name in enumerate(files)}
-    outside = tuple(indexes[OTHERS_NAME].entries) if OTHERS_NAME in indexes and len(files) > 1 else ()
+    outside = indexes[OTHERS_NAME].entries if OTHERS_NAME in indexes and len(files) > 1 else {}
     if len(files) == 1:
         new_names = {old: new for new, old in names.items()}
         places = {new_names.get(name, name): files[0] for name in indexes[files[0]].entries}
@@ -54,7 +54,7 @@ def open_unified(directory: Location, names: Mapping[str, str]) -> CheckpointCat
         rank: replace(record, index=chosen_index(record.index, chosen[files[rank]]))
         for rank, record in catalog.records.items()
     }
-    return replace(catalog, records=records, unified=True, outside=outside)
+    return replace(catalog, records=records, unified=True, outside=tuple(outside))
 
 
 def sharded_names(catalog: CheckpointCatalog) -> frozenset[str]:
