@@ -40,8 +40,8 @@ class CheckpointCatalog:
         notes: sentences for the user: what was chosen, what was ignored and why.
         lost: rank -> why its file is not used: missing, damaged, or named as faulty. Such a rank has no record.
         stage_numbers: the pipeline stages whose files make up each rank's file; empty for ordinary files.
-        unified: its tensors are whole, each in one of the files, which count as ranks.
-        outside: a unified checkpoint's parameters that no strategy covers.
+        has_whole_tensors: its tensors are whole, each in one of the files, which count as ranks.
+        outside: of whole tensors, those that no strategy covers.
     """
 
     url: str
@@ -51,7 +51,7 @@ class CheckpointCatalog:
     notes: tuple[str, ...] = ()
     lost: Mapping[int, str] = field(default_factory=dict)
     stage_numbers: tuple[int, ...] = ()
-    unified: bool = False
+    has_whole_tensors: bool = False
     outside: tuple[str, ...] = ()
 
     def indexes(self, ranks: Iterable[int] | None = None) -> list[FileIndex]:

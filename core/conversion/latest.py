@@ -17,6 +17,7 @@ from reshard.core.conversion.retention import KeepRules, Retention, apply_retent
 from reshard.core.conversion.training_steps import FoundSteps, StepWatch, is_converted
 from reshard.core.errors import CatalogError, ConversionError, TargetBusyError
 from reshard.core.files.file_names import Step
+from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.resources import resources_of
@@ -29,7 +30,6 @@ from reshard.core.storage.lease_monitor import seen_holders
 from reshard.core.storage.publishing import STATE_DIRECTORY, working_location
 from reshard.core.storage.remote_lease import RENEWAL_SECONDS
 from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.files import read_strategy
 from reshard.core.target.place import check_place
 from reshard.core.target.workspace import LEASES_DIRECTORY
 
@@ -117,7 +117,7 @@ def run_latest(request: LatestConversionRequest, convert_step: Convert) -> Lates
 def _find(request: LatestConversionRequest) -> FoundSteps:
     note = current_progress().note
     url = request.source_strategy
-    ranks = with_retries(lambda: read_strategy(url).ranks, note) if url else None
+    ranks = with_retries(lambda: read_any_strategy(url).ranks, note) if url else None
     watch = StepWatch(request, ranks)
     return with_retries(lambda: watch.find(waits=not request.dry_run), note)
 

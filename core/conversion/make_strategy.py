@@ -4,8 +4,10 @@ from collections import Counter
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, InputError, StrategyError
-from reshard.core.layouts.builder import build_catalog
-from reshard.core.layouts.survey import CheckpointShape, survey
+from reshard.core.layouts.any_layout import read_any_strategy
+from reshard.core.layouts.cataloging import catalog_of
+from reshard.core.layouts.source_layout import CatalogOptions
+from reshard.core.layouts.survey import survey
 from reshard.core.plan.matching import match_parameters
 from reshard.core.plan.model import PlanInputs
 from reshard.core.runtime.summary import Summary
@@ -20,7 +22,7 @@ from reshard.core.strategy.derivation import (
     derive_strategy,
     facts_from_strategy,
 )
-from reshard.core.strategy.files import read_strategy, stages_beside, write_strategy
+from reshard.core.strategy.files import stages_beside, write_strategy
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.optimizer_shards import has_optimizer_shard, without_optimizer_shard
@@ -81,8 +83,8 @@ def make_strategy_file(
 ) -> MakeReport:
     """Derives a strategy from the one at `like` and writes it to `target`, JSON if that ends in .json, else protobuf.
 
-    `like` may also be a unified checkpoint: a network of one device, that cuts nothing. `checkpoint` is one of the
-    strategy `like`, or a unified one of the network: its headers tell shapes and dtypes. `integrated_save`: whether
+    `like` may also be a checkpoint of whole tensors: a network of one device, that cuts nothing. `checkpoint` is one of
+    the strategy `like`, or the network's whole tensors: its headers tell shapes and dtypes. `integrated_save`: whether
     every rank of it holds whole tensors.
 
     Raises:
@@ -91,12 +93,12 @@ def make_strategy_file(
     """
     location = parse_url(target)
     check_new_file(location, parse_url(like), overwrite)
-    tensors = _unified_tensors(like)
+    tensors = _whole_tensors(like)
     if tensors:
         layouts = {name: whole_layout(len(fact.shape)) for name, fact in tensors.items()}
         source = Strategy((StageStrategy(0, layouts),), str(parse_url(like)))
     else:
-        source = read_strategy(like)
+        source = read_any_strategy(like)
         _check_all_stages(source, like)
     facts = tensors or facts_from_strategy(source)
     if checkpoint:
@@ -118,15 +120,13 @@ def _check_all_stages(source: Strategy, url: str) -> None:
         )
 
 
-def _unified_tensors(url: str) -> dict[str, TensorFacts]:
-    """The tensors of a unified checkpoint; none if there is no such thing."""
+def _whole_tensors(url: str) -> dict[str, TensorFacts]:
+    """The tensors of a checkpoint that has them whole; none if there is no such thing."""
     try:
         found = survey(url)
     except CatalogError:  # a strategy is not a checkpoint
         return {}
-    if found.shape is not CheckpointShape.UNIFIED:
-        return {}
-    return _tensors_of(build_catalog(url, None, check_crc=False, found=found))
+    return _tensors_of(catalog_of(found, CatalogOptions(check_crc=False))) if found.has_whole_tensors else {}
 
 
 def _tensors_of(catalog: CheckpointCatalog) -> dict[str, TensorFacts]:
@@ -139,10 +139,9 @@ def _tensors_of(catalog: CheckpointCatalog) -> dict[str, TensorFacts]:
 
 def _checkpoint_facts(url: str, source: Strategy, integrated_save: IntegratedSave) -> dict[str, TensorFacts]:
     found = survey(url)
-    unified = found.shape is CheckpointShape.UNIFIED
-    ranks = None if unified else source.ranks
-    catalog = build_catalog(url, ranks, check_crc=False, found=found)
-    if unified:
+    ranks = None if found.has_whole_tensors else source.ranks
+    catalog = catalog_of(found, CatalogOptions(ranks=ranks, check_crc=False))
+    if found.has_whole_tensors:
         tensors = _tensors_of(catalog)
         facts = {name: fact for name, fact in tensors.items() if name in source.parameters}
         if not facts:

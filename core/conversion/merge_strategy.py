@@ -2,12 +2,13 @@
 
 from pydantic import Field
 
+from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.options.fields import RequiredUrl, StorageName
 from reshard.core.options.validation import RequestModel
 from reshard.core.runtime.summary import Summary
 from reshard.core.storage.placement import check_new_file
 from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.strategy.files import write_strategy
 
 
 class MergeRequest(RequestModel):
@@ -37,7 +38,7 @@ class MergeReport(Summary):
 
 
 def merge_files(source: str, target: str, overwrite: bool = False) -> MergeReport:
-    """Merge a directory's strategy files into one file; see `read_strategy` and `write_strategy`.
+    """Merge a directory's strategy files into one file; see `read_any_strategy` and `write_strategy`.
 
     Raises:
         InputError: the target exists, or is a directory.
@@ -45,7 +46,7 @@ def merge_files(source: str, target: str, overwrite: bool = False) -> MergeRepor
     """
     location = parse_url(target)
     check_new_file(location, parse_url(source), overwrite)
-    strategy = read_strategy(source)
+    strategy = read_any_strategy(source)
     write_strategy(strategy, target)
     return MergeReport(
         url=str(location),

@@ -17,6 +17,7 @@ from reshard.core.conversion.session import (
 from reshard.core.errors import CatalogError, PlanError, TargetError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.files.running_crc import is_crc_in_header
+from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.layouts.dcp.checkpoint import find_dcp
 from reshard.core.layouts.dcp.options import DEFAULT_SHARDS, DcpOptions
 from reshard.core.layouts.options import own_options
@@ -49,7 +50,6 @@ from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import free_room
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import takes_rewriting
-from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.model import Strategy
 from reshard.core.target.place import check_free
 from reshard.core.tensor.layout import whole_layout
@@ -98,7 +98,7 @@ def _at_once(work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Re
 
 def outline_target(request: ConversionRequest) -> TargetOutline:
     """Read the strategy of a request's target, and the changes on the way there; an InputError if one is unusable."""
-    strategy = read_strategy(request.target_strategy) if request.target_strategy else None
+    strategy = read_any_strategy(request.target_strategy) if request.target_strategy else None
     changes, preset = declared_changes(request), None
     if request.preset:
         from reshard.core.source.preset_changes import PresetChoice, compiled_for, with_preset  # loads YAML
@@ -132,7 +132,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
     if request.layout is not TargetLayout.CHECKPOINT2:
         catalog = with_common_noted(catalog)
     samples = None
-    if strategy is not None and not catalog.unified and not strategy.lists_boxes:
+    if strategy is not None and not catalog.has_whole_tensors and not strategy.lists_boxes:
         warnings, samples = strategy_warnings(
             catalog, strategy, integrated_save=asked, trusted=source.is_trusted, shards=source.shards
         )

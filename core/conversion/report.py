@@ -269,7 +269,7 @@ def facts_of(plan: ConversionPlan, *notes: str) -> PlanFacts:
 
 def source_kind(plan: ConversionPlan) -> str:
     """Return `file` if a plan's source is a unified checkpoint, else `rank`."""
-    return FILE if plan.inputs.catalog.unified else RANK
+    return FILE if plan.inputs.catalog.has_whole_tensors else RANK
 
 
 def target_kind(plan: ConversionPlan) -> str:

@@ -34,8 +34,8 @@ from reshard.core.checkpoint.manifest import (
 )
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
-from reshard.core.files.file_names import NO_EPOCH, Step, parse_step
-from reshard.core.layouts.checkpoint2.names import parse_iteration
+from reshard.core.files.file_names import Step
+from reshard.core.layouts.any_layout import step_of_directory
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import log
 from reshard.core.runtime.progress import current_progress
@@ -198,7 +198,7 @@ def _conversions_in(target: Location, source: str) -> tuple[list[_Conversion], l
     notes: list[str] = []
     for entry in unless_missing(lambda: list_folder(target)) or []:
         directory = target.child(str(entry["name"]).rstrip("/").rpartition("/")[2])
-        step = _step_of(directory.name)
+        step = step_of_directory(directory.name)
         # checkpoints that were saved on an exception are not converted on a schedule
         if step is None or step.breakpoint or entry["type"] != "directory":
             continue
@@ -210,12 +210,6 @@ def _conversions_in(target: Location, source: str) -> tuple[list[_Conversion], l
         if conversion and (conversion.manifest.source, conversion.manifest.step) == (source, str(step)):
             found.append(conversion)
     return sorted(found, key=lambda conversion: conversion.dated.step), notes
-
-
-def _step_of(name: str) -> Step | None:
-    """The step in the name of a conversion's directory, `10_5` or `iteration_00000040`; None for any other name."""
-    iteration = parse_iteration(name)
-    return parse_step(name) if iteration is None else Step(NO_EPOCH, iteration)
 
 
 def _read_conversion(directory: Location, step: Step) -> _Conversion | None:

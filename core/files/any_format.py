@@ -13,6 +13,7 @@ from reshard.core.files import ckpt, ckpt_writing, safetensors
 from reshard.core.files.digests import file_digests
 from reshard.core.files.encryption.cipher_blocks import MAGICS, KeyMistakeError
 from reshard.core.files.encryption.decrypted_source import DecryptedSource
+from reshard.core.files.file_names import is_rank_file_of_hyper_parallel
 from reshard.core.files.model import (
     MINDSPORE,
     SELF_CONTAINED,
@@ -23,7 +24,6 @@ from reshard.core.files.model import (
 )
 from reshard.core.files.remote_reads import PrefetchedEnds
 from reshard.core.files.stage_files import merge_indexes
-from reshard.core.layouts.dcp.names import is_rank_file_of_hyper_parallel
 from reshard.core.runtime.option_names import source_option
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.reading import SourceFile, read_bytes

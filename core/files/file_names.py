@@ -25,6 +25,7 @@ _LAST_NUMBER = re.compile(rf"(?P<before>.*(?<![0-9])){NUMBER}(?P<after>[^0-9]*)"
 
 # "1" occurs often in "run1111-1": templates multiply with occurrences, and the rank is near the end
 _MAX_OCCURRENCES = 6
+_OF_HYPER_PARALLEL = re.compile(r"_rank\d+_\.safetensors", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
@@ -153,3 +154,8 @@ def _templates(prefix: str, rank: int) -> Iterator[str]:
             for place in reversed(chosen):
                 template = template[:place] + RANK_FIELD + template[place + len(number) :]
             yield template
+
+
+def is_rank_file_of_hyper_parallel(name: str) -> bool:
+    """True for the name that hyper_parallel gives a rank's file, in whichever format it saves."""
+    return _OF_HYPER_PARALLEL.fullmatch(name) is not None

@@ -3,11 +3,11 @@
 import os
 
 from reshard.core.errors import StrategyError
+from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.mindspore_api.arguments import check_type
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.storage.listing import kind_of
 from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.model import Strategy
 
 _MAX_PATH_LENGTH = 1024
@@ -43,4 +43,4 @@ def required_strategy(name: str, path: str) -> Strategy:
     with reading():
         if kind_of(parse_url(path)) != "file":
             raise StrategyError(f"{name!r}: there is no such file: {path}")
-        return read_strategy(path)
+        return read_any_strategy(path)

@@ -16,8 +16,9 @@ from reshard.core.checkpoint.damage_policy import DamagePolicy
 from reshard.core.checkpoint.record_reader import WantsDigest, no_digest
 from reshard.core.checkpoint.shared_bytes import check_bytes_apart
 from reshard.core.errors import CatalogError, CheckpointError, InputError, PlanError
-from reshard.core.layouts.builder import build_catalog, catalog_files
-from reshard.core.layouts.survey import CheckpointSurvey
+from reshard.core.layouts.cataloging import catalog_files, catalog_of
+from reshard.core.layouts.ranks.checkpoint import FoundRanks
+from reshard.core.layouts.source_layout import CatalogOptions
 from reshard.core.mindspore_api.needed_ranks import needed_of_all
 from reshard.core.mindspore_api.rank_files import check_not_encrypted, with_last_files
 from reshard.core.options.validation import build_options
@@ -70,7 +71,7 @@ def catalog_given(
 
 
 def catalog_ranks(
-    found: CheckpointSurvey, source: Strategy | None, target: Strategy | None, *, workers: int = 8
+    found: FoundRanks, source: Strategy | None, target: Strategy | None, *, workers: int = 8
 ) -> Cataloged:
     """Catalog the source's ranks; those that no target rank needs may be missing."""
     if source is None and len(found.ranks) > 1:
@@ -84,15 +85,14 @@ def catalog_ranks(
         _check_not_needed(found, missing, source, target)
     chosen, choice = with_last_files(found, [rank for rank in ranks if rank not in missing])
     try:
-        catalog = build_catalog(
-            found.url,
-            source.ranks if source else None,
+        options = CatalogOptions(
+            ranks=source.ranks if source else None,
             digest=wants_digest(source, target),
             workers=workers,
             allow_extra_ranks=source is not None and not source.merged,
-            found=chosen,
             damage=DamagePolicy(recovers=bool(missing), strategy=source),
         )
+        catalog = catalog_of(chosen, options)
         _check_none_damaged(catalog, missing)
     except InputError:
         check_not_encrypted(file.location for rank in chosen.ranks for file in chosen.files[rank])
@@ -176,7 +176,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _check_not_needed(
-    found: CheckpointSurvey, missing: Collection[int], source: Strategy | None, target: Strategy | None
+    found: FoundRanks, missing: Collection[int], source: Strategy | None, target: Strategy | None
 ) -> None:
     needed = needed_of_all(source, target) & set(missing)
     if needed:

@@ -11,7 +11,9 @@ from reshard.core.files.file_names import Step, group_prefixes, parse_name
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.files.stage_files import group_stage_files
 from reshard.core.layouts.foreign import check_not_foreign
-from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
+from reshard.core.layouts.place import FoundFile
+from reshard.core.layouts.ranks.checkpoint import FoundRanks, RankShape
+from reshard.core.layouts.ranks.source import find_file
 from reshard.core.mindspore_api.loading import check_plain
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, rank_names
@@ -25,16 +27,16 @@ _RANK_FOLDER = re.compile(r"rank_([0-9]{1,18})")
 _NUMBERS = re.compile(r"[0-9]+")
 
 
-def survey_ranks(directory: str) -> CheckpointSurvey:
+def survey_ranks(directory: str) -> FoundRanks:
     """Survey a directory's rank folders, whose numbers may have leading zeros, or a single file."""
     if not os.path.isdir(directory):
-        return survey(os.path.abspath(directory))
+        return find_file(parse_url(os.path.abspath(directory)))
     root = parse_url(os.path.abspath(directory))
     with mapped_errors(root, "list it"):
         return _survey_folders(root, directory)
 
 
-def _survey_folders(root: Location, directory: str) -> CheckpointSurvey:
+def _survey_folders(root: Location, directory: str) -> FoundRanks:
     folders: dict[int, str] = {}
     names = sorted(os.listdir(root.path))
     for name in names:
@@ -50,16 +52,16 @@ def _survey_folders(root: Location, directory: str) -> CheckpointSurvey:
     if not folders:
         check_not_foreign(root, names)
     state = os.path.join(root.path, STATE_DIRECTORY)
-    return CheckpointSurvey(
+    return FoundRanks(
         str(root),
-        CheckpointShape.RANK_FOLDERS,
         {rank: _files_in(root.child(folders[rank])) for rank in sorted(folders)},
+        RankShape.RANK_FOLDERS,
         names_files=True,  # MindSpore does not skip files saved on an exception
         unfinished=os.path.isdir(state) and not os.path.exists(os.path.join(state, MANIFEST_NAME)),
     )
 
 
-def with_last_files(found: CheckpointSurvey, ranks: Collection[int]) -> tuple[CheckpointSurvey, str]:
+def with_last_files(found: FoundRanks, ranks: Collection[int]) -> tuple[FoundRanks, str]:
     """The survey with one file for each of `ranks`, and a warning if a rank has several.
 
     Among prefixes and steps that all of them have, the last file by name is chosen, as MindSpore documents; of

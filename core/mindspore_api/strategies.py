@@ -6,12 +6,13 @@ from glob import escape, glob
 from google.protobuf.message import DecodeError
 
 from reshard.core.errors import StrategyError
+from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.mindspore_api.arguments import check_type
 from reshard.core.mindspore_api.failures import reading, writing
 from reshard.core.mindspore_api.paths import checked_directory, make_directory
 from reshard.core.runtime.metadata import check_metadata, protobuf_bytes
 from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.files import read_strategies, read_strategy, write_strategy
+from reshard.core.strategy.files import read_strategies, write_strategy
 from reshard.core.strategy.groups import MAX_FILE_BYTES
 from reshard.core.strategy.strategy_pb2 import ParallelGroupMap
 
@@ -49,7 +50,7 @@ def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> 
 
 def _check_not_a_stages_own(target: str) -> None:
     try:
-        found = read_strategy(target)
+        found = read_any_strategy(target)
     except StrategyError:
         return  # replacing an unusable file loses nothing
     if not found.merged:

@@ -15,8 +15,8 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, InputError, PlanError, TargetBusyError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.options import own_options
+from reshard.core.layouts.ranks.checkpoint import FoundRanks
 from reshard.core.layouts.ranks.options import RanksOptions
-from reshard.core.layouts.survey import CheckpointSurvey
 from reshard.core.mindspore_api.arguments import FORMATS, check_type
 from reshard.core.mindspore_api.failures import MissingDirectoryError, reading, writing
 from reshard.core.mindspore_api.file_writing import PlannedFile, give_name, write_files
@@ -36,7 +36,8 @@ from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.wording import listed, rank_names
-from reshard.core.source.opening import of_own_stage, wants_digest
+from reshard.core.source.opening import wants_digest
+from reshard.core.source.own_stage import of_own_stage
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import STATE_DIRECTORY
@@ -171,7 +172,7 @@ def _check_rank_id(rank_id: object) -> None:
         raise TypeError(f"'rank_id' has to be an int, not {rank_id!r}")
 
 
-def _surveyed(directory: str) -> CheckpointSurvey:
+def _surveyed(directory: str) -> FoundRanks:
     """Survey a directory's rank folders, or a `.safetensors` file; all files must be of one kind."""
     check_type("src_checkpoints_dir", directory, str)
     if not os.path.isdir(directory) and not (os.path.isfile(directory) and directory.endswith(".safetensors")):
@@ -227,7 +228,7 @@ def _give_names(report: ConversionReport, directory: str) -> None:
 
 
 def _plan_of_all(
-    request: ConversionRequest, found: CheckpointSurvey, source: Strategy | None, target: Strategy | None
+    request: ConversionRequest, found: FoundRanks, source: Strategy | None, target: Strategy | None
 ) -> Planned:
     final = parse_url(request.target)
     check_apart(parse_url(request.source), final)
@@ -247,7 +248,7 @@ def _plan_of_all(
     return Planned(with_tied_compared(planned.plan, False), (*noted, *planned.warnings, *lacking))
 
 
-def _lacking_part_warning(found: CheckpointSurvey, source: Strategy | None, plan: ConversionPlan) -> tuple[str, ...]:
+def _lacking_part_warning(found: FoundRanks, source: Strategy | None, plan: ConversionPlan) -> tuple[str, ...]:
     """A warning if a part of the target's network lacks parameters and the source has no other stages."""
     if plan.part is None or source is None or not set(found.ranks) <= set(source.ranks):
         return ()
@@ -260,7 +261,7 @@ def _lacking_part_warning(found: CheckpointSurvey, source: Strategy | None, plan
 
 
 def _check_not_half_a_model(
-    found: CheckpointSurvey, source: Strategy, target: Strategy | None, absent: Iterable[str]
+    found: FoundRanks, source: Strategy, target: Strategy | None, absent: Iterable[str]
 ) -> None:
     """Raise PlanError if one stage's own strategy would produce half a model, without other stages' parameters."""
     stage = source.stages[0].stage

@@ -13,7 +13,7 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.record_reader import no_digest
 from reshard.core.errors import CatalogError
 from reshard.core.files.model import CheckpointFormat, FileIndex
-from reshard.core.layouts.builder import catalog_files
+from reshard.core.layouts.cataloging import catalog_files
 from reshard.core.layouts.foreign import check_not_foreign
 from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME
 from reshard.core.layouts.unified.strategy import unified_strategy

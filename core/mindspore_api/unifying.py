@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.model import CheckpointFormat
-from reshard.core.layouts.survey import CheckpointSurvey, FoundFile
+from reshard.core.layouts.place import FoundFile
+from reshard.core.layouts.ranks.checkpoint import FoundRanks
 from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names
 from reshard.core.layouts.unified.weight_maps import dump_weight_map
 from reshard.core.mindspore_api.arguments import check_type
@@ -175,7 +176,7 @@ def _catalog(source: str, strategy: Strategy, suffix: str | None) -> Cataloged:
     return replace(cataloged, warnings=(*cataloged.warnings, own))
 
 
-def _with_suffix(found: CheckpointSurvey, suffix: str) -> CheckpointSurvey:
+def _with_suffix(found: FoundRanks, suffix: str) -> FoundRanks:
     files = {rank: (_file_with(found.url, rank, found.files[rank], suffix),) for rank in found.ranks}
     return replace(found, files=files, names_files=True)
 

@@ -39,7 +39,7 @@ def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:
         ],
         "lost": list(catalog.lost.items()),
         "parts": list(catalog.stage_numbers),
-        "unified": catalog.unified,
+        "unified": catalog.has_whole_tensors,
         "outside": list(catalog.outside),
         "assumed": [record.rank for record in catalog.records.values() if record.assumed],
     }
@@ -63,8 +63,8 @@ def catalog_from_json(data: Mapping[str, Any]) -> CheckpointCatalog:
             notes=tuple(data["notes"]),
             lost=dict(data["lost"]),
             stage_numbers=tuple(data["parts"]),
-            # earlier versions had no unified checkpoints
-            unified=data.get("unified", False),
+            # earlier versions had no such checkpoints
+            has_whole_tensors=data.get("unified", False),
             outside=tuple(data.get("outside", ())),
         )
     except (AttributeError, CheckpointError, LookupError, TypeError, ValueError) as error:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any
 
 from reshard.core.checkpoint.manifest import Manifest, read_manifest, unseal_manifest
 from reshard.core.errors import InputError
@@ -13,15 +12,10 @@ from reshard.core.files.encryption.opening import open_checkpoint
 from reshard.core.files.file_names import parse_name
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.files.scalars import json_value, read_scalars
-from reshard.core.layouts.builder import build_catalog
-from reshard.core.layouts.checkpoint2.common import read_common
-from reshard.core.layouts.checkpoint2.iterations import Iteration, find_iteration, iterations_beside
-from reshard.core.layouts.checkpoint2.names import METADATA_NAME
-from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, find_dcp
-from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
+from reshard.core.layouts.any_layout import is_document, read_any_strategy
 from reshard.core.layouts.foreign import check_not_foreign, find_foreign
-from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey, survey
-from reshard.core.layouts.unified.names import is_index_name
+from reshard.core.layouts.source_layout import Document
+from reshard.core.layouts.survey import find_self_described, survey
 from reshard.core.runtime.keys import Key, source_key
 from reshard.core.storage.input_errors import storage_errors_as_input
 from reshard.core.storage.listing import file_info, list_folder
@@ -29,10 +23,7 @@ from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.file_kinds import START_BYTES, guess_other_kind
-from reshard.core.strategy.files import read_strategy
 from reshard.core.tensor.layout import ParameterLayout
-
-Document = dict[str, Any]
 
 _RANK_FOLDER = re.compile(r"rank_[0-9]+")
 
@@ -49,25 +40,31 @@ def describe(url: str) -> Document:
     """
     location = parse_url(url)
     if RANK_FIELD in location.path:
-        return _describe_checkpoint(url)
+        return survey(url).describe()
     with storage_errors_as_input(location):
         kind = file_info(location, "read it")["type"]
     if kind not in ("file", "directory"):
         # opening a pipe would wait for a writer
         raise InputError(f"{location}: is neither a file nor a directory")
-    if kind == "file" and (is_index_name(location.name) or location.name in (METADATA_NAME, DCP_METADATA_NAME)):
-        return _describe_checkpoint(url)
     if kind == "file":
-        if not _is_strategy(location):
-            return _describe_file(location)
-        _check_may_be_strategy(location)
-        return _describe_strategy(url)
+        return _describe_single(location)
     manifest = read_manifest(location)
     if manifest is not None:
         return _describe_converted(location, manifest)
-    if find_dcp(url) is not None or find_iteration(url) is not None:
-        return _describe_checkpoint(url)
-    return _describe_strategy(url) if _holds_strategies(location) else _describe_checkpoint(url)
+    found = find_self_described(url)
+    if found is not None:
+        return found.describe()
+    return _describe_strategy(url) if _holds_strategies(location) else survey(url).describe()
+
+
+def _describe_single(location: Location) -> Document:
+    """Describe a file: an index or metadata, in place of its checkpoint, a strategy, or a file of a checkpoint."""
+    if is_document(location.name):
+        return survey(str(location)).describe()
+    if not _is_strategy(location):
+        return _describe_file(location)
+    _check_may_be_strategy(location)
+    return _describe_strategy(str(location))
 
 
 def _is_strategy(location: Location) -> bool:
@@ -143,119 +140,6 @@ def _describe_file(location: Location) -> Document:
     }
 
 
-def _describe_checkpoint(url: str) -> Document:
-    found = survey(url)
-    if found.shape is CheckpointShape.UNIFIED:
-        return _describe_unified(found)
-    if found.iteration is not None:
-        return _describe_iteration(found, found.iteration)
-    if found.dcp is not None:
-        return _describe_dcp(found, found.dcp)
-    return {
-        "kind": "checkpoint",
-        "url": found.url,
-        "shape": str(found.shape),
-        "ranks": list(found.ranks),
-        "formats": [str(file_format) for file_format in found.formats],
-        "prefixes": [
-            {
-                "prefix": prefix,
-                "steps": [
-                    {"step": None if step is None else str(step), "ranks": list(ranks)} for step, ranks in steps.items()
-                ],
-            }
-            for prefix, steps in found.steps.items()
-        ],
-        "parts": sorted({part for files in found.files.values() for file in files for part in file.name.stage_numbers}),
-        "ranks_without_files": [rank for rank, files in found.files.items() if not files],
-        "ignored": list(found.ignored),
-        "unfinished": found.unfinished,
-    }
-
-
-def _describe_unified(found: CheckpointSurvey) -> Document:
-    """Describe a unified checkpoint; its files are opened, and its index is compared with them."""
-    catalog = build_catalog(found.url, None, check_crc=False, found=found)
-    return {
-        "kind": "unified checkpoint",
-        "url": found.url,
-        "index": None if found.index is None else found.index.location.name,
-        "files": [
-            {
-                "file": record.location.rpartition("/")[2],
-                "size_bytes": record.size_bytes,
-                "parameters": [
-                    {"name": entry.name, "dtype": entry.dtype.name, "shape": list(entry.shape)}
-                    for entry in record.index.entries.values()
-                ],
-            }
-            for record in catalog.records.values()
-        ],
-        "in_no_strategy": sorted(set(catalog.outside)),
-        "notes": list(catalog.notes),
-        "ignored": list(found.ignored),
-    }
-
-
-def _describe_iteration(found: CheckpointSurvey, iteration: Iteration) -> Document:
-    """Describe a Checkpoint 2.0 by its metadata and the names of its files, which are not opened."""
-    metadata = iteration.metadata
-    stages = metadata.strategy.stages if metadata else ()
-    return {
-        "kind": "Checkpoint 2.0",
-        "url": found.url,
-        "iteration": iteration.number,
-        "other_iterations": [number for number in iterations_beside(iteration) if number != iteration.number],
-        "common": read_common(iteration.location).values,
-        "world_size": len(metadata.strategy.ranks) if metadata else 1,
-        "stages": len(stages) or 1,
-        "ranks": [{"rank": rank, "files": list(names)} for rank, names in iteration.files.items()],
-        "parameters": [
-            {
-                "name": tensor.name,
-                "dtype": tensor.dtype,
-                "shape": list(tensor.shape),
-                "shard_shape": list(tensor.local_shape),
-                "first_rank": tensor.ranks.start if tensor.layout else None,
-            }
-            for tensor in (metadata.tensors.values() if metadata else ())
-        ],
-        "notes": list(iteration.notes),
-        "ignored": list(found.ignored),
-        "unfinished": found.unfinished,
-    }
-
-
-def _describe_dcp(found: CheckpointSurvey, dcp: DcpCheckpoint) -> Document:
-    """Describe a DCP checkpoint by its metadata; its files are not opened."""
-    held: dict[str, int] = {}
-    for part in dcp.parts:
-        held[part.path] = held.get(part.path, 0) + len(part.chunks)
-    return {
-        "kind": "DCP checkpoint",
-        "url": found.url,
-        "step": dcp.step,
-        "other_steps": [number for number in dcp.steps if number != dcp.step],
-        "files": [{"file": path, "shards": held.get(path, 0)} for path in dcp.paths],
-        "parameters": [
-            {
-                "name": tensor.name,
-                "dtype": None if tensor.dtype is None else tensor.dtype.name,
-                "shape": list(tensor.shape),
-                "shards": [
-                    {"start": list(chunk.box.start), "shape": list(chunk.box.shape), "file": chunk.place.path}
-                    for chunk in tensor.chunks
-                ],
-            }
-            for tensor in dcp.metadata.tensors.values()
-        ],
-        "objects": list(dcp.metadata.objects),
-        "notes": list(dcp.choice),
-        "ignored": list(found.ignored),
-        "unfinished": found.unfinished,
-    }
-
-
 def _describe_converted(location: Location, manifest: Manifest) -> Document:
     if source_key() is not None:
         manifest = unseal_manifest(manifest, source_key(), str(location))
@@ -263,7 +147,7 @@ def _describe_converted(location: Location, manifest: Manifest) -> Document:
 
 
 def _describe_strategy(url: str) -> Document:
-    strategy = read_strategy(url)
+    strategy = read_any_strategy(url)
     return {
         "kind": "strategy",
         "url": strategy.origin,

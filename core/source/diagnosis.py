@@ -15,8 +15,10 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.damage_policy import DamagePolicy
 from reshard.core.checkpoint.shared_bytes import shared_bytes
 from reshard.core.errors import CatalogError, InputError
-from reshard.core.layouts.builder import build_catalog
-from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.layouts.any_layout import read_any_strategy
+from reshard.core.layouts.cataloging import catalog_of
+from reshard.core.layouts.source_layout import CatalogOptions, FoundCheckpoint, SelfEvident
+from reshard.core.layouts.survey import survey
 from reshard.core.layouts.unified.companions import CONFIG_NAME
 from reshard.core.plan.matching import lost_text, match_parameters
 from reshard.core.plan.model import PlanInputs
@@ -46,13 +48,11 @@ from reshard.core.source.file_checks import (
 )
 from reshard.core.source.findings import OWN_STRATEGY, Finding, Severity
 from reshard.core.source.gaps import mixed_steps, scattered
-from reshard.core.source.opening import has_own_metadata, is_self_described
 from reshard.core.source.own_strategy import read_own_strategy
 from reshard.core.source.sample_checks import SampleFindings, sample_findings
 from reshard.core.source.shape_checks import shape_findings, similarity_findings
 from reshard.core.source.sibling_checks import sibling_findings
 from reshard.core.source.strategy_checks import name_findings, stage_findings
-from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
 
@@ -127,20 +127,23 @@ def diagnose(
     """
     reference = _Reference(like, preset, tuple(switches), training_config, tuple(allowed_models))
     found = survey(source, step)
-    if is_self_described(found) and source_strategy:
-        raise CatalogError(has_own_metadata(found))
-    strategy = read_strategy(source_strategy) if source_strategy else None
-    if found.dcp is not None or found.shape is CheckpointShape.UNIFIED:
+    options = CatalogOptions(step=step or None, source_prefix=source_prefix or None, check_crc=False, workers=workers)
+    evident = found.self_evident
+    is_finding = evident is not None and bool(evident.superfluous)
+    if source_strategy and found.is_self_described and not is_finding:
+        raise CatalogError(found.strategy_refusal)
+    strategy = read_any_strategy(source_strategy) if source_strategy else None
+    if evident is not None:
         _check_not_compared(found, reference)
-        return _diagnose_without_strategy(found, step, source_prefix, source_strategy, workers)
-    own = None if strategy or found.iteration else read_own_strategy(source)
-    if found.iteration is not None:
-        strategy = found.iteration.strategy
+        return _diagnose_self_evident(found, evident, source_strategy, options)
+    own = None if strategy or found.is_self_described else read_own_strategy(source)
+    if found.is_self_described:
+        strategy = found.strategy
     elif own is not None:
         strategy = own.strategy
-    if (own or found.iteration) and integrated_save is IntegratedSave.AUTO:
-        integrated_save = IntegratedSave.NO  # reshard writes slices, and so does MindFormers
-    catalog = _catalog(found, step, source_prefix, workers)
+    if (own or found.is_self_described) and integrated_save is IntegratedSave.AUTO:
+        integrated_save = IntegratedSave.NO  # reshard writes slices, and so does whoever says how they are cut
+    catalog = _catalog_with_lost(found, options)
     facts = checkpoint_facts(catalog)
     if strategy is None:
         _check_not_compared(found, reference)
@@ -214,7 +217,7 @@ class _Checked(NamedTuple):
     wholes: Mapping[str, Whole]
 
 
-def _check_not_compared(found: CheckpointSurvey, reference: _Reference) -> None:
+def _check_not_compared(found: FoundCheckpoint, reference: _Reference) -> None:
     if reference.like or reference.preset:
         raise CatalogError(
             f"{found.url}: no strategy makes whole shapes of its shards, so there is nothing to compare them with: "
@@ -366,19 +369,17 @@ def _check_match(
     return _Checked(findings, wholes)
 
 
-def _catalog(found: CheckpointSurvey, step: str, source_prefix: str, workers: int) -> CheckpointCatalog:
+def _catalog_with_lost(found: FoundCheckpoint, options: CatalogOptions) -> CheckpointCatalog:
     """The files of all ranks up to the last; ranks without a usable file are the lost ones."""
     last = max(found.ranks, default=0)
-    return build_catalog(
-        found.url,
-        range(last + 1),
-        step=step or None,
-        source_prefix=source_prefix or None,
-        digest=lambda _, entry: entry.size_bytes <= _STATE_BYTES,
-        check_crc=False,
-        workers=workers,
-        found=found,
-        damage=DamagePolicy(recovers=True),
+    return catalog_of(
+        found,
+        replace(
+            options,
+            ranks=range(last + 1),
+            digest=lambda _, entry: entry.size_bytes <= _STATE_BYTES,
+            damage=DamagePolicy(recovers=True),
+        ),
     )
 
 
@@ -392,37 +393,25 @@ def _within(catalog: CheckpointCatalog, strategy: Strategy) -> CheckpointCatalog
     )
 
 
-def _diagnose_without_strategy(
-    found: CheckpointSurvey, step: str, source_prefix: str, source_strategy: str, workers: int
+def _diagnose_self_evident(
+    found: FoundCheckpoint, evident: SelfEvident, source_strategy: str, options: CatalogOptions
 ) -> Diagnosis:
     """Diagnose a checkpoint that needs no strategy; its files are opened, to compare them with index or metadata."""
-    catalog = build_catalog(
-        found.url,
-        None,
-        step=step or None,
-        source_prefix=source_prefix or None,
-        check_crc=False,
-        workers=workers,
-        found=found,
-    )
-    if found.dcp is None:
-        kind, file_count, why = "unified", len(catalog.records), "its tensors are whole"
-    else:
-        kind, file_count = "DCP", len(found.dcp.paths)
-        why = "its metadata says how tensors are sharded, and its files agree"
+    catalog = catalog_of(found, options)
     superfluous = Finding(
         check="ranks",
-        found="the checkpoint is unified: its tensors are whole, and belong to no rank",
-        means="it was exported, as Hugging Face's checkpoints are",
+        found=evident.superfluous,
+        means=evident.origin,
         advice="leave out --source-strategy: it needs none",
     )
+    files = counted(evident.file_count, "file")
     return Diagnosis(
         source=found.url,
         strategy=source_strategy,
         fits=not source_strategy,
         facts=(
-            ("checkpoint", f"{found.url}: {kind}, {counted(file_count, 'file')}, {parameter_count_text(catalog)}"),
-            ("needs", f"no strategy: {why}"),
+            ("checkpoint", f"{found.url}: {evident.title}, {files}, {parameter_count_text(catalog)}"),
+            ("needs", f"no strategy: {evident.why}"),
             *(("note", note) for note in catalog.notes),
         ),
         findings=(superfluous,) if source_strategy else (),

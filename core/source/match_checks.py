@@ -26,7 +26,7 @@ def match_warnings(source: Source, match: ParameterMatch, samples: SampleFinding
         return ()
     asked, trusted = source.integrated_save, source.is_trusted
     warnings: tuple[str, ...] = ()
-    if not (catalog.unified or strategy.lists_boxes):
+    if not (catalog.has_whole_tensors or strategy.lists_boxes):
         if samples is None:
             warnings, samples = strategy_warnings(
                 catalog, strategy, integrated_save=asked, trusted=trusted, shards=shards

@@ -1,31 +1,18 @@
 """Opens a source: finds its strategy, catalogs the file of each rank, and checks that they fit each other."""
 
 import dataclasses
-from collections.abc import Callable, Collection
-from contextlib import closing
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.checkpoint.catalog import CheckpointCatalog
-from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.checkpoint.shared_bytes import check_bytes_apart
 from reshard.core.errors import CatalogError
-from reshard.core.files.any_format import read_index
-from reshard.core.files.encryption.opening import open_checkpoint
 from reshard.core.files.model import TensorEntry
-from reshard.core.layouts.builder import build_catalog
-from reshard.core.layouts.checkpoint2.iterations import Iteration, find_iteration
-from reshard.core.layouts.checkpoint2.names import METADATA_NAME
-from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, find_dcp
-from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
-from reshard.core.layouts.survey import (
-    CheckpointShape,
-    CheckpointSurvey,
-    survey,
-    survey_dcp,
-    survey_iteration,
-)
-from reshard.core.layouts.unified.strategy import unified_strategy
+from reshard.core.layouts.any_layout import read_any_strategy
+from reshard.core.layouts.cataloging import catalog_of
+from reshard.core.layouts.source_layout import CatalogOptions, FoundCheckpoint
+from reshard.core.layouts.survey import find_self_described, survey
 from reshard.core.plan.stage_shards import SourceShards
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.frozen import frozen
@@ -33,15 +20,15 @@ from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.log import detail, timed
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.progress import current_progress
-from reshard.core.runtime.wording import listed, rank_names, size_text
+from reshard.core.runtime.wording import listed, size_text
 from reshard.core.source.damage import damage_policy
 from reshard.core.source.exchanged import naming_exchanged
+from reshard.core.source.own_stage import of_own_stage
 from reshard.core.source.own_strategy import OwnStrategy, check_named, check_own_files, read_own_strategy
-from reshard.core.source.parts_beside import with_parts_beside_noted
+from reshard.core.source.unheld import with_unheld_noted
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
 
@@ -50,7 +37,7 @@ if TYPE_CHECKING:
 
 _SMALL_CONTENT_BYTES = 2**20
 
-GivenStrategy = Strategy | OwnStrategy | Iteration | DcpCheckpoint | None
+GivenStrategy = Strategy | OwnStrategy | FoundCheckpoint | None
 """The strategy of a source: named by the caller, read from its own records or its metadata, or none."""
 
 
@@ -93,7 +80,7 @@ class Source:
     Attributes:
         request: the options it was opened with.
         catalog: the file of each rank and its parameters.
-        strategy: how parameters are cut; None: not at all, one rank. Each file of a unified checkpoint is a stage.
+        strategy: how parameters are cut; None: not at all, one rank. Where tensors are whole, each file is a stage.
         shards: the strategy's shards in these files, grouped on first use.
         other_ranks: ranks that have files but are not the strategy's.
     """
@@ -121,16 +108,15 @@ class Source:
 
 
 def find_strategy(request: SourceRequest) -> GivenStrategy:
-    """The strategy that a request names; if it names none, the one in the source's own records or its metadata.
+    """The strategy that a request names; if it names none, the one in the source's own metadata or its records.
 
     Raises:
         InputError: the strategy cannot be used, or a key is missing or not needed.
         StorageError: a transient failure.
     """
     if request.source_strategy:
-        return read_strategy(request.source_strategy)
-    url, step = request.source, request.step
-    return find_dcp(url, step) or read_own_strategy(url) or find_iteration(url, step)
+        return read_any_strategy(request.source_strategy)
+    return find_self_described(request.source, request.step) or read_own_strategy(request.source)
 
 
 def open_source(request: SourceRequest, target: TargetOutline = NO_TARGET) -> Source:
@@ -164,60 +150,55 @@ def _opened(request: SourceRequest, given: GivenStrategy, target: TargetOutline)
     """
     if target.url:
         check_apart(parse_url(request.source), parse_url(target.url))
-    strategy = given.strategy if isinstance(given, OwnStrategy | Iteration | DcpCheckpoint) else given
     current_progress().begin("reading headers")
     with timed(f"{request.source}: files listed and headers read"):
-        found = _surveyed(request, given)
-        if is_self_described(found) and not isinstance(given, Iteration | DcpCheckpoint):
-            raise CatalogError(has_own_metadata(found))
-        if isinstance(given, DcpCheckpoint):
-            _check_dcp_options(request, found)
-        catalog = _catalog(request, found, strategy, target)
+        found = _found(request, given)
+        strategy = found.strategy if isinstance(given, FoundCheckpoint) else _strategy_in(given)
+        catalog = catalog_of(found, _options(request, strategy, target))
     for record in catalog.records.values():
         detail(f"source rank {record.rank}: {record.location}, {size_text(record.size_bytes)}")
-    if found.shape is CheckpointShape.RANK_FOLDERS:
-        if isinstance(given, OwnStrategy):
-            catalog = check_own_files(catalog, given)
-        elif isinstance(given, Strategy) and found.has_records:
-            catalog = check_named(catalog, given, trusted=request.trust_strategy)
-    if isinstance(given, Strategy):
-        catalog = dataclasses.replace(catalog, notes=(*given.notes, *catalog.notes))
-    if isinstance(given, Iteration) and given.metadata is not None:
-        from reshard.core.source.unheld import with_unheld_noted
-
+    catalog = _with_records_checked(catalog, found, given, trusted=request.trust_strategy)
+    listed_parameters = found.listed_parameters(catalog)
+    if listed_parameters is not None:
         whole = target is not NO_TARGET and target.strategy is None
-        catalog = with_unheld_noted(catalog, given.metadata, target.changes, request.allow_missing, whole=whole)
+        catalog = with_unheld_noted(catalog, listed_parameters, target.changes, request.allow_missing, whole=whole)
     if strategy is None:
-        _check_not_scattered(catalog)
-        if target.strategy is None and catalog.stage_numbers:
-            catalog = _with_known_stages(catalog)
+        catalog = _checked_without_strategy(catalog, target)
     is_guess = strategy is None and request.integrated_save is not IntegratedSave.YES
-    catalog = with_parts_beside_noted(catalog, found, refuses_others=is_guess and bool(target.url))
+    catalog = found.as_source(catalog, refuses_parts=is_guess and bool(target.url))
     if target.url:
         _check_links(catalog, parse_url(target.url))
-    if catalog.unified:
-        catalog = _with_outside_of_manifest(catalog)
-        strategy = unified_strategy(catalog) if catalog.records else None
+    if found.is_self_described:
+        strategy = found.sharding_of(catalog)
     elif strategy is not None and not strategy.merged and catalog.records:
         catalog = of_own_stage(strategy, catalog, found)
     others = tuple(rank for rank in found.ranks if strategy is not None and rank not in strategy.ranks)
     source = Source(request, catalog, strategy, SourceShards(catalog, strategy), others)
-    if not (catalog.unified or is_self_described(found)):  # else the catalog's builder has checked it
+    if not found.is_self_described:  # else checked with what it says itself
         check_bytes_apart(catalog, None if source.is_integrated else strategy)
-    if not request.check_replicas or strategy is None or catalog.unified:
-        return source
-    from reshard.core.source.replicas import check_replicas
-
-    checked = check_replicas(catalog, strategy, integrated=source.is_integrated, workers=request.worker_count)
-    return dataclasses.replace(source, catalog=checked)
+    return _with_replicas_compared(source) if request.check_replicas else source
 
 
-def _catalog(
-    request: SourceRequest, found: CheckpointSurvey, strategy: Strategy | None, target: TargetOutline
-) -> CheckpointCatalog:
-    return build_catalog(
-        request.source,
-        strategy.ranks if strategy else None,
+def _found(request: SourceRequest, given: GivenStrategy) -> FoundCheckpoint:
+    if isinstance(given, FoundCheckpoint):
+        return given
+    found = survey(request.source, request.step)
+    if found.is_self_described:
+        raise CatalogError(found.strategy_refusal)
+    return found
+
+
+def _strategy_in(given: Strategy | OwnStrategy | None) -> Strategy | None:
+    return given.strategy if isinstance(given, OwnStrategy) else given
+
+
+def _options(request: SourceRequest, strategy: Strategy | None, target: TargetOutline) -> CatalogOptions:
+    about_ranks = {
+        source_option("integrated-save"): request.integrated_save is not IntegratedSave.AUTO,
+        source_option("decrypt-key"): source_key() is not None,
+    }
+    return CatalogOptions(
+        ranks=strategy.ranks if strategy else None,
         step=request.step or None,
         source_prefix=request.source_prefix or None,
         digest=wants_digest(strategy, target.strategy, everything=target.needs_equal_ranks),
@@ -225,7 +206,6 @@ def _catalog(
         crc_later=target.crc_later,
         workers=request.worker_count,
         allow_extra_ranks=strategy is not None and not strategy.merged,
-        found=found,
         damage=damage_policy(
             strategy,
             target.strategy,
@@ -235,6 +215,7 @@ def _catalog(
             integrated_save=request.assumed_integrated_save,
             changes=target.changes,
         ),
+        about_ranks=tuple(option for option, is_given in about_ranks.items() if is_given),
     )
 
 
@@ -254,6 +235,24 @@ def wants_digest(
         return everything or entry.name in wanted or entry.size_bytes <= _SMALL_CONTENT_BYTES
 
     return wants
+
+
+def _with_records_checked(
+    catalog: CheckpointCatalog, found: FoundCheckpoint, given: GivenStrategy, *, trusted: bool
+) -> CheckpointCatalog:
+    """The catalog, its files and a named strategy compared with the source's own records; with the strategy's notes."""
+    if isinstance(given, OwnStrategy):
+        return check_own_files(catalog, given)
+    if not isinstance(given, Strategy):
+        return catalog
+    if found.has_records:
+        catalog = check_named(catalog, given, trusted=trusted)
+    return dataclasses.replace(catalog, notes=(*given.notes, *catalog.notes))
+
+
+def _checked_without_strategy(catalog: CheckpointCatalog, target: TargetOutline) -> CheckpointCatalog:
+    _check_not_scattered(catalog)
+    return _with_known_stages(catalog) if target.strategy is None and catalog.stage_numbers else catalog
 
 
 def _check_not_scattered(catalog: CheckpointCatalog) -> None:
@@ -280,12 +279,14 @@ def _with_known_stages(catalog: CheckpointCatalog) -> CheckpointCatalog:
     return dataclasses.replace(catalog, notes=(note, *catalog.notes))
 
 
-def _with_outside_of_manifest(catalog: CheckpointCatalog) -> CheckpointCatalog:
-    """The catalog of a unified checkpoint, with the parameters outside of it that its manifest records."""
-    manifest = read_manifest(parse_url(catalog.url))
-    if manifest is None:
-        return catalog
-    return dataclasses.replace(catalog, outside=tuple(dict.fromkeys([*catalog.outside, *manifest.carried])))
+def _with_replicas_compared(source: Source) -> Source:
+    if source.strategy is None or source.catalog.has_whole_tensors:
+        return source
+    from reshard.core.source.replicas import check_replicas
+
+    request, is_whole = source.request, source.is_integrated
+    checked = check_replicas(source.catalog, source.strategy, integrated=is_whole, workers=request.worker_count)
+    return dataclasses.replace(source, catalog=checked)
 
 
 def _check_links(catalog: CheckpointCatalog, final: Location) -> None:
@@ -294,76 +295,3 @@ def _check_links(catalog: CheckpointCatalog, final: Location) -> None:
         location = parse_url(record.location)
         for file in [parse_url(str(part)) for part in parts_of(location)] or [location]:
             check_apart(file, final)
-
-
-def is_self_described(found: CheckpointSurvey) -> bool:
-    """True for a checkpoint whose own metadata says how it is sharded."""
-    return found.iteration is not None or found.dcp is not None
-
-
-def has_own_metadata(found: CheckpointSurvey) -> str:
-    """The refusal of a strategy named for a checkpoint that describes itself."""
-    name = METADATA_NAME if found.iteration else DCP_METADATA_NAME
-    kind = found.shape if found.iteration else "DCP checkpoint"
-    return f"{found.url}: is a {kind}: {name} says how it is sharded, so leave out {source_option('source-strategy')}"
-
-
-def _surveyed(request: SourceRequest, given: GivenStrategy) -> CheckpointSurvey:
-    if isinstance(given, Iteration):
-        return survey_iteration(given)
-    return survey_dcp(given) if isinstance(given, DcpCheckpoint) else survey(request.source, request.step)
-
-
-def _check_dcp_options(request: SourceRequest, found: CheckpointSurvey) -> None:
-    """Refuse options about files of MindSpore."""
-    wrong = [
-        option
-        for option, given in (
-            (source_option("integrated-save"), request.integrated_save is not IntegratedSave.AUTO),
-            (source_option("decrypt-key"), source_key() is not None),
-        )
-        if given
-    ]
-    if wrong:
-        raise CatalogError(
-            f"{found.url}: is a DCP checkpoint, which says itself what each file holds, and is never encrypted: leave "
-            f"out {' and '.join(wrong)}"
-        )
-
-
-def _names_in(location: Location) -> Collection[str]:
-    with closing(open_checkpoint(location, source_key())) as file:
-        return read_index(file).entries.keys()
-
-
-def of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: CheckpointSurvey) -> CheckpointCatalog:
-    """The catalog under one stage's own strategy; further ranks are other stages', if they lack its parameters.
-
-    Raises:
-        CatalogError: further ranks hold all of them: the strategy is of another world size.
-    """
-    extra = [rank for rank in found.ranks if rank not in source.ranks]
-    indexes = catalog.indexes()
-    known = {name for index in indexes for name in index.entries} & source.parameters
-    scattered = any(not known <= index.entries.keys() for index in indexes)
-    contradicts = len({*found.ranks, *catalog.lost}) % source.devices_per_stage != 0
-    stages: dict[int, list[int]] = {}
-    for rank in extra:
-        stages.setdefault(rank // source.devices_per_stage, []).append(rank)
-    for ranks in stages.values():
-        # the ranks of a stage hold the same names, so its first one is enough, unless redundancy was removed
-        files = [found.files[rank][0].location for rank in (ranks if scattered else ranks[:1])]
-        contradicts = contradicts or known <= {name for location in files for name in _names_in(location)}
-    if contradicts:
-        raise CatalogError(
-            f"{catalog.url}: has {len(found.ranks)} ranks, but the source strategy {source.origin} has "
-            f"{source.devices_per_stage}: it is another checkpoint's, or one pipeline stage's of several"
-        )
-    if not extra:
-        return catalog
-    here, there = rank_names(list(source.ranks), 3), rank_names(extra, 3)
-    warning = (
-        f"the source strategy is stage {source.stages[0].stage}'s own: only {here} are converted, and the parameters "
-        f"of {there} are NOT in the result. Name the directory of all ranks' strategies to convert everything"
-    )
-    return dataclasses.replace(catalog, notes=(warning, *catalog.notes))

@@ -16,7 +16,7 @@ from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.errors import InputError, LayoutError, StorageError, StrategyError, UnusableStorageError
 from reshard.core.files.encryption.encrypted_output import encrypted_bytes
 from reshard.core.files.file_names import parse_name
-from reshard.core.layouts.unified.names import is_index_name
+from reshard.core.layouts.any_layout import is_document
 from reshard.core.records.plan_file import load_target_strategy
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import Keys, keys_in_force, source_key
@@ -50,7 +50,7 @@ class OwnStrategy:
 def read_own_strategy(source: str) -> OwnStrategy | None:
     """The strategy in the records beside a source; None without records, or if the source is not cut."""
     location = parse_url(source)
-    if RANK_FIELD in location.path or parse_name(location.name) or is_index_name(location.name):
+    if RANK_FIELD in location.path or parse_name(location.name) or is_document(location.name):
         return None
     with _refused_by_name(location):
         manifest = read_manifest(location)

@@ -10,8 +10,8 @@ from reshard.core.changes.preset import read_preset
 from reshard.core.changes.training_config import read_training_config
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.file_names import parse_name
+from reshard.core.layouts.any_layout import is_document
 from reshard.core.layouts.unified.companions import CONFIG_NAME, read_config
-from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.plan.preset_checks import ROTARY_BUFFERS, check_names, rotary_buffers, rotary_buffers_note
 from reshard.core.plan.preset_steps import CompiledPreset, KnownNames, Settings, compile_preset
 from reshard.core.plan.recipes import excluded_names
@@ -122,7 +122,7 @@ def _config(url: str) -> tuple[str, dict[str, Any] | None]:
     location = parse_url(url)
     if RANK_FIELD in location.path:
         return url, None
-    if parse_name(location.name) or is_index_name(location.name):
+    if parse_name(location.name) or is_document(location.name):
         location = location.parent
     return str(location), read_config(location) if exists(location.child(CONFIG_NAME)) else None
 

@@ -11,10 +11,10 @@ from enum import StrEnum
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.damage_policy import DamagePolicy
 from reshard.core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
-from reshard.core.files.file_names import NO_EPOCH, Step, parse_step
-from reshard.core.layouts.builder import build_catalog
-from reshard.core.layouts.checkpoint2.iterations import Iteration, find_iteration, iterations_beside
-from reshard.core.layouts.survey import CheckpointSurvey, survey
+from reshard.core.files.file_names import Step, parse_step
+from reshard.core.layouts.cataloging import catalog_of
+from reshard.core.layouts.source_layout import CatalogOptions, FoundCheckpoint
+from reshard.core.layouts.survey import find_self_described, survey
 from reshard.core.plan.matching import match_parameters
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.ownership import LostBox
@@ -25,7 +25,6 @@ from reshard.core.source.damage import Substitute, substitutes
 from reshard.core.source.gaps import mixed_steps, unsaved, unsaved_text
 from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import Source, find_strategy, open_by_strategy
-from reshard.core.storage.patterns import spelled_for
 from reshard.core.strategy.groups import Groups, read_groups
 from reshard.core.strategy.model import Strategy
 
@@ -118,14 +117,16 @@ class _Assessor:
     def __init__(self, request: SourceRequest, group_info: Sequence[str]) -> None:
         self._request = request.model_copy(update={"recover": True})
         self._groups = read_groups(group_info) if group_info else ()
-        by_groups = self._groups and not request.source_strategy
-        self._given = find_iteration(request.source, request.step) if by_groups else find_strategy(request)
+        by_groups = bool(self._groups) and not request.source_strategy
+        self._given = find_self_described(request.source, request.step) if by_groups else find_strategy(request)
         if self._given is None and not self._groups:
             survey(request.source, request.step)  # it may be that there is no source, or another library's
             raise InputError(
                 "nothing says which ranks hold the same: name --source-strategy, or --group-info if there is none"
             )
-        strategy = self._given.strategy if isinstance(self._given, Iteration) else self._given
+        if isinstance(self._given, FoundCheckpoint):
+            self._given.check_options(_options(self._request))
+        strategy = self._given.strategy if isinstance(self._given, FoundCheckpoint) else self._given
         if isinstance(strategy, Strategy) and self._groups:
             _check_consistent(strategy, self._groups)
 
@@ -134,8 +135,8 @@ class _Assessor:
         request = self._request.model_copy(update={"step": step})
         if self._given is None:
             return self._by_groups(request)
-        # the metadata of each iteration is its own
-        is_other = isinstance(self._given, Iteration) and step != self._request.step
+        # the metadata of each step is its own
+        is_other = isinstance(self._given, FoundCheckpoint) and step != self._request.step
         return _by_strategy(open_by_strategy(request, find_strategy(request) if is_other else self._given))
 
     def other_steps(self, report: RecoveryReport) -> list[StepReport]:
@@ -143,10 +144,8 @@ class _Assessor:
         chosen = None if report.step is None else parse_step(report.step)
         if chosen is None:
             return []
-        if isinstance(self._given, Iteration):
-            steps = [Step(NO_EPOCH, number) for number in reversed(iterations_beside(self._given))]
-        else:
-            steps = _steps_beside(survey(self._request.source), self._request.source_prefix, chosen)
+        found = self._given if isinstance(self._given, FoundCheckpoint) else survey(self._request.source)
+        steps = found.other_steps(self._request.source_prefix, chosen)
         newer = [self._other(step) for step in steps if step > chosen][:_MAX_NEWER_STEPS]
         if report.recoverable:
             return newer
@@ -172,15 +171,8 @@ class _Assessor:
 
     def _by_groups(self, request: SourceRequest) -> RecoveryReport:
         ranks = range(sum(map(len, self._groups)))
-        catalog = build_catalog(
-            request.source,
-            ranks,
-            step=request.step or None,
-            source_prefix=request.source_prefix or None,
-            check_crc=request.check_crc,
-            workers=request.worker_count,
-            damage=DamagePolicy(recovers=True, faulty=request.faulty),
-        )
+        found = survey(request.source, request.step)
+        catalog = catalog_of(found, replace(_options(request), ranks=ranks))
         _check_replicas_of_files(catalog, self._groups)
         stand_ins: list[Substitute] = []
         lost: list[LostSlice] = []
@@ -196,6 +188,16 @@ class _Assessor:
                 if rank in catalog.lost
             ]
         return _report(catalog, tuple(sorted(stand_ins, key=lambda each: each.rank)), tuple(lost))
+
+
+def _options(request: SourceRequest) -> CatalogOptions:
+    return CatalogOptions(
+        step=request.step or None,
+        source_prefix=request.source_prefix or None,
+        check_crc=request.check_crc,
+        workers=request.worker_count,
+        damage=DamagePolicy(recovers=True, faulty=request.faulty),
+    )
 
 
 def _by_strategy(source: Source) -> RecoveryReport:
@@ -221,15 +223,6 @@ def _check_replicas_of_files(catalog: CheckpointCatalog, groups: Groups) -> None
                     f"({rank_names(group, 8)}): redundancy was removed. Only the strategy tells which rank holds what: "
                     "name it with --source-strategy"
                 )
-
-
-def _steps_beside(found: CheckpointSurvey, source_prefix: str, chosen: Step) -> list[Step]:
-    """The steps of the prefix of `chosen`, newest first."""
-    for spelling, steps in found.steps.items():
-        spelled = {spelling, *(spelled_for(spelling, rank) for ranks in steps.values() for rank in ranks)}
-        if chosen in steps and (not source_prefix or source_prefix in spelled):
-            return sorted((step for step in steps if step is not None), reverse=True)
-    return []
 
 
 def _report(

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from reshard.core.errors import InputError
+from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.plan.model import ParameterMatch
 from reshard.core.plan.whole_shapes import wholes_of_shards
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.wording import listed
 from reshard.core.source.findings import OWN_STRATEGY, Cause, Finding, findings_by_cause
 from reshard.core.source.opening import open_source
-from reshard.core.strategy.files import read_strategy
 from reshard.core.tensor.slices import Shape
 
 _JSON = ".json"
@@ -58,7 +58,7 @@ def compare_shapes(match: ParameterMatch, known: Mapping[str, Shape], url: str) 
 
 
 def _of_strategy(url: str) -> dict[str, Shape]:
-    stages = read_strategy(url).stages
+    stages = read_any_strategy(url).stages
     return {
         name: layout.tensor_shape
         for stage in stages

@@ -1,28 +1,24 @@
-"""Parameters that the metadata of a Checkpoint 2.0 lists and no file holds, such as those of an unsaved optimizer."""
+"""Parameters that a checkpoint's metadata lists and no file holds, such as those of an optimizer that was not saved."""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from reshard.core.changes.changes import Changes
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError
-from reshard.core.layouts.checkpoint2.catalog import unheld_parameters
+from reshard.core.layouts.source_layout import ListedParameters
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.runtime.wording import counted, listed
-
-if TYPE_CHECKING:
-    from reshard.core.layouts.checkpoint2.metadata import Metadata
 
 _CLASS = re.compile(r"(adam_[mv]|muon_m|accu_grads|exp_avg\w*|[^.]*?placeholder)\.")
 _MAX_CLASSES = 8
 
 
 def with_unheld_noted(
-    catalog: CheckpointCatalog, metadata: "Metadata", changes: Changes, allowed: Sequence[str], *, whole: bool
+    catalog: CheckpointCatalog, found: ListedParameters, changes: Changes, allowed: Sequence[str], *, whole: bool
 ) -> CheckpointCatalog:
     """The catalog with a note on parameters that no file holds.
 
@@ -32,16 +28,16 @@ def with_unheld_noted(
     Raises:
         CatalogError: one is neither.
     """
-    names = unheld_parameters(catalog, metadata)
-    if names:
-        excluded = excluded_names([*metadata.tensors], changes, set())
-        names = [name for name in names if name not in excluded]
+    if not found.unheld:
+        return catalog
+    excluded = excluded_names(found.names, changes, set())
+    names = [name for name in found.unheld if name not in excluded]
     if not names:
         return catalog
     left = [name for name in names if not any(fnmatchcase(name, each) for each in allowed)]
     if left and whole:
         raise CatalogError(
-            f"{metadata.origin}: lists {counted(len(left), 'parameter')} that no file holds: {_by_class(left)}. "
+            f"{found.origin}: lists {counted(len(left), 'parameter')} that no file holds: {_by_class(left)}. "
             "Convert without them: --select weights-only, or --allow-missing PATTERN for each kind"
         )
     if whole:  # the plan's note lists what the result lacks

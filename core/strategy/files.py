@@ -5,13 +5,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError, is_transient
-from reshard.core.layouts.checkpoint2.names import MAX_METADATA_BYTES, METADATA_NAME, TRACKER_NAME, iteration_name
-from reshard.core.layouts.checkpoint2.tracker import read_tracker
 from reshard.core.runtime.metadata import check_metadata, parsing
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.listing import exists, file_info, is_missing, list_folder
+from reshard.core.storage.listing import file_info, is_missing, list_folder
 from reshard.core.storage.near_names import did_you_mean
-from reshard.core.storage.reading import open_source, read_bytes, read_small_file
+from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
@@ -33,7 +31,6 @@ def read_strategy(url: str) -> Strategy:
     A file whose name ends in .json is JSON, any other protobuf. In a directory every file counts, whatever its name,
     except hidden ones, subdirectories and MindFormers' empty mark. Files of one stage must agree. A directory may also
     hold a merged strategy, which must agree with the files beside it.
-    The metadata.json of a Checkpoint 2.0 is a strategy as well, and so is the directory of an iteration or of all.
 
     Raises:
         StrategyError: a file is missing, empty, no strategy or inconsistent; or the files of a directory do not form
@@ -41,23 +38,24 @@ def read_strategy(url: str) -> Strategy:
     """
     location = parse_url(url)
     with storage_errors_as_strategy(location):
-        if location.name == METADATA_NAME:
-            return _read_metadata(location)
-        if _is_directory(location):
-            files = _list_files(location)
-            names = [file.name for file in files]
-            if METADATA_NAME in names:
-                return _read_metadata(location.child(METADATA_NAME))
-            if TRACKER_NAME in names:
-                tracked = iteration_name(read_tracker(location) or 0)
-                if not exists(location.child(tracked)):
-                    raise StrategyError(
-                        f"{location}: has {TRACKER_NAME}, but not the directory {tracked}: it is not a Checkpoint 2.0, "
-                        "or that iteration was removed. Name the directory or the file of a strategy"
-                    )
-                return _read_metadata(location.child(tracked, METADATA_NAME))
-            return read_strategies(files, str(location))
+        return read_listed(location, list_strategy_files(location))
+
+
+def list_strategy_files(location: Location) -> list[Location] | None:
+    """Return the files of a directory of strategies, by name; None if the location is a file.
+
+    Raises:
+        StrategyError: it is neither, or the directory is empty.
+        StorageError: it cannot be listed.
+    """
+    return _list_files(location) if _is_directory(location) else None
+
+
+def read_listed(location: Location, files: Sequence[Location] | None) -> Strategy:
+    """Read the strategy at a location, as `read_strategy` does; `files` are those of a directory, None for a file."""
+    if files is None:
         return _parse(_read_file(location), location)
+    return read_strategies(files, str(location))
 
 
 def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
@@ -112,12 +110,6 @@ def write_strategy(strategy: Strategy, url: str) -> None:
     from reshard.core.strategy.protobuf_file import build_protobuf
 
     write_bytes(location, build_protobuf(strategy))
-
-
-def _read_metadata(location: Location) -> Strategy:
-    from reshard.core.layouts.checkpoint2.metadata import parse_metadata  # loads msgspec
-
-    return parse_metadata(read_small_file(location, MAX_METADATA_BYTES), str(location)).strategy
 
 
 @contextmanager

@@ -152,7 +152,7 @@ def _document(plan: ConversionPlan, check: ContentCheck) -> ModelFingerprint:
         step=catalog.step,
         ranks=catalog.world_size,
         stages=len(strategy.stages) if strategy else 1,
-        unified=catalog.unified,
+        unified=catalog.has_whole_tensors,
         size_bytes=sum(totals.shard_bytes for totals in plan.totals),
         fingerprint=fingerprint_of_all(parameters),
         parameters=parameters,

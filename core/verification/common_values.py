@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from reshard.core.layouts.checkpoint2.common_texts import Number
+from reshard.core.layouts.numbers import Number
 from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.casting import NUMPY_TYPES
 from reshard.core.tensor.dtypes import DType

@@ -134,7 +134,7 @@ def _changed(
     from reshard.core.source.preset_changes import PresetChoice  # loads YAML
     from reshard.core.verification.changed_view import open_changed_view
 
-    like = request.b if isinstance(b, CheckpointView) and b.is_unified else ""
+    like = request.b if isinstance(b, CheckpointView) and b.has_whole_tensors else ""
     choice = None
     if request.preset:
         choice = PresetChoice.of(request, like)
@@ -340,7 +340,7 @@ def _summary(side: View, contents: Contents) -> SideSummary:
         url=side.url,
         step=side.step,
         ranks=side.ranks,
-        unified=side.is_unified,
+        unified=side.has_whole_tensors,
         parameters=len(side.tensors),
         size_bytes=side.size_bytes,
         differing=contents.differing,

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reshard.core.changes.rules import Several
 from reshard.core.errors import CheckpointError, InputError, StorageError
-from reshard.core.layouts.checkpoint2.common_texts import Number
-from reshard.core.layouts.unified.names import is_index_name
+from reshard.core.layouts.any_layout import is_document
+from reshard.core.layouts.numbers import Number
 from reshard.core.runtime.metadata import parsing, records_bytes
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import parse_url
@@ -60,7 +60,7 @@ class ModelFingerprint(_Document):
         parameters: the parameters, ordered by name.
         differing: replicas that differ, in sentences; the checkpoint is then not a single model.
         notes: what was chosen, in sentences.
-        common: numbers in the common.json of a Checkpoint 2.0, by name.
+        common: numbers of the training's state beside the tensors, by name.
     """
 
     kind: Literal["reshard-fingerprint-1"] = "reshard-fingerprint-1"
@@ -88,8 +88,8 @@ def fingerprint_of_all(parameters: Iterable[ParameterFingerprint]) -> str:
 
 
 def names_fingerprints(url: str) -> bool:
-    """True if a URL may name such a document: a JSON file, and not an index."""
-    return url.endswith(".json") and not is_index_name(url.rpartition("/")[2]) and "{" not in url
+    """True if a URL may name such a document: a JSON file, and neither an index nor metadata."""
+    return url.endswith(".json") and not is_document(url.rpartition("/")[2]) and "{" not in url
 
 
 def read_model_fingerprint(url: str) -> ModelFingerprint:

@@ -9,9 +9,7 @@ from dataclasses import replace
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, read_manifest, unseal_manifest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, StorageError, TargetError, is_transient
-from reshard.core.layouts.checkpoint2.iterations import list_iterations
-from reshard.core.layouts.checkpoint2.names import TRACKER_NAME, iteration_name
-from reshard.core.layouts.checkpoint2.tracker import read_tracker
+from reshard.core.layouts.any_layout import tracked_steps
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import KeyNames, named_keys, target_key
@@ -157,7 +155,7 @@ def _directory_problems(workspace: Workspace, manifest: Manifest, *, are_ranks_r
 
 @frozen
 class _Finished:
-    """A finished conversion; `notes` say why it was chosen among several iterations."""
+    """A finished conversion; `notes` say why it was chosen among several steps."""
 
     location: Location
     manifest: Manifest
@@ -165,31 +163,34 @@ class _Finished:
 
 
 def _find_finished(location: Location) -> _Finished:
-    """Find the finished conversion that a target means: itself, or one of its iterations."""
+    """Find the finished conversion that a target means: itself, or one of its steps."""
     manifest = read_manifest(location)
     if manifest is not None:
         return _Finished(location, manifest)
     if not exists(location):
         near = did_you_mean(location)
         raise InputError(f"{location}: does not exist{near or ': name the directory of a finished conversion'}")
-    numbers = list_iterations(list_names(location))
+    steps = tracked_steps(location, list_names(location))
+    directories = steps.directories if steps else {}
     finished = [
-        number for number in numbers if exists(location.child(iteration_name(number), STATE_DIRECTORY, MANIFEST_NAME))
+        number for number, name in directories.items() if exists(location.child(name, STATE_DIRECTORY, MANIFEST_NAME))
     ]
-    if not finished:
+    if steps is None or not finished:
         raise InputError(
             f"{location}: has no .reshard/manifest.json: it is not a finished conversion, or was not made by reshard"
         )
-    tracked = read_tracker(location) if len(finished) > 1 else finished[0]
+    tracked = steps.read_tracker() if len(finished) > 1 else finished[0]
     if tracked not in finished:
         raise InputError(
-            f"{location}: has several iterations that are finished conversions, and no {TRACKER_NAME} that names one "
-            f"of them: name one, such as {location.child(iteration_name(finished[-1]))}"
+            f"{location}: has several {steps.word}s that are finished conversions, and no {steps.tracker} that names "
+            f"one of them: name one, such as {location.child(directories[finished[-1]])}"
         )
-    chosen = _find_finished(location.child(iteration_name(tracked)))
-    if len(numbers) == 1:
+    chosen = _find_finished(location.child(directories[tracked]))
+    if len(directories) == 1:
         return chosen
-    why = f"which {TRACKER_NAME} names" if len(finished) > 1 else "the only finished conversion there"
-    others = listed([str(number) for number in numbers if number != tracked], _MAX_LISTED)
-    note = f"{location}: verifying iteration {tracked}, {why}, and not {others}; to verify another, name its directory"
+    why = f"which {steps.tracker} names" if len(finished) > 1 else "the only finished conversion there"
+    others = listed([str(number) for number in directories if number != tracked], _MAX_LISTED)
+    note = (
+        f"{location}: verifying {steps.word} {tracked}, {why}, and not {others}; to verify another, name its directory"
+    )
     return replace(chosen, notes=(note,))

@@ -18,8 +18,8 @@ from reshard.core.changes.changes import Changes
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.checkpoint.content_blocks import worker_ranges
 from reshard.core.errors import InputError, PlanError
-from reshard.core.layouts.checkpoint2.common import common_beside
-from reshard.core.layouts.checkpoint2.common_texts import Number
+from reshard.core.layouts.any_layout import numbers_beside
+from reshard.core.layouts.numbers import Number
 from reshard.core.plan.matching import holding_file
 from reshard.core.plan.model import ParameterPlan, PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
@@ -75,20 +75,20 @@ class _Facts:
     Attributes:
         url: the checkpoint or the document.
         step: the step chosen; None if file names carry none.
-        ranks: how many ranks the checkpoint has; files of a unified one.
+        ranks: how many ranks the checkpoint has; files, if tensors are whole.
         stages: how many pipeline stages its ranks are in.
-        is_unified: True for files of whole tensors.
+        has_whole_tensors: True for files of whole tensors.
         notes: what was chosen, in sentences.
         tensors: the selected parameters by name, in the order of the files.
         unused: patterns of the selection that match no parameter.
-        common: numbers in the common.json of a Checkpoint 2.0, by name.
+        common: numbers of the training's state beside the tensors, by name.
     """
 
     url: str
     step: str | None
     ranks: int
     stages: int
-    is_unified: bool
+    has_whole_tensors: bool
     notes: tuple[str, ...]
     tensors: Mapping[str, Tensor]
     unused: frozenset[str]
@@ -96,8 +96,8 @@ class _Facts:
 
     @property
     def ranks_of_stage(self) -> int:
-        """Ranks in each stage; 1 for a unified checkpoint."""
-        return 1 if self.is_unified else self.ranks // self.stages
+        """Ranks in each stage; 1 for files of whole tensors."""
+        return 1 if self.has_whole_tensors else self.ranks // self.stages
 
     @property
     def size_bytes(self) -> int:
@@ -136,7 +136,7 @@ def view_of(document: ModelFingerprint, request: FingerprintRequest, url: str) -
         step=document.step,
         ranks=document.ranks,
         stages=document.stages,
-        is_unified=document.unified,
+        has_whole_tensors=document.unified,
         notes=document.notes,
         tensors={name: _recorded_tensor(parameters[name]) for name in chosen},
         unused=unused,
@@ -167,11 +167,11 @@ def _checkpoint_view(request: FingerprintRequest, source: Source, plan: Conversi
         step=catalog.step,
         ranks=catalog.world_size,
         stages=len(source.strategy.stages) if source.strategy else 1,
-        is_unified=catalog.unified,
+        has_whole_tensors=catalog.has_whole_tensors,
         notes=tuple(map(utf8_text, catalog.notes)),
         tensors={},
         unused=unused,
-        common=common_beside(catalog) or {},
+        common=numbers_beside(catalog) or {},
         workers=max(1, min(request.worker_count, request.memory_limit_bytes // WORKER_BYTES)),
         plan=plan,
         wholes=wholes,
@@ -302,7 +302,7 @@ class CheckpointView(_Facts):
             step=self.step,
             ranks=self.ranks,
             stages=self.stages,
-            unified=self.is_unified,
+            unified=self.has_whole_tensors,
             size_bytes=self.size_bytes,
             fingerprint=fingerprint_of_all(parameters),
             parameters=parameters,

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from reshard.core.changes.changes import CastRule, Changes, JoinRule, OverflowPolicy, SplitRule, TransposeRule
 from reshard.core.files.model import CheckpointFormat
-from reshard.core.layouts.builder import build_catalog
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from tests.support.checkpoints import Contents
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.plans import as_layout, make_strategy
 from tests.support.reference import RandomLayout, layouts, shard_of
+from tests.support.source_directories import build_catalog
 
 FLOATS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
 NAMES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", "float64": "Float64"}

@@ -8,7 +8,10 @@ import fsspec
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.model import TensorEntry
-from reshard.core.layouts.builder import build_catalog
+from reshard.core.layouts.cataloging import catalog_of
+from reshard.core.layouts.ranks.checkpoint import FoundRanks
+from reshard.core.layouts.source_layout import CatalogOptions
+from reshard.core.layouts.survey import survey
 from reshard.core.storage.reading import open_source
 
 
@@ -55,12 +58,20 @@ class Source:
         return self.add(*(f"rank_{rank}/{name}" for rank in range(count)))
 
 
-def no_digest(rank: int, entry: TensorEntry) -> bool:
-    return False
+def build_catalog(url: str, ranks: range | None, **options: Any) -> CheckpointCatalog:
+    """The catalog of what is at a URL."""
+    return catalog_of(survey(url, options.get("step") or ""), CatalogOptions(ranks=ranks, **options))
+
+
+def found_ranks(url: str) -> FoundRanks:
+    """What is found of a checkpoint of ranks."""
+    found = survey(url)
+    assert isinstance(found, FoundRanks)
+    return found
 
 
 def catalog(url: str, ranks: int | None, **options: Any) -> CheckpointCatalog:
-    return build_catalog(url, None if ranks is None else range(ranks), **{"digest": no_digest, **options})
+    return build_catalog(url, None if ranks is None else range(ranks), **options)
 
 
 def everything(rank: int, entry: TensorEntry) -> bool:

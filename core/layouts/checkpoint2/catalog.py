@@ -11,7 +11,7 @@ from reshard.core.errors import CatalogError, CheckpointError, InputError
 from reshard.core.files.model import CheckpointFormat, FileIndex
 from reshard.core.layouts.checkpoint2.iterations import Iteration, joint_files
 from reshard.core.layouts.checkpoint2.names import METADATA_NAME, UNLISTED_PARAMETERS
-from reshard.core.layouts.survey import CheckpointSurvey
+from reshard.core.layouts.source_layout import CatalogOptions
 from reshard.core.runtime.wording import listed, listed_lines, rank_names
 from reshard.core.storage.reading import read_version
 from reshard.core.storage.urls import parse_url
@@ -23,13 +23,11 @@ _MAX_ERRORS = 20
 _MAX_NAMES = 6
 
 
-def iteration_catalog(
-    found: CheckpointSurvey, iteration: Iteration, reader: RecordReader, workers: int, damage: DamagePolicy
-) -> CheckpointCatalog:
+def iteration_catalog(iteration: Iteration, options: CatalogOptions) -> CheckpointCatalog:
     """Catalog the files of an iteration: for each rank those that it wrote.
 
     A rank that wrote none has an empty record. Missing and damaged files are left out if by the metadata they hold
-    nothing but what `damage` excludes. With `damage.recovers` ranks without a usable file become the catalog's lost
+    nothing but what `options.damage` excludes. If it recovers, ranks without a usable file become the catalog's lost
     ranks.
 
     Raises:
@@ -37,10 +35,12 @@ def iteration_catalog(
         CheckpointError: one file is unusable, or contradicts the metadata.
         StorageError: a transient failure of the storage.
     """
+    damage = options.damage
+    reader = RecordReader(options.digest, options.check_crc, assume_alike=False)
     unneeded = _unneeded_files(iteration, damage)
     iteration = _without(iteration, unneeded.difference(iteration.names), "missing")
-    lost = _lost_before_reading(found, iteration, damage)
-    iteration, records, errors = _read_needed(iteration, lost, unneeded, reader, workers)
+    lost = _lost_before_reading(iteration, damage)
+    iteration, records, errors = _read_needed(iteration, lost, unneeded, reader, options.workers)
     locations = joint_files(iteration)
     for rank, record in list(records.items()):
         problem = _contradiction(record, iteration.metadata)
@@ -48,7 +48,7 @@ def iteration_catalog(
             errors[rank] = CheckpointError(f"{records.pop(rank).location}: {problem}")
     lost |= {rank: str(error).removeprefix(f"{locations[rank]}: ") for rank, error in errors.items()}
     catalog = CheckpointCatalog(
-        found.url,
+        iteration.url,
         CheckpointFormat.SAFETENSORS,
         None if iteration.number is None else str(iteration.number),
         dict(sorted((records | _empty_records(iteration, lost)).items())),
@@ -56,7 +56,7 @@ def iteration_catalog(
         dict(sorted(lost.items())),
     )
     if errors and not (damage.recovers and all(map(is_damage, errors.values()))):
-        raise _joined(found.url, [errors[rank] for rank in sorted(errors)], damage, catalog)
+        raise _joined(iteration.url, [errors[rank] for rank in sorted(errors)], damage, catalog)
     return replace(catalog, notes=(*catalog.notes, *_absent_notes(catalog, iteration)))
 
 
@@ -106,12 +106,12 @@ def _read_needed(
     return _without(iteration, doubtful, "damaged"), records | reread, errors
 
 
-def _lost_before_reading(found: CheckpointSurvey, iteration: Iteration, damage: DamagePolicy) -> dict[int, str]:
+def _lost_before_reading(iteration: Iteration, damage: DamagePolicy) -> dict[int, str]:
     ranks = iteration.strategy.ranks if iteration.strategy else range(1)
     strangers = [rank for rank in damage.faulty if rank not in ranks]
     if strangers:
         raise CatalogError(
-            f"{found.url}: {rank_names(strangers, 10)} cannot be faulty (--fault-ranks): the source has ranks "
+            f"{iteration.url}: {rank_names(strangers, 10)} cannot be faulty (--fault-ranks): the source has ranks "
             f"{ranks.start} to {ranks.stop - 1}"
         )
     missing = {rank: names for rank in iteration.files if (names := iteration.missing_from(rank))}
@@ -119,12 +119,12 @@ def _lost_before_reading(found: CheckpointSurvey, iteration: Iteration, damage: 
     if missing and not damage.recovers:
         files = [name for each in missing.values() for name in each]
         raise CatalogError(
-            f"{found.url}: files that {METADATA_NAME} lists are missing: {listed(files, _MAX_NAMES)}. Get them as "
+            f"{iteration.url}: files that {METADATA_NAME} lists are missing: {listed(files, _MAX_NAMES)}. Get them as "
             "well, or --recover, if other ranks hold what was in them ('reshard recover' tells)"
         )
     lost |= dict.fromkeys(damage.faulty, NAMED_AS_FAULTY)
     if iteration.files and not iteration.files.keys() - lost.keys():
-        raise CatalogError(f"{found.url}: no rank is left to recover anything from")
+        raise CatalogError(f"{iteration.url}: no rank is left to recover anything from")
     return lost
 
 

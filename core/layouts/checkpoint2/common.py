@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, CheckpointError
-from reshard.core.layouts.checkpoint2.common_texts import Number
 from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, COMMON_NAME, parse_tensor_file
+from reshard.core.layouts.numbers import Number
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import load_json
 from reshard.core.storage.joined import parts_of

@@ -5,8 +5,7 @@ import math
 from collections.abc import Iterable
 
 from reshard.core.layouts.checkpoint2.names import COMMON_KEYS
-
-Number = int | float | None
+from reshard.core.layouts.numbers import Number
 
 
 def parse_common_texts(texts: Iterable[str]) -> dict[str, Number]:

@@ -106,29 +106,17 @@ class Iteration:
         return tuple(name for name in self.files.get(rank, ()) if name not in there)
 
 
-def find_iteration(url: str, step: str = "") -> Iteration | None:
-    """Return the iteration that a URL and a step mean; None if there is no Checkpoint 2.0.
+def iteration_in(location: Location, names: Sequence[str], step: str = "") -> Iteration | None:
+    """Return the iteration that a step means in a directory with these names; None if it is not of Checkpoint 2.0.
 
     Raises:
         CatalogError: there is no such iteration, or it is incomplete.
         StrategyError: its metadata is damaged.
         StorageError: the storage does not answer.
     """
-    return _iteration_of(_directory_of(url), step)
-
-
-def iteration_in(location: Location, names: Sequence[str], step: str = "") -> Iteration | None:
-    """Return the iteration in a directory with these names, as `find_iteration` does."""
-    return _iteration_of(_directory_in(location, names), step)
-
-
-def _iteration_of(found: _Listed | None, step: str) -> Iteration | None:
-    if found is None:
-        return None
-    location, names = found
     if holds_iterations(names):
         return _of_number(location, *_choose(location, names, step))
-    return read_iteration(location, names, step)
+    return read_iteration(location, names, step) if is_iteration(names) else None
 
 
 def find_number(url: str, step: str = "") -> int | None:

@@ -15,6 +15,7 @@ from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.errors import CatalogError, CheckpointError, LayoutError, StorageError, TargetError
 from reshard.core.files import safetensors
 from reshard.core.files.any_format import read_index
+from reshard.core.files.file_names import is_rank_file_of_hyper_parallel
 from reshard.core.files.model import FileIndex, TensorEntry
 from reshard.core.layouts.dcp.megatron import is_megatron, weights_of_megatron
 from reshard.core.layouts.dcp.metadata import (
@@ -30,7 +31,6 @@ from reshard.core.layouts.dcp.names import (
     DCP_METADATA_NAME,
     file_order,
     is_dcp,
-    is_rank_file_of_hyper_parallel,
     own_metadata_names,
     shard_names,
 )
@@ -179,18 +179,18 @@ def dcp_in(location: Location, names: Sequence[str], step: str = "") -> DcpCheck
     if any(map(is_index_name, names)):
         return None
     if is_dcp(names):
-        return _read(location, names)
+        return read_dcp(location, names)
     steps = list_dcp_steps(location, names)
     if not steps:
         return None
     number, notes = choose_dcp_step(location, steps, step)
     directory = location.child(steps[number])
-    found = _read(directory, names_in(directory))
+    found = read_dcp(directory, names_in(directory))
     return replace(found, url=str(location), step=number, steps=tuple(steps), choice=(*notes, *found.choice))
 
 
-def _read(location: Location, names: Sequence[str]) -> DcpCheckpoint:
-    """Read the metadata of the checkpoint in a directory with these names."""
+def read_dcp(location: Location, names: Sequence[str]) -> DcpCheckpoint:
+    """Read the metadata of the checkpoint in a directory with these names; raises what `find_dcp` raises."""
     if DCP_METADATA_NAME not in names:
         _check_complete(location, names)
         metadata, indexes = _read_sharding_infos(location, shard_names(names))

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 DCP_METADATA_NAME = ".metadata"
 _SHARD = re.compile(r"shard-\d{5,}-.+-\d{5,}-of-\d{5,}\.safetensors", re.ASCII | re.DOTALL)
 _OWN_METADATA = re.compile(r"__\d+\.metadata|\.rank\d+_metadata", re.ASCII)
-_OF_HYPER_PARALLEL = re.compile(r"_rank\d+_\.safetensors", re.ASCII)
 _DATA_SUFFIX = ".distcp"
 _DATA = re.compile(r"__\d{1,18}_\d{1,18}\.distcp", re.ASCII)
 _NUMBERS = re.compile(r"\d+", re.ASCII)
@@ -38,11 +37,6 @@ def is_dcp(names: Sequence[str]) -> bool:
         or any(name.endswith(_DATA_SUFFIX) or _OWN_METADATA.fullmatch(name) for name in names)
         or bool(shard_names(names))
     )
-
-
-def is_rank_file_of_hyper_parallel(name: str) -> bool:
-    """True for the name that hyper_parallel gives a rank's file of tensors."""
-    return _OF_HYPER_PARALLEL.fullmatch(name) is not None
 
 
 def shard_names(names: Sequence[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Rank folders: a file for each rank, and strategy files beside them."""
+"""MindSpore's checkpoints of ranks: a folder or a file for each rank, cut by a strategy that lies elsewhere."""

@@ -16,7 +16,7 @@ from reshard.core.files import ckpt_writing
 from reshard.core.files.any_format import plan_file
 from reshard.core.files.encryption.opening import open_checkpoint
 from reshard.core.files.model import CheckpointFormat, OutputEntry
-from reshard.core.layouts.builder import catalog_files
+from reshard.core.layouts.cataloging import catalog_files
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import TEXT, dtype_from_name
 from tests.support.ckpt_writer import filled

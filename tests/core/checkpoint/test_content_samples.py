@@ -7,11 +7,11 @@ import pytest
 
 from reshard.core.checkpoint.content_samples import read_samples
 from reshard.core.errors import CatalogError
-from reshard.core.layouts.builder import build_catalog
 from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.source_directories import build_catalog
 
 RANKS = 4
 NAMES = [f"w{number:02}" for number in range(20)]

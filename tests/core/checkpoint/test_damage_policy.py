@@ -8,10 +8,10 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.damage_policy import DamagePolicy, is_damage, with_advice
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.files.encryption.cipher_blocks import KeyMistakeError
-from reshard.core.layouts.builder import build_catalog
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from tests.support.damaged import file_of, whole_shards
+from tests.support.source_directories import build_catalog
 
 
 def test_contents_are_damage_and_wrong_keys_are_not() -> None:

@@ -11,7 +11,7 @@ import xxhash
 from reshard.core.errors import CheckpointError, InputError, StorageError
 from reshard.core.files.digests import content_digests
 from reshard.core.files.model import OutputEntry
-from reshard.core.layouts.builder import catalog_files
+from reshard.core.layouts.cataloging import catalog_files
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name

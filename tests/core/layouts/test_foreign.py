@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from reshard.core.errors import CatalogError, StrategyError
+from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.layouts.foreign import FOREIGN_LAYOUTS, find_foreign
 from reshard.core.layouts.survey import survey
 from reshard.core.request.source import SourceRequest
 from reshard.core.source.opening import open_source
-from reshard.core.strategy.files import read_strategy
 
 TRACKER = "latest_checkpointed_iteration.txt"
 LISTINGS: dict[str, tuple[Sequence[str], str]] = {
@@ -84,4 +84,4 @@ def test_what_reshard_reads_is_read_beside_foreign_files(tmp_path: Path) -> None
 def test_the_tracker_of_another_library_names_no_strategy(tmp_path: Path) -> None:
     root = fill(tmp_path / "ck", LISTINGS["Megatron-LM"][0])
     with pytest.raises(StrategyError, match=r"ck: has latest_checkpointed_iteration\.txt, but not the directory iter"):
-        read_strategy(str(root))
+        read_any_strategy(str(root))

@@ -7,8 +7,11 @@ import pytest
 from reshard.core.errors import CatalogError, InputError, StorageError
 from reshard.core.files.file_names import Step
 from reshard.core.files.model import CheckpointFormat
-from reshard.core.layouts.survey import CheckpointShape, survey
+from reshard.core.layouts.ranks.checkpoint import RankShape
+from reshard.core.layouts.survey import survey
+from reshard.core.layouts.unified.source import FoundUnified
 from reshard.core.storage.urls import Location
+from tests.support.source_directories import found_ranks
 
 
 @pytest.fixture
@@ -30,8 +33,8 @@ def found_names(url: str) -> dict[int, list[str]]:
 def test_rank_folders(root: str) -> None:
     fill(root, "rank_0/CKP-1_2.ckpt", "rank_10/CKP-1_2.ckpt", "rank_2/CKP-1_2.ckpt", "rank_2/CKP-graph.meta")
     fill(root, "rank_01/x.ckpt", "rank_x/x.ckpt", "loose.ckpt", "rank_3", ".hidden", ".reshard/manifest.json")
-    result = survey(root + "/")
-    assert result.shape is CheckpointShape.RANK_FOLDERS
+    result = found_ranks(root + "/")
+    assert result.shape is RankShape.RANK_FOLDERS
     assert result.ranks == (0, 2, 10)
     assert list(result.files) == [0, 2, 10]
     assert result.ignored == (".hidden", "loose.ckpt", "rank_01/", "rank_2/CKP-graph.meta", "rank_3", "rank_x/")
@@ -50,7 +53,7 @@ def test_url_is_reported_as_it_is_used(tmp_path: Path, monkeypatch: pytest.Monke
 def test_steps_by_prefix(root: str) -> None:
     fill(root, "rank_0/CKP-9_5.ckpt", "rank_1/CKP-9_5.ckpt", "rank_0/CKP-10_5.ckpt", "rank_0/last_0.ckpt")
     fill(root, "rank_1/last_1.ckpt", "rank_1/CKP-10_5_breakpoint.ckpt")
-    steps = survey(root).steps
+    steps = found_ranks(root).steps
     assert steps == {
         "CKP": {Step(9, 5): (0, 1), Step(10, 5): (0,), Step(10, 5, True): (1,)},
         "last_{rank}": {None: (0, 1)},
@@ -60,7 +63,7 @@ def test_steps_by_prefix(root: str) -> None:
 
 def test_both_formats(root: str) -> None:
     fill(root, "rank_0/a.safetensors", "rank_1/a.ckpt")
-    assert survey(root).formats == (CheckpointFormat.CKPT, CheckpointFormat.SAFETENSORS)
+    assert found_ranks(root).formats == (CheckpointFormat.CKPT, CheckpointFormat.SAFETENSORS)
 
 
 def test_rank_folder_without_files(root: str) -> None:
@@ -71,16 +74,16 @@ def test_rank_folder_without_files(root: str) -> None:
 
 def test_files_without_rank_folders(root: str) -> None:
     fill(root, "CKP-1_2.ckpt", "CKP-graph.meta", "sub/x.ckpt")
-    result = survey(root)
-    assert result.shape is CheckpointShape.FOLDER
+    result = found_ranks(root)
+    assert result.shape is RankShape.FOLDER
     assert result.ranks == (0,)
     assert result.ignored == ("CKP-graph.meta", "sub/")
 
 
 def test_single_file(root: str) -> None:
     fill(root, "CKP-1_2.ckpt", "other.ckpt")
-    result = survey(f"{root}/CKP-1_2.ckpt")
-    assert (result.shape, result.ranks, result.names_files) == (CheckpointShape.FILE, (0,), True)
+    result = found_ranks(f"{root}/CKP-1_2.ckpt")
+    assert (result.shape, result.ranks, result.names_files) == (RankShape.FILE, (0,), True)
     assert found_names(f"{root}/CKP-1_2.ckpt") == {0: ["CKP-1_2.ckpt"]}
 
 
@@ -92,8 +95,8 @@ def test_single_file_of_another_kind(root: str) -> None:
 
 def test_pattern_of_folders(root: str) -> None:
     fill(root, "gen/r0/CKP-1_2.ckpt", "gen/r11/CKP-1_2.ckpt", "gen/r11/x.meta", "gen/r1x/x.ckpt", "gen/r05/x.ckpt")
-    result = survey(root + "/gen/r{rank}")
-    assert result.shape is CheckpointShape.PATTERN
+    result = found_ranks(root + "/gen/r{rank}")
+    assert result.shape is RankShape.PATTERN
     assert result.ranks == (0, 11)
     assert result.ignored == ("r11/x.meta",)
     assert not result.names_files
@@ -105,7 +108,7 @@ def test_pattern_of_files(root: str) -> None:
     fill(root, "origin_checkpoint_rank3/pangu2-100_2.ckpt", "origin_checkpoint_rank4", "other/pangu4-100_2.ckpt")
     url = root + "/origin_checkpoint_rank{rank}/pangu{rank}-100_2.ckpt"
     assert found_names(url) == {rank: [f"pangu{rank}-100_2.ckpt"] for rank in range(3)}
-    assert survey(url).names_files
+    assert found_ranks(url).names_files
 
 
 def test_pattern_with_fixed_folders_inside(root: str) -> None:
@@ -232,21 +235,22 @@ def test_marker_objects_of_folders_are_not_files(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["model-rank-{}-part-0.safetensors", "_rank{}_.safetensors", "net_rank_{}.ckpt"])
 def test_files_of_several_ranks_in_one_folder_are_ranks(name: str, root: str) -> None:
     fill(root, *(name.format(rank) for rank in (0, 1, 10)), "notes.txt", "other.ckpt")
-    found = survey(root)
-    assert (found.shape, found.ranks) == (CheckpointShape.RANK_FILES, (0, 1, 10))
+    found = found_ranks(root)
+    assert (found.shape, found.ranks) == (RankShape.RANK_FILES, (0, 1, 10))
     assert found_names(root) == {rank: [name.format(rank)] for rank in (0, 1, 10)}
     assert found.ignored == ("notes.txt", "other.ckpt")
 
 
 def test_files_of_one_rank_are_no_several_ranks(root: str) -> None:
     fill(root, "llama_rank_3-1_40.ckpt", "llama_rank_3-1_80.ckpt", "Frank_1.ckpt", "mp_rank_00.ckpt")
-    assert survey(root).shape is CheckpointShape.FOLDER
+    assert found_ranks(root).shape is RankShape.FOLDER
 
 
 def test_numbered_shards_that_are_all_there_need_no_index(root: str) -> None:
     fill(root, *(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)), "config.json")
     found = survey(root)
-    assert (found.shape, found.index) == (CheckpointShape.UNIFIED, None)
+    assert isinstance(found, FoundUnified)
+    assert found.index is None
     assert [name for [name] in found_names(root).values()] == [
         f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)
     ]

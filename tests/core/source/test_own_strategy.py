@@ -16,7 +16,8 @@ from reshard.core.conversion.join_stages import join_parts
 from reshard.core.conversion.load import plan_load
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError, ReshardError, StrategyError
-from reshard.core.layouts.survey import CheckpointSurvey, survey
+from reshard.core.layouts.source_layout import FoundCheckpoint
+from reshard.core.layouts.survey import survey
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
@@ -340,7 +341,7 @@ def test_records_that_are_replaced_while_the_source_is_opened(
     """Files of the same sizes would have been read by the former checkpoint's strategy."""
     manifest = made / ".reshard/manifest.json"
 
-    def found_late(source: str, step: str) -> CheckpointSurvey:
+    def found_late(source: str, step: str) -> FoundCheckpoint:
         if harm == "replaced":
             change_record(manifest, created="2001-01-01T00:00:00+00:00")
         else:

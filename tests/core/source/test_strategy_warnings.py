@@ -13,7 +13,6 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import StrategyError
-from reshard.core.layouts.builder import build_catalog
 from reshard.core.plan.stage_shards import SourceShards
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
@@ -27,6 +26,7 @@ from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
 from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.source_directories import build_catalog
 
 ROWS_OF_FOUR = case(7015)
 

@@ -13,7 +13,6 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError
 from reshard.core.files.model import CheckpointFormat
-from reshard.core.layouts.builder import build_catalog
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import build_plan
 from reshard.core.request.conversion import build_request
@@ -31,6 +30,7 @@ from tests.support.checkpoints import read_rank, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.plans import as_layout, make_strategy
 from tests.support.reference import RandomLayout, shard_of
+from tests.support.source_directories import build_catalog
 
 
 @pytest.mark.parametrize(("wide_bytes", "times"), [(2**18, 1), (2**16, 4), (2**15, 8)])

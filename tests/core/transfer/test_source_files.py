@@ -6,7 +6,6 @@ import pytest
 
 from reshard.core.errors import CatalogError
 from reshard.core.files.model import CheckpointFormat
-from reshard.core.layouts.builder import build_catalog
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.strategy.files import write_strategy
@@ -14,6 +13,7 @@ from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.transfer.source_files import LocalFiles, are_remote
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.plans import make_strategy
+from tests.support.source_directories import build_catalog
 
 ROWS = ParameterLayout((3,), ((0,),), True)
 

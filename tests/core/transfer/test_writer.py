@@ -16,7 +16,6 @@ from reshard.core.errors import CastError, CatalogError, ConversionError
 from reshard.core.files import ckpt_writing
 from reshard.core.files.any_format import plan_file
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat, OutputEntry
-from reshard.core.layouts.builder import build_catalog
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.runtime.budget import build_budget
@@ -36,6 +35,7 @@ from tests.support.checkpoints import read_rank
 from tests.support.ckpt_writer import checkpoint_bytes, filled
 from tests.support.plans import as_layout, make_strategy
 from tests.support.reference import AXIS_LENGTH, RandomLayout, layouts, shard_of
+from tests.support.source_directories import build_catalog
 
 DTYPES = {"Int8": np.int8, "Float16": np.float16, "Int32": np.int32, "Int64": np.int64}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reshard.core.checkpoint.catalog import CatalogRecord
-from reshard.core.layouts.builder import catalog_files
+from reshard.core.layouts.cataloging import catalog_files
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.fingerprint import box_fingerprint
 from reshard.core.tensor.layout import ParameterLayout

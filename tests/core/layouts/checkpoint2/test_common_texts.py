@@ -2,7 +2,8 @@
 
 import pytest
 
-from reshard.core.layouts.checkpoint2.common_texts import Number, parse_common_texts
+from reshard.core.layouts.checkpoint2.common_texts import parse_common_texts
+from reshard.core.layouts.numbers import Number
 
 
 @pytest.mark.parametrize(

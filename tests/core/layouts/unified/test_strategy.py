@@ -17,7 +17,9 @@ from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, InputError
-from reshard.core.layouts.survey import CheckpointShape, survey
+from reshard.core.layouts.ranks.checkpoint import RankShape
+from reshard.core.layouts.survey import survey
+from reshard.core.layouts.unified.source import FoundUnified
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest
@@ -30,6 +32,7 @@ from tests.conformance.cases import Side, rank_contents
 from tests.conformance.random_cases import build_case
 from tests.support.checkpoints import case, read_rank, read_safetensors, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.source_directories import found_ranks
 from tests.support.strategy_writer import write_strategy_file
 from tests.support.training import latest_request
 
@@ -69,7 +72,7 @@ def test_a_directory_with_an_index(tmp_path: Path, named: str) -> None:
     (source / "config.json").write_text("{}")
     save_file({"c": A}, source / "adapter.safetensors")
     found = survey(str(source / named if named else source))
-    assert found.shape is CheckpointShape.UNIFIED
+    assert isinstance(found, FoundUnified)
     assert [file.location.name for (file,) in found.files.values()] == list(TWO)
     assert found.ignored == ("adapter.safetensors", "config.json")
     report = to_one(source / named if named else source, tmp_path / "out")
@@ -83,8 +86,8 @@ def test_a_directory_with_an_index(tmp_path: Path, named: str) -> None:
 
 def test_one_file_without_an_index(tmp_path: Path) -> None:
     source = write_unified(tmp_path / "src", {"model.safetensors": {"a": A, "b": B}}, name="")
-    assert survey(str(source)).shape is CheckpointShape.UNIFIED
-    assert survey(str(source / "model.safetensors")).shape is CheckpointShape.FILE
+    assert isinstance(survey(str(source)), FoundUnified)
+    assert found_ranks(str(source / "model.safetensors")).shape is RankShape.FILE
     to_one(source, tmp_path / "out")
     assert read_rank(tmp_path / "out", 0).keys() == {"a", "b"}
 
@@ -100,7 +103,7 @@ def test_many_files_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 def test_rank_folders_come_before_an_index(tmp_path: Path) -> None:
     source = write_unified(tmp_path / "src", TWO)
     shutil.copytree(PIPELINE.directory / "src" / "rank_0", source / "rank_0")
-    assert survey(str(source)).shape is CheckpointShape.RANK_FOLDERS
+    assert found_ranks(str(source)).shape is RankShape.RANK_FOLDERS
 
 
 def test_from_a_remote_storage(tmp_path: Path) -> None:
@@ -208,9 +211,9 @@ def test_some_of_several_files_without_their_index_are_no_checkpoint(tmp_path: P
         f"{source}: has 1 of 2 files that number themselves, and no index ({INDEX}); missing: {second}. Get them as "
         "well, or name the one file that is meant"
     )
-    assert survey(str(source / first)).shape is CheckpointShape.FILE
+    assert found_ranks(str(source / first)).shape is RankShape.FILE
     (source / first).rename(source / "model-00001-of-00001.safetensors")
-    assert survey(str(source)).shape is CheckpointShape.FOLDER
+    assert found_ranks(str(source)).shape is RankShape.FOLDER
 
 
 @pytest.mark.parametrize("stem", ["model", "model.fp16"])

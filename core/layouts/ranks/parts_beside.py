@@ -11,16 +11,15 @@ from dataclasses import replace
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, StorageError
 from reshard.core.files.file_names import parse_name, rank_in, rank_template
-from reshard.core.layouts.survey import CheckpointShape, CheckpointSurvey
+from reshard.core.layouts.place import RANK_FOLDER
 from reshard.core.layouts.unified.names import parse_shard
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import rank_names
 from reshard.core.storage.listing import names_in
-from reshard.core.storage.patterns import RANK_FIELD, matched_rank
+from reshard.core.storage.patterns import matched_rank
 from reshard.core.storage.urls import Location, parse_url
 
-_RANK_FOLDER = f"rank_{RANK_FIELD}"
 _MAX_LISTED = 10
 
 
@@ -34,24 +33,24 @@ class _OneRank:
 
 
 def with_parts_beside_noted(
-    catalog: CheckpointCatalog, found: CheckpointSurvey, *, refuses_others: bool
+    catalog: CheckpointCatalog, url: str, *, is_file: bool, refuses_others: bool
 ) -> CheckpointCatalog:
-    """The catalog with a note if it is of one rank, or of a numbered file, by its name.
+    """The catalog of a file, or of a folder without rank folders, noted if it is of one rank or of a numbered file.
 
     Raises:
         CatalogError: there are other ranks beside it, and it `refuses_others`.
         StorageError: a transient failure of the storage.
     """
-    if found.shape is CheckpointShape.FILE and (shard := parse_shard(parse_url(found.url).name)):
-        note = f"{found.url}: is one of {shard.count} files by its name: what the others hold is not read"
+    if is_file and (shard := parse_shard(parse_url(url).name)):
+        note = f"{url}: is one of {shard.count} files by its name: what the others hold is not read"
         return replace(catalog, notes=(*catalog.notes, note))
-    one = _one_rank(found, catalog)
+    one = _one_rank(catalog)
     if one is None or not (one.others or one.rank):  # rank_0 alone is what a single device saves
         return catalog
     if not one.others:
-        note = f"{found.url}: is of rank_{one.rank} by its name, and taken for the whole checkpoint"
+        note = f"{url}: is of rank_{one.rank} by its name, and taken for the whole checkpoint"
         return replace(catalog, notes=(*catalog.notes, note))
-    what = f"{found.url}: is of rank_{one.rank} alone, without {rank_names(one.others, _MAX_LISTED)} beside it"
+    what = f"{url}: is of rank_{one.rank} alone, without {rank_names(one.others, _MAX_LISTED)} beside it"
     if refuses_others:
         raise CatalogError(
             f"{what}. Name {one.place} and its strategy with "
@@ -61,14 +60,14 @@ def with_parts_beside_noted(
     return replace(catalog, notes=(*catalog.notes, what))
 
 
-def _one_rank(found: CheckpointSurvey, catalog: CheckpointCatalog) -> _OneRank | None:
-    if found.shape not in (CheckpointShape.FILE, CheckpointShape.FOLDER) or len(catalog.records) != 1:
+def _one_rank(catalog: CheckpointCatalog) -> _OneRank | None:
+    if len(catalog.records) != 1:
         return None
     [record] = catalog.records.values()
     folder = parse_url(record.location).parent
-    rank = matched_rank(_RANK_FOLDER, folder.name)
+    rank = matched_rank(RANK_FOLDER, folder.name)
     if rank is not None:
-        there = [matched_rank(_RANK_FOLDER, name) for name in _names_in(folder.parent)]
+        there = [matched_rank(RANK_FOLDER, name) for name in _names_in(folder.parent)]
         return _OneRank(rank, _others(there, rank), folder.parent)
     name = parse_name(parse_url(record.location).name)
     rank = None if name is None else rank_in(name.prefix)

@@ -1,0 +1,146 @@
+"""A checkpoint of DCP as a source."""
+
+from collections.abc import Iterator, Mapping
+
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.errors import CatalogError, StrategyError
+from reshard.core.files.file_names import NO_EPOCH, Step
+from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, dcp_in, read_dcp
+from reshard.core.layouts.dcp.megatron import MEGATRON_NAMES
+from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
+from reshard.core.layouts.dcp.steps import list_dcp_steps
+from reshard.core.layouts.place import Place, PlaceKind, directory_at, lacks_manifest, whole_file
+from reshard.core.layouts.seen_steps import SeenStep, StepObserver
+from reshard.core.layouts.source_layout import CatalogOptions, Document, FoundCheckpoint, SelfEvident, SourceLayout
+from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.option_names import source_option
+from reshard.core.storage.links import check_links
+from reshard.core.storage.listing import names_in
+from reshard.core.storage.publishing import STATE_DIRECTORY
+from reshard.core.storage.urls import Location
+from reshard.core.strategy.model import Strategy
+
+_NAME = "dcp"
+
+
+@frozen
+class FoundDcp(FoundCheckpoint):
+    """A checkpoint of DCP that was found; `checkpoint` is what its metadata says."""
+
+    checkpoint: DcpCheckpoint
+
+    layout = _NAME
+    no_steps = "is one DCP checkpoint, and has no steps: convert it with `reshard convert`"
+
+    @property
+    def strategy(self) -> Strategy:
+        """Every tensor's boxes over the files."""
+        return self.checkpoint.strategy
+
+    @property
+    def strategy_refusal(self) -> str:
+        """Its metadata is the only right one."""
+        return (
+            f"{self.url}: is a DCP checkpoint: {DCP_METADATA_NAME} says how it is sharded, so leave out "
+            f"{source_option('source-strategy')}"
+        )
+
+    @property
+    def self_evident(self) -> SelfEvident:
+        """Its metadata and its files say all."""
+        why = "its metadata says how tensors are sharded, and its files agree"
+        return SelfEvident("DCP", len(self.checkpoint.paths), why)
+
+    def check_options(self, options: CatalogOptions) -> None:
+        """Refuse options about ranks, other steps and replicas."""
+        if options.about_ranks:
+            raise CatalogError(
+                f"{self.url}: is a DCP checkpoint, which says itself what each file holds, and is never encrypted: "
+                f"leave out {' and '.join(options.about_ranks)}"
+            )
+        if options.source_prefix or (options.step and self.checkpoint.step is None):
+            raise CatalogError(
+                f"{self.url}: is one DCP checkpoint, it has no steps or prefixes: leave out {source_option('step')} "
+                "and --source-prefix"
+            )
+        if options.damage.recovers:
+            raise CatalogError(
+                f"{self.url}: is a DCP checkpoint, which has each slice once: nothing can be recovered, --recover"
+            )
+
+    def catalog(self, options: CatalogOptions) -> CheckpointCatalog:
+        """Open its files, and compare each tensor's header with the metadata."""
+        from reshard.core.layouts.dcp.catalog import dcp_catalog
+
+        return dcp_catalog(self.checkpoint, options.workers, check_crc=options.check_crc, crc_later=options.crc_later)
+
+    def describe(self) -> Document:
+        """Describe it by its metadata; its files are not opened."""
+        from reshard.core.layouts.dcp.description import describe_dcp
+
+        return describe_dcp(self.checkpoint, self.ignored, unfinished=self.unfinished)
+
+
+@frozen
+class DcpSteps:
+    """The steps of a training with PyTorch in a directory, number -> name; `.metadata` is written last."""
+
+    root: Location
+    steps: Mapping[int, str]
+
+    @property
+    def source(self) -> str:
+        """The directory's URL."""
+        return str(self.root)
+
+    def look(self, observer: StepObserver) -> Iterator[SeenStep]:
+        """Yield the steps, newest first."""
+        for number in sorted(self.steps, reverse=True):
+            step, directory = Step(NO_EPOCH, number), self.root.child(self.steps[number])
+            names = names_in(directory)
+            if DCP_METADATA_NAME not in names:
+                yield observer.growing(directory, step, f"{DCP_METADATA_NAME} is not there yet")
+                continue
+            try:
+                checkpoint = read_dcp(directory, names)
+                files = {rank: directory.child(part.path) for rank, part in enumerate(checkpoint.parts)}
+            except (CatalogError, StrategyError) as error:
+                yield SeenStep(step, {}, str(error))
+                continue
+            missing = [path for path in checkpoint.paths if "/" not in path and path not in names]
+            yield observer.finished(step, self.source, files, missing)
+
+
+class DcpSource(SourceLayout):
+    """PyTorch's Distributed Checkpoint, as a source."""
+
+    name = _NAME
+
+    def is_document(self, name: str) -> bool:
+        """True for `.metadata`."""
+        return name == DCP_METADATA_NAME
+
+    def recognize(self, place: Place, step: str) -> FoundDcp | None:
+        """Return the checkpoint in a directory, or the one that its metadata names."""
+        if place.kind is PlaceKind.FILE and self.is_document(place.location.name):
+            place = directory_at(place.location.parent)
+        checkpoint = dcp_in(place.location, place.names, step)
+        return None if checkpoint is None else _found(checkpoint)
+
+    def find_steps(self, place: Place) -> DcpSteps | None:
+        """Return the steps in a directory."""
+        steps = list_dcp_steps(place.location, place.names)
+        return DcpSteps(place.location, steps) if steps else None
+
+
+def _found(checkpoint: DcpCheckpoint) -> FoundDcp:
+    known = {DCP_METADATA_NAME, STATE_DIRECTORY, *MEGATRON_NAMES, *checkpoint.paths}
+    named = [DCP_METADATA_NAME, *checkpoint.paths]
+    check_links(checkpoint.location, [checkpoint.location.child(path) for path in named])
+    return FoundDcp(
+        checkpoint.url,
+        {rank: (whole_file(checkpoint.location.child(part.path)),) for rank, part in enumerate(checkpoint.parts)},
+        checkpoint,
+        ignored=tuple(name for name in checkpoint.names if name not in known),
+        unfinished=lacks_manifest(checkpoint.location, checkpoint.names),
+    )

@@ -1,0 +1,249 @@
+"""What a layout answers about a source: is it there, what is in it, which of its steps are complete.
+
+A layout recognizes a place by its listing, and answers with a found checkpoint, which knows its files, whether its own
+metadata says how it is sharded, how it is cataloged and described, and which common options make no sense for it. All
+other code asks these two, and names no layout.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from functools import cached_property
+from typing import Any, ClassVar
+
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.damage_policy import DamagePolicy
+from reshard.core.checkpoint.record_reader import WantsDigest, no_digest
+from reshard.core.errors import CatalogError
+from reshard.core.files.file_names import Step
+from reshard.core.layouts.numbers import Number
+from reshard.core.layouts.place import FoundFile, Place
+from reshard.core.layouts.seen_steps import TrainingSteps
+from reshard.core.runtime.frozen import frozen
+from reshard.core.storage.urls import Location
+from reshard.core.strategy.model import Strategy
+
+Document = dict[str, Any]
+"""A description, as JSON shows it."""
+
+_REFUSES_DAMAGE = DamagePolicy()
+
+
+@frozen
+class CatalogOptions:
+    """How a checkpoint is cataloged.
+
+    Attributes:
+        ranks: ranks of the source strategy; None without a strategy: rank 0 holds everything.
+        step: the step to use, `10_5` or `10_5_breakpoint`; None for the newest one that every rank has.
+        source_prefix: the prefix of the files to use, if there are several.
+        digest: selects the parameters of each rank whose contents are digested; by default none.
+        check_crc: read files that carry a CRC whole to check it.
+        crc_later: CRCs of single tensors, where files have them, are not checked here; the indexes have them for later.
+        workers: files read at a time; more if they are remote.
+        allow_extra_ranks: ignore ranks other than `ranks`.
+        damage: how to treat ranks without a usable file. If it recovers, they become the catalog's lost ranks, and
+            without `step` the newest step is used that is on all ranks with files, leaving aside faulty ones.
+        about_ranks: names of given options that say how ranks were saved.
+    """
+
+    ranks: range | None = None
+    step: str | None = None
+    source_prefix: str | None = None
+    digest: WantsDigest = no_digest
+    check_crc: bool = True
+    crc_later: bool = False
+    workers: int = 8
+    allow_extra_ranks: bool = False
+    damage: DamagePolicy = _REFUSES_DAMAGE
+    about_ranks: tuple[str, ...] = ()
+
+
+@frozen
+class SelfEvident:
+    """Why a checkpoint needs no strategy, and nothing about it is in doubt once its files agree with its metadata.
+
+    Attributes:
+        title: what it is, in a word.
+        file_count: how many files it has.
+        why: why it needs no strategy.
+        superfluous: why a named strategy is wrong, where that is a finding; empty if naming one is refused.
+        origin: where such checkpoints come from.
+    """
+
+    title: str
+    file_count: int
+    why: str
+    superfluous: str = ""
+    origin: str = ""
+
+
+@frozen
+class ListedParameters:
+    """Parameters that the metadata at `origin` lists; of those, `unheld` are in no file."""
+
+    origin: str
+    names: Sequence[str]
+    unheld: Sequence[str]
+
+
+@frozen
+class FoundCheckpoint(ABC):
+    """A checkpoint that a layout recognized, complete or not; of its files none is opened but indexes and metadata.
+
+    Attributes:
+        url: the checkpoint, as it was named.
+        files: rank -> its checkpoint files, by name; empty for a rank without any. Where files are not ranks', each
+            counts as a rank.
+        ignored: other files and folders, as paths below the checkpoint; folders end in a slash.
+        unfinished: it is the target of an incomplete conversion.
+    """
+
+    url: str
+    files: Mapping[int, tuple[FoundFile, ...]]
+    ignored: tuple[str, ...] = field(default=(), kw_only=True)
+    unfinished: bool = field(default=False, kw_only=True)
+
+    layout: ClassVar[str]
+    """The layout's name, as `--layout` has it."""
+
+    is_self_described: ClassVar[bool] = True
+    """Its own files say how it is sharded: no strategy may be named for it."""
+    has_whole_tensors: ClassVar[bool] = False
+    """Its tensors are whole, each in one file."""
+    no_steps: ClassVar[str] = "is one checkpoint, and has no steps. Name the directory that training saves into"
+    """Why it is not the directory of a training, and what to do."""
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks with checkpoint files, ascending."""
+        return tuple(sorted(rank for rank, files in self.files.items() if files))
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """Its sharding, if metadata says it before files are opened."""
+        return None
+
+    @property
+    def has_records(self) -> bool:
+        """True if records of a conversion may be beside its files, with the strategy that it was converted to."""
+        return False
+
+    @property
+    def strategy_refusal(self) -> str:
+        """The refusal of a named strategy, if it is self-described."""
+        return ""
+
+    @property
+    def self_evident(self) -> SelfEvident | None:
+        """Why it needs no strategy; None if samples of its contents have to be looked at, too."""
+        return None
+
+    def check_options(self, options: CatalogOptions) -> None:
+        """Raise a CatalogError if an option makes no sense for this layout."""
+        return
+
+    @abstractmethod
+    def catalog(self, options: CatalogOptions) -> CheckpointCatalog:
+        """Open its files and index them; `options` have been checked.
+
+        Raises:
+            CatalogError: files are missing, contradict each other, or several are unusable.
+            CheckpointError: one file is unusable.
+            StorageError: a transient failure of the storage.
+        """
+
+    def sharding_of(self, catalog: CheckpointCatalog) -> Strategy | None:
+        """How the files of its catalog are sharded; None if that is written elsewhere."""
+        return self.strategy
+
+    def as_source(self, catalog: CheckpointCatalog, *, refuses_parts: bool) -> CheckpointCatalog:
+        """Complete the catalog of a source with what its surroundings say: other parts of it, its records.
+
+        Raises:
+            CatalogError: it is a part of a checkpoint by its name, and the caller `refuses_parts`.
+        """
+        return catalog
+
+    def listed_parameters(self, catalog: CheckpointCatalog) -> ListedParameters | None:
+        """The parameters that its metadata lists, whether files hold them or not; None if all listed ones are held."""
+        return None
+
+    def other_steps(self, source_prefix: str, chosen: Step) -> list[Step]:
+        """The steps beside the `chosen` one, itself included, newest first; none if it has no others."""
+        return []
+
+    def training_steps(self) -> TrainingSteps:
+        """The steps of the training that saves into it; a CatalogError if it is not a training's directory."""
+        raise CatalogError(f"{self.url}: {self.no_steps}")
+
+    @abstractmethod
+    def describe(self) -> Document:
+        """Describe it for `inspect`."""
+
+
+@frozen
+class TrackedSteps:
+    """Steps in one directory, of which a file beside them, the tracker, names the one to use.
+
+    Attributes:
+        directories: number of the step -> its directory's name, ascending.
+        word: what the layout calls a step.
+        tracker: name of the tracker.
+        read_tracker: reads the number in it; None without a tracker.
+    """
+
+    directories: Mapping[int, str]
+    word: str
+    tracker: str
+    read_tracker: Callable[[], int | None]
+
+
+class SourceLayout(ABC):
+    """One layout, as a source; without answers of its own it has no steps, documents or metadata with strategies."""
+
+    name: ClassVar[str]
+    """The layout's name, as `--layout` has it."""
+    is_self_described: ClassVar[bool] = True
+    """Its checkpoints say themselves how they are sharded."""
+
+    @abstractmethod
+    def recognize(self, place: Place, step: str) -> FoundCheckpoint | None:
+        """Return the checkpoint of this layout at a place, and of a training's directory that of a step.
+
+        Args:
+            place: where to look.
+            step: the step, of several; empty: the layout's choice.
+
+        Raises:
+            InputError: it is of this layout, but incomplete or damaged, or has no such step.
+            StorageError: the storage does not answer.
+        """
+
+    def is_document(self, name: str) -> bool:
+        """True for the name of an index or of metadata, which may be named in place of its directory."""
+        return False
+
+    def find_steps(self, place: Place) -> TrainingSteps | None:
+        """Return the steps in a directory that has a checkpoint of this layout for each; None if it has none."""
+        return None
+
+    def step_of(self, name: str) -> Step | None:
+        """Return the step in the name of a directory that a conversion of a step is written to; None for others."""
+        return None
+
+    def tracked_steps(self, root: Location, names: Sequence[str]) -> TrackedSteps | None:
+        """Return the steps in a directory with these names, of a layout with a tracker; None if it has none."""
+        return None
+
+    def read_strategy(self, location: Location, names: Sequence[str] | None) -> Strategy | None:
+        """Read the strategy in metadata: in a directory with these names, or in a file (None).
+
+        Returns:
+            None if there is no metadata of this layout.
+        """
+        return None
+
+    def numbers_beside(self, catalog: CheckpointCatalog) -> Mapping[str, Number] | None:
+        """Return the numbers of the training's state beside the files of a catalog; None if there are none."""
+        return None
