@@ -12,10 +12,10 @@ import pytest
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError
+from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import assess_recovery
-from reshard.core.strategy.files import read_strategy
 from reshard.core.verification.compare import fingerprint_checkpoint
 from tests.support.checkpoints import read_safetensors, read_tree
 from tests.support.iterations import CASES, IterationCase, iteration_case
@@ -96,7 +96,7 @@ def test_a_stage_that_shards_a_shared_parameter_differently_keeps_its_own_slices
         ]
 
     case.change_metadata(shard_in_stage_one)
-    strategy = read_strategy(str(case.source))
+    strategy = read_any_strategy(str(case.source))
     assert [name in stage.layouts for stage in strategy.stages] == [True, False]
     convert(case.request(tmp_path / "out", verify="content"))
     assert read_tree(tmp_path / "out") == case.want

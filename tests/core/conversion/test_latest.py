@@ -104,7 +104,7 @@ def test_once_converted_there_is_nothing_to_do(source: Path, target: Path, monke
     save_step(source, "2_1")
     convert_latest(latest_request(source, target))
     # the older one is not converted either, and no file is read
-    monkeypatch.setattr("reshard.core.conversion.training_steps.read_index", None)
+    monkeypatch.setattr("reshard.core.layouts.ranks.steps.read_index", None)
     report = convert_latest(latest_request(source, target))
     assert taken(report) == ("nothing new", "2_1")
     assert report.message == "nothing to do: step 2_1, the newest complete one, is there already"
@@ -311,7 +311,7 @@ def test_a_file_that_vanishes_between_listing_and_looking_is_missing(
         file_of(source, "2_1", 1).unlink(missing_ok=True)
         return read_stamps(locations)
 
-    monkeypatch.setattr("reshard.core.conversion.training_steps.read_stamps", vanish)
+    monkeypatch.setattr("reshard.core.layouts.ranks.steps.read_stamps", vanish)
     report = convert_latest(latest_request(source, target))
     assert report.step == "1_9"
     assert "no file of rank_1" in report.notes[0]

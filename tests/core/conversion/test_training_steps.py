@@ -56,7 +56,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("reshard.core.conversion.training_steps.time", clock)
+    monkeypatch.setattr("reshard.core.layouts.seen_steps.time", clock)
     monkeypatch.setattr("reshard.core.conversion.training_steps.sleep_unless_stopped", clock.sleep)
     return clock
 
