@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol, TypeVar, TypeVarTuple
 
+from reshard.core.changes.model_config import CONFIG_NAME
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.conversion.iteration_place import iteration_layout, placed, with_common_noted

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import Field
 
 from reshard.core.changes.changes import NO_CHANGES
+from reshard.core.changes.model_config import CONFIG_NAME
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.damage_policy import DamagePolicy
 from reshard.core.checkpoint.shared_bytes import shared_bytes
@@ -19,7 +20,6 @@ from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.layouts.cataloging import catalog_of
 from reshard.core.layouts.source_layout import CatalogOptions, FoundCheckpoint, SelfEvident
 from reshard.core.layouts.survey import survey
-from reshard.core.layouts.unified.companions import CONFIG_NAME
 from reshard.core.plan.matching import lost_text, match_parameters
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.stage_shards import SourceShards, StageShards, integrated_by_shapes

@@ -6,12 +6,12 @@ from typing import Any
 
 from reshard.core.changes.changes import Changes
 from reshard.core.changes.changes_file import validated_changes
+from reshard.core.changes.model_config import CONFIG_NAME, read_config
 from reshard.core.changes.preset import read_preset
 from reshard.core.changes.training_config import read_training_config
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.file_names import parse_name
 from reshard.core.layouts.any_layout import is_document
-from reshard.core.layouts.unified.companions import CONFIG_NAME, read_config
 from reshard.core.plan.preset_checks import ROTARY_BUFFERS, check_names, rotary_buffers, rotary_buffers_note
 from reshard.core.plan.preset_steps import CompiledPreset, KnownNames, Settings, compile_preset
 from reshard.core.plan.recipes import excluded_names

@@ -228,7 +228,9 @@ def _check_replicas_of_files(catalog: CheckpointCatalog, groups: Groups) -> None
 def _report(
     catalog: CheckpointCatalog, stand_ins: tuple[Substitute, ...], lost: tuple[LostSlice, ...]
 ) -> RecoveryReport:
-    state = StepState.LOST if lost else StepState.RECOVERABLE if catalog.lost else StepState.WHOLE
+    state = StepState.RECOVERABLE if catalog.lost else StepState.WHOLE
+    if lost:
+        state = StepState.LOST
     return RecoveryReport(
         source=catalog.url,
         step=catalog.step,

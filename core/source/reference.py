@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from reshard.core.changes.changes import FLOAT_NAMES
+from reshard.core.changes.model_config import CONFIG_NAME, read_config
 from reshard.core.errors import InputError, PlanError, raise_problems
 from reshard.core.files.model import TensorEntry
-from reshard.core.layouts.unified.companions import CONFIG_NAME, Companions, companions_of, read_config
+from reshard.core.layouts.unified.companions import Companions, companions_of
 from reshard.core.layouts.unified.names import COMPANION_NAMES, is_index_name, is_unified_name
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.names import fits_any

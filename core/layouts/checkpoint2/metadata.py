@@ -199,15 +199,20 @@ def _parse_tensor(name: str, read: _Tensor, cells_of: dict[tuple[ParameterLayout
     return _Found(tensor, cells_of[key], is_uniform)
 
 
+def _device_axes(entry: int | list[int]) -> tuple[int, ...]:
+    """The device axes that cut one axis of a tensor; -1 stands for none."""
+    if isinstance(entry, list):
+        return tuple(entry)
+    return () if entry == -1 else (entry,)
+
+
 def _parse_layout(read: _Layout, shape: Shape) -> tuple[ParameterLayout, range]:
     if read.interleaved_parallel:
         raise LayoutError("its layout is interleaved (interleaved_parallel), which reshard cannot read")
     matrix = tuple(read.device_matrix)
     if not all(1 <= size <= MAX_RANKS for size in matrix) or len(matrix) > _MAX_AXES or math.prod(matrix) > MAX_RANKS:
         raise LayoutError(f"its device_matrix is {list(matrix)[:_MAX_AXES]}")
-    axes = tuple(
-        tuple(entry) if isinstance(entry, list) else () if entry == -1 else (entry,) for entry in read.tensor_map
-    )
+    axes = tuple(_device_axes(entry) for entry in read.tensor_map)
     if len(axes) != len(shape):
         raise LayoutError(f"its tensor_map has {len(axes)} entries, its global_shape {len(shape)}")
     count, first = math.prod(matrix), read.rank_list[0] if read.rank_list else -1

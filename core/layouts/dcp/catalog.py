@@ -20,6 +20,7 @@ from reshard.core.files.zip_layout import LOCAL_START
 from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, FilePart
 from reshard.core.layouts.dcp.metadata import Chunk, ListedTensor, Place
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
+from reshard.core.layouts.source_layout import CatalogOptions
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed, listed_lines
 from reshard.core.storage.listing import unless_missing
@@ -35,57 +36,21 @@ _UNREAD = -1
 """The owner of bytes that are not read; other owners are numbers of chunks."""
 
 
-def dcp_catalog(
-    checkpoint: DcpCheckpoint, workers: int, *, check_crc: bool = False, crc_later: bool = False
-) -> CheckpointCatalog:
+def dcp_catalog(checkpoint: DcpCheckpoint, options: CatalogOptions) -> CheckpointCatalog:
     """Catalog the files of a DCP checkpoint.
-
-    Args:
-        check_crc: read all tensors that carry a CRC to check it.
-        crc_later: the tensors are not checked here; the indexes have their CRCs for later.
 
     Raises:
         CatalogError: files are missing, or several are unusable or contradict the metadata.
         CheckpointError: one file is unusable, or contradicts the metadata.
         StorageError: a transient failure of the storage.
     """
-    parts: dict[str, list[FilePart]] = {path: [] for path in checkpoint.paths}
-    for part in checkpoint.parts:
-        parts[part.path].append(part)
     there = frozenset(checkpoint.names)
-    _check_none_missing(checkpoint, [path for path in parts if "/" not in path and path not in there])
-    objects: dict[str, dict[str, Place]] = {path: {} for path in parts}
-    for name, place in checkpoint.metadata.objects.items():
-        objects[place.path][name] = place
-    locations = {path: checkpoint.location.child(path) for path in parts}
-    long_reads = Semaphore(_LONG_READS_AT_ONCE)
-    progress = current_progress()
-    checked_bytes = {
-        path: sum(max(chunk.place.length, 0) for part in of_file for chunk in part.chunks.values())
-        for path, of_file in parts.items()
-        if check_crc and not crc_later and not path.endswith(_SAFETENSORS_SUFFIX)  # which have none
-    }
-    if any(checked_bytes.values()):
-        progress.begin("checking CRCs", sum(checked_bytes.values()))
-
-    def read(path: str) -> list[CatalogRecord] | None:
-        with closing(open_source(locations[path])) as file:
-            _check_objects(file, objects[path])
-            records = _read_file(checkpoint, path, file, parts[path], has_crcs=check_crc)
-            if crc_later:
-                return records
-            for record in records:
-                with nullcontext() if file.location.is_local else long_reads:
-                    torch_zip.check_crcs(file, record.index.crcs, progress.advance)
-            contents = sum(stored.extent.length for record in records for stored in record.index.crcs.values())
-            progress.advance(checked_bytes.get(path, 0) - contents)  # what archives have around contents
-            return [replace(record, index=replace(record.index, crcs={})) for record in records]
-
-    def read_unless_missing(path: str) -> list[CatalogRecord] | None:
-        return unless_missing(lambda: read(path))
-
-    with workers_on(locations.values(), workers) as threads:
-        outcomes = dict(zip(parts, threads.outcomes(read_unless_missing, parts), strict=True))
+    _check_none_missing(checkpoint, [path for path in checkpoint.paths if "/" not in path and path not in there])
+    reader = _FileReader(checkpoint, check_crc=options.check_crc, crc_later=options.crc_later)
+    locations = [checkpoint.location.child(path) for path in checkpoint.paths]
+    with workers_on(locations, options.workers) as threads:
+        found = threads.outcomes(lambda path: unless_missing(lambda: reader.read(path)), checkpoint.paths)
+    outcomes = dict(zip(checkpoint.paths, found, strict=True))
     _check_none_missing(checkpoint, [path for path, outcome in outcomes.items() if outcome is None])
     errors = [outcome for outcome in outcomes.values() if isinstance(outcome, InputError)]
     if errors:
@@ -94,6 +59,51 @@ def dcp_catalog(
     records = {rank: _numbered(record, rank) for rank, record in enumerate(read_records)}
     step = None if checkpoint.step is None else str(checkpoint.step)
     return CheckpointCatalog(checkpoint.url, CheckpointFormat.SAFETENSORS, step, records, checkpoint.notes)
+
+
+class _FileReader:
+    """Reads the records of files, in many threads, and checks the CRCs of their tensors."""
+
+    def __init__(self, checkpoint: DcpCheckpoint, *, check_crc: bool, crc_later: bool) -> None:
+        self._checkpoint = checkpoint
+        self._keeps_crcs = check_crc
+        self._crc_later = crc_later
+        self._parts: dict[str, list[FilePart]] = {path: [] for path in checkpoint.paths}
+        for part in checkpoint.parts:
+            self._parts[part.path].append(part)
+        self._objects: dict[str, dict[str, Place]] = {path: {} for path in checkpoint.paths}
+        for name, place in checkpoint.metadata.objects.items():
+            self._objects[place.path][name] = place
+        self._long_reads = Semaphore(_LONG_READS_AT_ONCE)
+        self._progress = current_progress()
+        checks_now = check_crc and not crc_later
+        self._checked_bytes = {path: _crc_bytes(path, parts) for path, parts in self._parts.items() if checks_now}
+        if any(self._checked_bytes.values()):
+            self._progress.begin("checking CRCs", sum(self._checked_bytes.values()))
+
+    def read(self, path: str) -> list[CatalogRecord]:
+        """The records of a file's parts, their ranks not yet known."""
+        with closing(open_source(self._checkpoint.location.child(path))) as file:
+            _check_objects(file, self._objects[path])
+            records = _read_file(self._checkpoint, path, file, self._parts[path], has_crcs=self._keeps_crcs)
+            return records if self._crc_later else self._checked(file, path, records)
+
+    def _checked(self, file: SourceFile, path: str, records: Sequence[CatalogRecord]) -> list[CatalogRecord]:
+        """The records of a file after its CRCs were checked, without them."""
+        for record in records:
+            with nullcontext() if file.location.is_local else self._long_reads:
+                torch_zip.check_crcs(file, record.index.crcs, self._progress.advance)
+        contents = sum(stored.extent.length for record in records for stored in record.index.crcs.values())
+        # what archives have around contents
+        self._progress.advance(self._checked_bytes.get(path, 0) - contents)
+        return [replace(record, index=replace(record.index, crcs={})) for record in records]
+
+
+def _crc_bytes(path: str, parts: Sequence[FilePart]) -> int:
+    """The bytes of a file that are read to check CRCs; safetensors files have none."""
+    if path.endswith(_SAFETENSORS_SUFFIX):
+        return 0
+    return sum(max(chunk.place.length, 0) for part in parts for chunk in part.chunks.values())
 
 
 def _check_none_missing(checkpoint: DcpCheckpoint, missing: Sequence[str]) -> None:

@@ -72,7 +72,7 @@ class FoundDcp(FoundCheckpoint):
         """Open its files, and compare each tensor's header with the metadata."""
         from reshard.core.layouts.dcp.catalog import dcp_catalog
 
-        return dcp_catalog(self.checkpoint, options.workers, check_crc=options.check_crc, crc_later=options.crc_later)
+        return dcp_catalog(self.checkpoint, options)
 
     def describe(self) -> Document:
         """Describe it by its metadata; its files are not opened."""

@@ -10,15 +10,14 @@ from typing import Any
 
 import xxhash
 
+from reshard.core.changes.model_config import CONFIG_NAME, parse_config
 from reshard.core.errors import InputError, StorageError, is_transient
 from reshard.core.layouts.unified.names import COMPANION_NAMES
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.metadata import load_json
 from reshard.core.storage.links import check_links
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
 
-CONFIG_NAME = "config.json"
 MAX_COMPANION_BYTES = 256 << 20
 """Limit of one of them; the largest tokenizers have 40 MB."""
 _QUANTIZATION = "quantization_config"
@@ -46,16 +45,6 @@ class Companions:
     url: str
     dtype: str
     files: tuple[CompanionFile, ...]
-
-
-def read_config(directory: Location) -> dict[str, Any]:
-    """Read `config.json` of a Hugging Face directory.
-
-    Raises:
-        InputError: there is none, it is not a JSON object, or it is a link that leads out of the directory.
-        StorageError: a transient failure.
-    """
-    return _parse_config(_read(directory.child(CONFIG_NAME)), directory.child(CONFIG_NAME))
 
 
 def companions_of(url: str, names: tuple[str, ...], dtype: str) -> Companions:
@@ -91,7 +80,7 @@ def with_dtype(data: bytes, dtype: str, location: Location) -> bytes:
     Raises:
         InputError: it is not a JSON object.
     """
-    config = _parse_config(data, location)
+    config = parse_config(data, location)
     keys = [key for key in ("torch_dtype", "dtype") if key in config] or ["torch_dtype"]
     changed: Mapping[str, Any] = {name: value for name, value in config.items() if name != _QUANTIZATION}
     changed = {**changed, **dict.fromkeys(keys, dtype)}
@@ -118,13 +107,3 @@ def _read(location: Location) -> bytes:
         if is_transient(error):
             raise
         raise InputError(str(error)) from error
-
-
-def _parse_config(data: bytes, location: Location) -> dict[str, Any]:
-    try:
-        config = load_json(data, location)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{location}: is not readable JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{location}: is not a model's configuration: it must be a JSON object")
-    return config

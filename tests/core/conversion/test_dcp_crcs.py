@@ -16,7 +16,7 @@ from reshard.core.runtime.progress import reporting_to
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
-from tests.core.conversion.test_dcp_source import strategy_of
+from tests.core.layouts.dcp.test_catalog import strategy_of
 from tests.support.checkpoints import read_safetensors, read_tree
 from tests.support.conversions import stop_before_commit
 from tests.support.dcp import DcpCase, dcp_case, torch_names

@@ -351,3 +351,14 @@ def test_records_that_are_replaced_while_the_source_is_opened(
     monkeypatch.setattr("reshard.core.source.opening.survey", found_late)
     with pytest.raises(StrategyError, match="its records were replaced meanwhile; run the command again"):
         whole(made, tmp_path / "whole")
+
+
+def test_files_that_were_moved_out_of_their_rank_folders_are_not_read_by_the_records(
+    made: Path, tmp_path: Path
+) -> None:
+    for rank in (0, 1, 2):
+        [file] = (made / f"rank_{rank}").iterdir()
+        file.rename(made / f"net_rank_{rank}.ckpt")
+        file.parent.rmdir()
+    with pytest.raises(StrategyError, match=r"was converted by reshard, but changed since \(.* is not the file that"):
+        whole(made, tmp_path / "whole")

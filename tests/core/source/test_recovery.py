@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.conversion.convert import convert
@@ -460,6 +461,15 @@ def test_groups_that_contradict_the_strategy(directory: Path) -> None:
         assess_recovery(SourceRequest.of(request_of(directory)), [str(groups)])
     with pytest.raises(InputError, match="nothing says which ranks hold the same"):
         assess_recovery(SourceRequest.of(request_of(directory, source_strategy="")))
+
+
+def test_whole_tensors_are_on_no_other_rank(tmp_path: Path) -> None:
+    save_file({"w": np.zeros(4, np.float32)}, tmp_path / "model.safetensors")
+    groups = tmp_path / "groups.json"
+    groups.write_text(json.dumps([[0, 1]]))
+    for group_info in ([], [str(groups)]):
+        with pytest.raises(CatalogError, match="is unified, it has everything once: nothing can be recovered"):
+            assess_recovery(SourceRequest(source=str(tmp_path)), group_info)
 
 
 def own_stage(directory: Path, drop: Mapping[int, set[str]] | None = None) -> str:

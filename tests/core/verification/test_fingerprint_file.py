@@ -13,6 +13,7 @@ from reshard.core.verification.compare import fingerprint_checkpoint
 from reshard.core.verification.fingerprint_file import ModelFingerprint, ParameterFingerprint, fingerprint_of_all
 from tests.support.checkpoints import case
 from tests.support.comparing import compared, file_of
+from tests.support.iterations import iteration_case
 
 
 def test_the_models_fingerprint_changes_with_every_part_of_it(tmp_path: Path) -> None:
@@ -67,3 +68,8 @@ def test_fingerprints_of_what_cannot_be_a_dtype_are_refused(tmp_path: Path) -> N
     path.write_text(document.model_dump_json())
     with pytest.raises(InputError, match=r"there.json: 'F\\n' cannot be the name of a dtype"):
         compared(path, path)
+
+
+def test_the_metadata_of_a_checkpoint_is_not_taken_for_fingerprints(tmp_path: Path) -> None:
+    iteration = iteration_case(6).copied(tmp_path / "case").source / "iteration_00000040"
+    assert compared(iteration / "metadata.json", iteration).same
