@@ -31,16 +31,21 @@ def catalog_of(found: FoundCheckpoint, options: CatalogOptions = _NO_OPTIONS) ->
         CheckpointError: one file is unusable.
         StorageError: a transient failure of the storage.
     """
+    check_usable(found, options)
+    catalog = found.catalog(options)
+    if found.is_self_described:
+        check_bytes_apart(catalog, found.strategy)
+    return catalog
+
+
+def check_usable(found: FoundCheckpoint, options: CatalogOptions) -> None:
+    """Raise a CatalogError for an unfinished conversion, or an option that makes no sense for a checkpoint."""
     if found.unfinished:
         raise CatalogError(
             f"{found.url}: an unfinished conversion (its .reshard folder has no manifest): complete it first, "
             "or name another checkpoint"
         )
     found.check_options(options)
-    catalog = found.catalog(options)
-    if found.is_self_described:
-        check_bytes_apart(catalog, found.strategy)
-    return catalog
 
 
 def catalog_files(

@@ -224,6 +224,10 @@ class SourceLayout(ABC):
         """True for the name of an index or of metadata, which may be named in place of its directory."""
         return False
 
+    def whole_of(self, name: str) -> str:
+        """Return what to name in place of a file of this name, which alone is only a part; empty for other files."""
+        return ""
+
     def find_steps(self, place: Place) -> TrainingSteps | None:
         """Return the steps in a directory that has a checkpoint of this layout for each; None if it has none."""
         return None

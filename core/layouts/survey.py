@@ -14,6 +14,7 @@ from reshard.core.layouts.output_directory import find_output_checkpoint
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, look_at
 from reshard.core.layouts.seen_steps import TrainingSteps
 from reshard.core.layouts.source_layout import FoundCheckpoint
+from reshard.core.runtime.option_names import source_option
 from reshard.core.storage.input_errors import storage_errors_as_input
 from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.urls import parse_url
@@ -53,6 +54,8 @@ def find_self_described(url: str, step: str = "") -> FoundCheckpoint | None:
     place = unless_missing(lambda: look_at(url))
     if place is None or place.kind is PlaceKind.PATTERN:
         return None
+    if place.kind is PlaceKind.FILE:
+        _check_not_part(place)
     for each in _with_output(place):
         for layout in registry.SOURCE_LAYOUTS:
             if layout.is_self_described and (found := layout.recognize(each, step)) is not None:
@@ -76,6 +79,16 @@ def find_steps(url: str) -> TrainingSteps:
         if (steps := layout.find_steps(place)) is not None:
             return steps
     return survey(str(place.location)).training_steps()
+
+
+def _check_not_part(place: Place) -> None:
+    """Refuse a file that holds slices of a checkpoint whose metadata, which says of what, lies beside it."""
+    for layout in registry.SOURCE_LAYOUTS:
+        if whole := layout.whole_of(place.location.name):
+            raise CatalogError(
+                f"{place.location}: by its name it is a part of {whole}, or name its strategy with "
+                f"{source_option('source-strategy')}"
+            )
 
 
 def _with_output(place: Place) -> Iterator[Place]:

@@ -12,7 +12,7 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.damage_policy import DamagePolicy
 from reshard.core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
 from reshard.core.files.file_names import Step, parse_step
-from reshard.core.layouts.cataloging import catalog_of
+from reshard.core.layouts.cataloging import catalog_of, check_usable
 from reshard.core.layouts.source_layout import CatalogOptions, FoundCheckpoint
 from reshard.core.layouts.survey import find_self_described, survey
 from reshard.core.plan.matching import match_parameters
@@ -125,7 +125,7 @@ class _Assessor:
                 "nothing says which ranks hold the same: name --source-strategy, or --group-info if there is none"
             )
         if isinstance(self._given, FoundCheckpoint):
-            self._given.check_options(_options(self._request))
+            check_usable(self._given, _options(self._request))
         strategy = self._given.strategy if isinstance(self._given, FoundCheckpoint) else self._given
         if isinstance(strategy, Strategy) and self._groups:
             _check_consistent(strategy, self._groups)

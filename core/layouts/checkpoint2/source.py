@@ -22,6 +22,7 @@ from reshard.core.layouts.checkpoint2.names import (
     TRACKER_NAME,
     iteration_name,
     parse_iteration,
+    parse_tensor_file,
 )
 from reshard.core.layouts.checkpoint2.strategy import read_tracked_strategy
 from reshard.core.layouts.checkpoint2.tracker import read_tracker
@@ -138,6 +139,10 @@ class Checkpoint2Source(SourceLayout):
     def is_document(self, name: str) -> bool:
         """True for `metadata.json`."""
         return name == METADATA_NAME
+
+    def whole_of(self, name: str) -> str:
+        """A file of tensors alone may be a rank's slices."""
+        return f"a {_TITLE}: name the directory of its iteration" if parse_tensor_file(name) else ""
 
     def recognize(self, place: Place, step: str) -> FoundIteration | None:
         """Return an iteration: the one of a directory or of its metadata, or the one of several that is meant."""

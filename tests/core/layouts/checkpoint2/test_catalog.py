@@ -13,6 +13,7 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError
 from reshard.core.layouts.any_layout import read_any_strategy
+from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import assess_recovery
@@ -77,6 +78,13 @@ def test_without_a_tracker_the_newest_complete_iteration_counts(tmp_path: Path) 
     report = convert(case.request(tmp_path / "out"))
     assert report.step == "40"
     assert "there is no latest_checkpointed_iteration.txt: iteration 40 is the newest complete one" in report.notes
+
+
+def test_one_file_of_an_iteration_is_not_taken_for_all_of_it(tmp_path: Path) -> None:
+    iteration = SEVERAL.source / "iteration_00000040"
+    file = next(iteration.glob("*model-0000000-*.safetensors"))
+    with pytest.raises(InputError, match="a part of a Checkpoint 2.0: name the directory of its iteration, or name"):
+        convert(build_request(source=str(file), target=str(tmp_path / "out")))
 
 
 def test_a_stage_that_shards_a_shared_parameter_differently_keeps_its_own_slices(tmp_path: Path) -> None:
