@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from reshard.core.errors import CatalogError
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME, is_dcp
+from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import names_in, unless_missing
 from reshard.core.storage.urls import Location
@@ -23,12 +24,14 @@ _MAX_LISTED = 6
 def list_dcp_steps(root: Location, names: Sequence[str]) -> dict[int, str]:
     """Return the steps in a directory with these names, ascending: number -> name; empty if they are not of DCP.
 
-    The newest step that has files decides what they are.
+    The newest step that has files decides what they are. A directory with an index is a checkpoint itself.
 
     Raises:
         CatalogError: two have the same number.
         StorageError: the storage does not answer.
     """
+    if any(map(is_index_name, names)):
+        return {}
     found: dict[int, list[str]] = {}
     for name in names:
         if match := _STEP.fullmatch(name):

@@ -5,11 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import LatestOutcome, LatestReport, convert_latest
-from reshard.core.errors import InputError
+from reshard.core.errors import CatalogError, InputError
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.source.description import describe
 from reshard.core.source.diagnosis import diagnose
@@ -68,6 +70,13 @@ def test_without_a_complete_step_nothing_is_converted(training: Path, tmp_path: 
         (training / f"step-{number}/.metadata").unlink()
     with pytest.raises(InputError, match=r"none of its steps has \.metadata, which is written last: 1500, 1000, 500"):
         convert(UNEVEN.request(tmp_path / "out", training))
+
+
+def test_steps_beside_an_index_are_not_those_of_the_directory(training: Path, tmp_path: Path) -> None:
+    save_file({"w": np.zeros(4, np.float32)}, training / "a.safetensors")
+    (training / "model.safetensors.index.json").write_text('{"weight_map": {"w": "a.safetensors"}}')
+    with pytest.raises(CatalogError, match="is a unified checkpoint. Name the directory that training saves into"):
+        latest(training, tmp_path / "out")
 
 
 def test_two_names_of_one_step_are_refused(training: Path, tmp_path: Path) -> None:
