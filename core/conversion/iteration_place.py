@@ -14,12 +14,11 @@ from reshard.core.files.file_names import NO_EPOCH, parse_step
 from reshard.core.files.model import TensorEntry
 from reshard.core.layouts.checkpoint2.assignment import GLOBAL_STEP
 from reshard.core.layouts.checkpoint2.common import NEWER_KEYS, common_beside
-from reshard.core.layouts.checkpoint2.iterations import find_number
 from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, COMMON_NAME, parse_iteration
 from reshard.core.layouts.checkpoint2.options import CommonOptions, IterationOptions, iteration_of
 from reshard.core.layouts.numbers import Number
 from reshard.core.layouts.options import own_options
-from reshard.core.layouts.survey import survey
+from reshard.core.layouts.survey import find_number, survey
 from reshard.core.plan.model import IterationLayout
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.wording import listed

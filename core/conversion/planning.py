@@ -23,7 +23,6 @@ from reshard.core.layouts.dcp.checkpoint import find_dcp
 from reshard.core.layouts.dcp.options import DEFAULT_SHARDS, DcpOptions
 from reshard.core.layouts.options import own_options
 from reshard.core.layouts.ranks.options import RanksOptions
-from reshard.core.layouts.unified.companions import CONFIG_NAME
 from reshard.core.layouts.unified.options import UnifiedOptions
 from reshard.core.plan.matching import check_convertible
 from reshard.core.plan.model import DcpLayout, PlanInputs, UnifiedLayout

@@ -220,6 +220,14 @@ class SourceLayout(ABC):
             StorageError: the storage does not answer.
         """
 
+    @abstractmethod
+    def holds(self, names: Sequence[str]) -> bool:
+        """True if a directory with these names has files of this layout, complete or not."""
+
+    def number_at(self, place: Place, step: str) -> int | None:
+        """Return the number of the step that `recognize` would choose, by names alone; None if steps have none."""
+        return None
+
     def is_document(self, name: str) -> bool:
         """True for the name of an index or of metadata, which may be named in place of its directory."""
         return False

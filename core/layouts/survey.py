@@ -63,6 +63,21 @@ def find_self_described(url: str, step: str = "") -> FoundCheckpoint | None:
     return None
 
 
+def find_number(url: str, step: str = "") -> int | None:
+    """Return the number of the step that a URL and a step mean, by names alone; None if its layout gives it none.
+
+    Raises:
+        CatalogError: there is no such step, or none is complete.
+        StorageError: the storage does not answer.
+    """
+    place = unless_missing(lambda: look_at(url))
+    for each in _with_output(place) if place is not None else ():
+        for layout in registry.SOURCE_LAYOUTS:
+            if (number := layout.number_at(each, step)) is not None:
+                return number
+    return None
+
+
 def find_steps(url: str) -> TrainingSteps:
     """Find the steps that a training has saved into a directory.
 

@@ -7,7 +7,7 @@ from reshard.core.layouts.checkpoint2.common import build_common, parse_common
 from reshard.core.layouts.checkpoint2.metadata import parse_metadata
 from reshard.core.layouts.checkpoint2.names import TRACKER_NAME, parse_tensor_file
 from reshard.core.layouts.checkpoint2.tracker import read_tracker
-from reshard.core.layouts.output_directory import SAVED_STEP_NAME, read_saved_step
+from reshard.core.layouts.ranks.mindformers import SAVED_STEP_NAME, read_saved_step
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.protobuf_file import build_protobuf
 from tests.fuzz.mutations import damaged_json

@@ -21,25 +21,21 @@ from reshard.core.layouts.checkpoint2.names import (
     parse_tensor_file,
 )
 from reshard.core.layouts.checkpoint2.tracker import read_tracker
-from reshard.core.layouts.output_directory import find_output_checkpoint
 from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.joined import joined_files
-from reshard.core.storage.listing import names_in, unless_missing
-from reshard.core.storage.patterns import RANK_FIELD
+from reshard.core.storage.listing import names_in
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.reading import read_small_file
-from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
 
 if TYPE_CHECKING:
     from reshard.core.layouts.checkpoint2.metadata import Metadata
 
 _MAX_LISTED = 6
-_Listed = tuple[Location, Sequence[str]]
-"""A directory and the names in it."""
 
 
 @frozen
@@ -119,36 +115,16 @@ def iteration_in(location: Location, names: Sequence[str], step: str = "") -> It
     return read_iteration(location, names, step) if is_iteration(names) else None
 
 
-def find_number(url: str, step: str = "") -> int | None:
-    """Return the number of the iteration that a URL and a step mean, by names alone; None if there is none.
+def number_in(location: Location, names: Sequence[str], step: str = "") -> int | None:
+    """Return the number of the iteration that `iteration_in` would read, by names alone; None if it has none.
 
     Raises:
         CatalogError: there is no such iteration, or none is complete.
         StorageError: the storage does not answer.
     """
-    found = _directory_of(url)
-    if found is None:
-        return None
-    location, names = found
-    return _choose(location, names, step)[0] if holds_iterations(names) else parse_iteration(location.name)
-
-
-def _directory_of(url: str) -> _Listed | None:
-    """The directory of one iteration or of several that a URL means, and the names in it."""
-    location = parse_url(url)
-    if RANK_FIELD in location.path:
-        return None
-    if location.name == METADATA_NAME:
-        location = location.parent
-    names = unless_missing(lambda: names_in(location))
-    return None if names is None else _directory_in(location, names)
-
-
-def _directory_in(location: Location, names: Sequence[str]) -> _Listed | None:
-    if holds_iterations(names) or is_iteration(names):
-        return location, names
-    output = find_output_checkpoint(location, names)
-    return None if output is None else _directory_of(str(output))
+    if holds_iterations(names):
+        return _choose(location, names, step)[0]
+    return parse_iteration(location.name) if is_iteration(names) else None
 
 
 def holds_iterations(names: Sequence[str]) -> bool:

@@ -14,6 +14,7 @@ from reshard.core.layouts.checkpoint2.iterations import (
     iterations_beside,
     joint_files,
     list_iterations,
+    number_in,
     read_iteration,
 )
 from reshard.core.layouts.checkpoint2.names import (
@@ -146,10 +147,24 @@ class Checkpoint2Source(SourceLayout):
 
     def recognize(self, place: Place, step: str) -> FoundIteration | None:
         """Return an iteration: the one of a directory or of its metadata, or the one of several that is meant."""
-        if place.kind is PlaceKind.FILE and self.is_document(place.location.name):
-            place = directory_at(place.location.parent)
+        place = self._directory(place)
         iteration = iteration_in(place.location, place.names, step)
         return None if iteration is None else _found(iteration)
+
+    def holds(self, names: Sequence[str]) -> bool:
+        """True for iterations, their files of tensors, and their metadata."""
+        return METADATA_NAME in names or any(
+            parse_iteration(name) is not None or parse_tensor_file(name) is not None for name in names
+        )
+
+    def number_at(self, place: Place, step: str) -> int | None:
+        """Return the iteration's number."""
+        place = self._directory(place)
+        return number_in(place.location, place.names, step)
+
+    def _directory(self, place: Place) -> Place:
+        is_metadata = place.kind is PlaceKind.FILE and self.is_document(place.location.name)
+        return directory_at(place.location.parent) if is_metadata else place
 
     def find_steps(self, place: Place) -> IterationSteps | None:
         """Return the iterations in a directory."""

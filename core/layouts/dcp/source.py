@@ -1,13 +1,13 @@
 """A checkpoint of DCP as a source."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, StrategyError
 from reshard.core.files.file_names import NO_EPOCH, Step
 from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, dcp_in, read_dcp
 from reshard.core.layouts.dcp.megatron import MEGATRON_NAMES
-from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
+from reshard.core.layouts.dcp.names import DCP_METADATA_NAME, is_dcp
 from reshard.core.layouts.dcp.steps import list_dcp_steps
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, lacks_manifest, whole_file
 from reshard.core.layouts.seen_steps import SeenStep, StepObserver
@@ -126,6 +126,10 @@ class DcpSource(SourceLayout):
             place = directory_at(place.location.parent)
         checkpoint = dcp_in(place.location, place.names, step)
         return None if checkpoint is None else _found(checkpoint)
+
+    def holds(self, names: Sequence[str]) -> bool:
+        """True for files of DCP, complete or not."""
+        return is_dcp(names)
 
     def find_steps(self, place: Place) -> DcpSteps | None:
         """Return the steps in a directory."""

@@ -15,8 +15,8 @@ from reshard.core.checkpoint.torn_files import torn_ranks
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.files.file_names import parse_step
 from reshard.core.layouts.cataloging import joined_errors
-from reshard.core.layouts.output_directory import strategies_beside
 from reshard.core.layouts.ranks.checkpoint import FoundRanks, RankShape
+from reshard.core.layouts.ranks.mindformers import strategies_beside
 from reshard.core.layouts.source_layout import CatalogOptions
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.option_names import source_option

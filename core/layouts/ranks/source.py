@@ -12,6 +12,7 @@ from reshard.core.files.file_names import Step, parse_name, parse_step, rank_in
 from reshard.core.files.model import SELF_CONTAINED
 from reshard.core.layouts.foreign import check_not_foreign
 from reshard.core.layouts.place import (
+    RANK_FOLDER,
     FoundFile,
     Item,
     Place,
@@ -46,6 +47,10 @@ class RanksSource(SourceLayout):
         if place.rank_folders:
             return _in_rank_folders(place)
         return _in_one_folder(place) if place.checkpoint_files else None
+
+    def holds(self, names: Sequence[str]) -> bool:
+        """True for rank folders and checkpoint files."""
+        return any(matched_rank(RANK_FOLDER, name) is not None or parse_name(name) is not None for name in names)
 
     def step_of(self, name: str) -> Step | None:
         """Return the step in `10_5`."""

@@ -16,8 +16,8 @@ from reshard.core.files.encryption.cipher_blocks import KeyMistakeError
 from reshard.core.files.encryption.opening import open_checkpoint
 from reshard.core.files.file_names import Step
 from reshard.core.files.remote_index.indexing import read_indexes, workers_on
-from reshard.core.layouts.output_directory import SAVED_STEP_NAME, read_saved_step
 from reshard.core.layouts.ranks.checkpoint import FoundRanks
+from reshard.core.layouts.ranks.mindformers import SAVED_STEP_NAME, read_saved_step
 from reshard.core.layouts.seen_steps import Files, SeenStep, StepObserver
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key

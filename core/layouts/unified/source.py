@@ -1,5 +1,6 @@
 """A unified checkpoint as a source: whole tensors in a few files, and mostly an index of their places."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
@@ -126,6 +127,10 @@ class UnifiedSource(SourceLayout):
         if index is not None or names == [SINGLE_NAME] or are_numbered_shards(place.location, names):
             return _found(place, index)
         return None
+
+    def holds(self, names: Sequence[str]) -> bool:
+        """True for an index."""
+        return any(map(is_index_name, names))
 
 
 def _only_index(place: Place) -> Location | None:

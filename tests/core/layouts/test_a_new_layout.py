@@ -1,6 +1,7 @@
 """A layout of its own, a directory of `.npy` files: a package and a line of the registry make it a source."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,9 @@ class Arrays(SourceLayout):
     """The layout."""
 
     name = "npy"
+
+    def holds(self, names: Sequence[str]) -> bool:
+        return any(name.endswith(".npy") for name in names)
 
     def recognize(self, place: Place, step: str) -> FoundArrays | None:
         arrays = [item for item in place.items if item.name.endswith(".npy")]

@@ -6,11 +6,8 @@ import pytest
 
 from reshard.core.errors import CatalogError
 from reshard.core.files.file_names import Step
-from reshard.core.layouts.output_directory import (
-    find_output_checkpoint,
-    read_saved_step,
-    strategies_beside,
-)
+from reshard.core.layouts.output_directory import find_output_checkpoint
+from reshard.core.layouts.ranks.mindformers import read_saved_step, strategies_beside
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.urls import parse_url
 
