@@ -48,7 +48,7 @@ from reshard.core.source.file_checks import (
 )
 from reshard.core.source.findings import OWN_STRATEGY, Finding, Severity
 from reshard.core.source.gaps import mixed_steps, scattered
-from reshard.core.source.own_strategy import read_own_strategy
+from reshard.core.source.own_strategy import OwnStrategy, read_own_strategy
 from reshard.core.source.sample_checks import SampleFindings, sample_findings
 from reshard.core.source.shape_checks import shape_findings, similarity_findings
 from reshard.core.source.sibling_checks import sibling_findings
@@ -132,59 +132,29 @@ def diagnose(
     is_finding = evident is not None and bool(evident.superfluous)
     if source_strategy and found.is_self_described and not is_finding:
         raise CatalogError(found.strategy_refusal)
-    strategy = read_any_strategy(source_strategy) if source_strategy else None
+    strategy = read_any_strategy(source_strategy) if source_strategy else found.strategy
     if evident is not None:
         _check_not_compared(found, reference)
         return _diagnose_self_evident(found, evident, source_strategy, options)
     own = None if strategy or found.is_self_described else read_own_strategy(source)
-    if found.is_self_described:
-        strategy = found.strategy
-    elif own is not None:
+    if own is not None:
         strategy = own.strategy
-    if (own or found.is_self_described) and integrated_save is IntegratedSave.AUTO:
-        integrated_save = IntegratedSave.NO  # reshard writes slices, and so does whoever says how they are cut
     catalog = _catalog_with_lost(found, options)
-    facts = checkpoint_facts(catalog)
     if strategy is None:
         _check_not_compared(found, reference)
-        removed = redundancy_findings(catalog)
-        return Diagnosis(
-            source=found.url,
-            strategy="",
-            fits=True if catalog.world_size == 1 and not removed else None,
-            facts=(*facts, ("needs", needed_text(catalog))),
-            findings=tuple(removed),
-        )
-    facts += (("strategy", f"{strategy.origin}: {sizes_text(strategy)}"), *(("note", each) for each in strategy.notes))
-    findings = [*rank_findings(catalog, strategy), *file_findings(catalog, strategy)]
-    if own is not None:
-        facts += (("note", own.note),)
-        findings += record_findings(catalog, own)
-    unchecked: tuple[str, ...] = CHECKS[2:]
-    shapes = WholeShapes()
-    if catalog.records.keys() & set(strategy.ranks):
-        request = SourceRequest(
-            source=source,
-            source_strategy=source_strategy,
-            step=step,
-            source_prefix=source_prefix,
-            integrated_save=integrated_save,
-        )
-        checked = _check_parameters(catalog, strategy, request, reference)
-        unchecked = ("contents",) if is_of_other_size(catalog, strategy, findings) else ()
-        findings += [finding for finding in checked.findings if finding.check not in unchecked]
-        shapes = summarize_shapes(checked.wholes)
-        if shapes.kinds:
-            facts += (("shapes", str(shapes)),)
-    return Diagnosis(
-        source=found.url,
-        strategy=strategy.origin,
-        fits=not _has_problem(findings),
-        facts=facts,
-        findings=tuple(sorted(findings, key=lambda each: (each.severity is Severity.NOTE, CHECKS.index(each.check)))),
-        not_checked=unchecked,
-        whole_shapes=shapes,
+        return _diagnose_without_strategy(catalog)
+    # reshard writes slices, and so does whoever says how they are cut
+    are_slices = own is not None or found.is_self_described
+    if are_slices and integrated_save is IntegratedSave.AUTO:
+        integrated_save = IntegratedSave.NO
+    request = SourceRequest(
+        source=source,
+        source_strategy=source_strategy,
+        step=step,
+        source_prefix=source_prefix,
+        integrated_save=integrated_save,
     )
+    return _diagnose_by_strategy(catalog, strategy, own, request, reference)
 
 
 @frozen
@@ -208,6 +178,51 @@ class _Reference:
         return compiled_for(
             PresetChoice(self.preset, self.switches, self.training_config, self.allowed_models, like), source, None
         )
+
+
+def _diagnose_without_strategy(catalog: CheckpointCatalog) -> Diagnosis:
+    removed = redundancy_findings(catalog)
+    return Diagnosis(
+        source=catalog.url,
+        strategy="",
+        fits=True if catalog.world_size == 1 and not removed else None,
+        facts=(*checkpoint_facts(catalog), ("needs", needed_text(catalog))),
+        findings=tuple(removed),
+    )
+
+
+def _diagnose_by_strategy(
+    catalog: CheckpointCatalog,
+    strategy: Strategy,
+    own: OwnStrategy | None,
+    request: SourceRequest,
+    reference: _Reference,
+) -> Diagnosis:
+    """Check a checkpoint of ranks and its strategy; `own` is that of its records, if it was read from there."""
+    facts = [*checkpoint_facts(catalog), ("strategy", f"{strategy.origin}: {sizes_text(strategy)}")]
+    facts += [("note", each) for each in strategy.notes]
+    findings = [*rank_findings(catalog, strategy), *file_findings(catalog, strategy)]
+    if own is not None:
+        facts.append(("note", own.note))
+        findings += record_findings(catalog, own)
+    unchecked: tuple[str, ...] = CHECKS[2:]
+    shapes = WholeShapes()
+    if catalog.records.keys() & set(strategy.ranks):
+        checked = _check_parameters(catalog, strategy, request, reference)
+        unchecked = ("contents",) if is_of_other_size(catalog, strategy, findings) else ()
+        findings += [finding for finding in checked.findings if finding.check not in unchecked]
+        shapes = summarize_shapes(checked.wholes)
+        if shapes.kinds:
+            facts.append(("shapes", str(shapes)))
+    return Diagnosis(
+        source=catalog.url,
+        strategy=strategy.origin,
+        fits=not _has_problem(findings),
+        facts=tuple(facts),
+        findings=tuple(sorted(findings, key=lambda each: (each.severity is Severity.NOTE, CHECKS.index(each.check)))),
+        not_checked=unchecked,
+        whole_shapes=shapes,
+    )
 
 
 class _Checked(NamedTuple):

@@ -153,7 +153,7 @@ def _opened(request: SourceRequest, given: GivenStrategy, target: TargetOutline)
     current_progress().begin("reading headers")
     with timed(f"{request.source}: files listed and headers read"):
         found = _found(request, given)
-        strategy = found.strategy if isinstance(given, FoundCheckpoint) else _strategy_in(given)
+        strategy = given if given is None or isinstance(given, Strategy) else given.strategy
         catalog = catalog_of(found, _options(request, strategy, target))
     for record in catalog.records.values():
         detail(f"source rank {record.rank}: {record.location}, {size_text(record.size_bytes)}")
@@ -186,10 +186,6 @@ def _found(request: SourceRequest, given: GivenStrategy) -> FoundCheckpoint:
     if found.is_self_described:
         raise CatalogError(found.strategy_refusal)
     return found
-
-
-def _strategy_in(given: Strategy | OwnStrategy | None) -> Strategy | None:
-    return given.strategy if isinstance(given, OwnStrategy) else given
 
 
 def _options(request: SourceRequest, strategy: Strategy | None, target: TargetOutline) -> CatalogOptions:
