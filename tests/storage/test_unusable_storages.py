@@ -79,4 +79,4 @@ def test_an_occupied_target(store: Store, capfd: pytest.CaptureFixture[str], way
 def test_a_bucket_that_is_taken_away_is_not_asked_for_again(store: Store, capfd: pytest.CaptureFixture[str]) -> None:
     source = store.url("src").replace(BUCKET, "no-such-bucket")
     line = refused(capfd, ["fingerprint", source])
-    assert line == f"{source}: cannot look for it: there is no bucket 'no-such-bucket': create it, or name another"
+    assert line == f"{source}: cannot read it: there is no bucket 'no-such-bucket': create it, or name another"
