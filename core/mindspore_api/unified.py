@@ -54,7 +54,7 @@ def open_unified(directory: Location, names: Mapping[str, str]) -> CheckpointCat
         rank: replace(record, index=chosen_index(record.index, chosen[files[rank]]))
         for rank, record in catalog.records.items()
     }
-    return replace(catalog, records=records, unified=True, outside=tuple(outside))
+    return replace(catalog, records=records, has_whole_tensors=True, outside=tuple(outside))
 
 
 def sharded_names(catalog: CheckpointCatalog) -> frozenset[str]:
