@@ -139,9 +139,9 @@ class FetchPlanner:
     def _read_ranges(self, parameter: ParameterPlan, chunk: Chunk) -> tuple[ReadRange, ...]:
         if parameter.appended:
             return ()
-        # layers repeat, so most of the arithmetic was done before
-        sources = tuple((source.dtype, source.shape) for source in parameter.sources)
-        kind = parameter.reads, parameter.dtype, parameter.box, sources, chunk.box
+        # layers repeat, so most of the arithmetic was done before; equal reads may be of shards that are sharded otherwise
+        shards = tuple(source_shard(self._plan, parameter, read) for read in parameter.reads)
+        kind = parameter.reads, parameter.dtype, parameter.box, shards, chunk.box
         ranges = self._known.get(kind)
         if ranges is None:
             ranges = self._new_read_ranges(parameter, chunk)

@@ -121,3 +121,29 @@ def test_bytes_without_a_place_of_their_length_are_a_bug_and_shift_no_others() -
     request: Any = reshard.core.transfer.reader._Request(3, [Item(10, 4, 3), Item(14, 4, 4)], 10, 8)  # type: ignore[list-item]
     with pytest.raises(ConversionError, match="rank 3: 4 bytes at 10 have a place of 3. This is a bug in reshard"):
         reshard.core.transfer.reader._parts(request)
+
+
+def test_parameters_that_are_read_alike_from_shards_of_other_shapes(tmp_path: Path) -> None:
+    """Rank 0 needs the same corner of both, in files where one's rows and the other's columns are divided."""
+    values = np.arange(24, dtype=np.int32).reshape(4, 6)
+    tensors = {"by_rows": ("Int32", values), "by_columns": ("Int32", values + 100)}
+    cuts = {"by_rows": RandomLayout((2,), ((0,), ()), ()), "by_columns": RandomLayout((2,), ((), (0,)), ())}
+    write_source(tmp_path / "src", tensors, cuts, 2)
+    layouts = {name: as_layout(cut) for name, cut in cuts.items()}
+    corners = ParameterLayout((2, 2), ((1,), (0,)), nested=True)
+    write_strategy(make_strategy(layouts), str(tmp_path / "source.ckpt"))
+    write_strategy(make_strategy(dict.fromkeys(tensors, corners)), str(tmp_path / "target.ckpt"))
+    convert(
+        build_request(
+            source=str(tmp_path / "src"),
+            source_strategy=str(tmp_path / "source.ckpt"),
+            target=str(tmp_path / "out"),
+            target_strategy=str(tmp_path / "target.ckpt"),
+            verify="none",
+        )
+    )
+    for rank in range(4):
+        row, column = divmod(rank, 2)
+        corner = (slice(2 * row, 2 * row + 2), slice(3 * column, 3 * column + 3))
+        wanted = {name: ("Int32", (2, 3), array[corner].tobytes()) for name, (_, array) in tensors.items()}
+        assert read_rank(tmp_path / "out", rank) == wanted
