@@ -8,7 +8,6 @@ MindSpore and the safetensors library ignore.
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
@@ -27,7 +26,7 @@ from reshard.core.files.model import (
     text_entry,
 )
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.metadata import Parse, json_bytes, parsing
+from reshard.core.runtime.metadata import DuplicateKeyError, Parse, json_bytes, parsing, unique_keys
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import INT4, DType, dtype_from_safetensors, foreign_dtype
 from reshard.core.tensor.slices import TOO_LARGE, Extent, is_countable
@@ -192,8 +191,10 @@ def _read_header(file: SourceFile, parse: Parse) -> _Header:
 def _parse_header(encoded: bytes) -> dict[str, Any]:
     try:
         # only JSON's escapes can spell lone surrogates, which are not valid text
-        hook = _unique_texts if b"\\u" in encoded else _unique
+        hook = _unique_texts if b"\\u" in encoded else unique_keys
         description = json.loads(encoded.decode(), object_pairs_hook=hook, parse_constant=_no_constant)
+    except DuplicateKeyError as error:
+        raise CheckpointError(f"the header has {error.key!r} twice: damaged") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"the header is not JSON ({error}): not a .safetensors file, or damaged") from None
     if not isinstance(description, dict):
@@ -201,16 +202,8 @@ def _parse_header(encoded: bytes) -> dict[str, Any]:
     return description
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(pairs)
-    if len(unique) < len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise CheckpointError(f"the header has {twice!r} twice: damaged")
-    return unique
-
-
 def _unique_texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = _unique(pairs)
+    unique = unique_keys(pairs)
     # a lone surrogate raises a ValueError
     "".join([*unique, *(value for value in unique.values() if isinstance(value, str))]).encode()
     return unique

@@ -104,7 +104,11 @@ def parsing(origin: object) -> Iterator[Parse]:
 
 
 class DuplicateKeyError(ValueError):
-    """An object of a JSON document has a key twice: one of the values would be lost."""
+    """An object of a JSON document has a `key` twice: one of the values would be lost."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"{key!r} occurs twice in one object")
 
 
 def load_json(data: bytes, origin: object) -> Any:
@@ -117,7 +121,7 @@ def load_json(data: bytes, origin: object) -> Any:
     """
     with parsing(origin) as parse:
         parse.take(json_bytes(data))
-        return json.loads(data.decode(), object_pairs_hook=_unique)
+        return json.loads(data.decode(), object_pairs_hook=unique_keys)
 
 
 def check_unique_keys(data: bytes) -> None:
@@ -127,14 +131,14 @@ def check_unique_keys(data: bytes) -> None:
         ValueError: one has, or the document is not JSON.
         RecursionError: the document is nested too deeply.
     """
-    json.loads(data.decode(), object_pairs_hook=lambda pairs: _unique(pairs) and None)
+    json.loads(data.decode(), object_pairs_hook=lambda pairs: unique_keys(pairs) and None)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of a JSON document; a DuplicateKeyError if it has a key twice."""
     unique = dict(pairs)
     if len(unique) < len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise DuplicateKeyError(f"{twice!r} occurs twice in one object")
+        raise DuplicateKeyError(Counter(name for name, _ in pairs).most_common(1)[0][0])
     return unique
 
 
