@@ -20,6 +20,7 @@ from reshard.core.layouts.numbers import Number
 from reshard.core.layouts.place import FoundFile, Place
 from reshard.core.layouts.seen_steps import TrainingSteps
 from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.option_names import source_option
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
 
@@ -104,9 +105,6 @@ class FoundCheckpoint(ABC):
     ignored: tuple[str, ...] = field(default=(), kw_only=True)
     unfinished: bool = field(default=False, kw_only=True)
 
-    layout: ClassVar[str]
-    """The layout's name, as `--layout` has it."""
-
     is_self_described: ClassVar[bool] = True
     """Its own files say how it is sharded: no strategy may be named for it."""
     has_whole_tensors: ClassVar[bool] = False
@@ -132,7 +130,7 @@ class FoundCheckpoint(ABC):
     @property
     def strategy_refusal(self) -> str:
         """The refusal of a named strategy, if it is self-described."""
-        return ""
+        return f"{self.url}: says itself how it is sharded, so leave out {source_option('source-strategy')}"
 
     @property
     def self_evident(self) -> SelfEvident | None:

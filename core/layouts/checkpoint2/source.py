@@ -46,7 +46,6 @@ from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
 
-_NAME = "checkpoint2"
 _TITLE = "Checkpoint 2.0"
 
 
@@ -56,7 +55,6 @@ class FoundIteration(FoundCheckpoint):
 
     iteration: Iteration
 
-    layout = _NAME
     no_steps = "is one iteration. Name the directory that training saves all into"
 
     @property
@@ -135,7 +133,7 @@ class IterationSteps:
 class Checkpoint2Source(SourceLayout):
     """MindFormers' Checkpoint 2.0, as a source."""
 
-    name = _NAME
+    name = "checkpoint2"
 
     def is_document(self, name: str) -> bool:
         """True for `metadata.json`."""

@@ -20,8 +20,6 @@ from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
 
-_NAME = "dcp"
-
 
 @frozen
 class FoundDcp(FoundCheckpoint):
@@ -29,7 +27,6 @@ class FoundDcp(FoundCheckpoint):
 
     checkpoint: DcpCheckpoint
 
-    layout = _NAME
     no_steps = "is one DCP checkpoint, and has no steps: convert it with `reshard convert`"
 
     @property
@@ -114,7 +111,7 @@ class DcpSteps:
 class DcpSource(SourceLayout):
     """PyTorch's Distributed Checkpoint, as a source."""
 
-    name = _NAME
+    name = "dcp"
 
     def is_document(self, name: str) -> bool:
         """True for `.metadata`."""

@@ -14,8 +14,6 @@ from reshard.core.layouts.source_layout import CatalogOptions, Document, FoundCh
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.patterns import spelled_for
 
-NAME = "ranks"
-
 
 class RankShape(StrEnum):
     """How the files of ranks are named."""
@@ -41,7 +39,6 @@ class FoundRanks(FoundCheckpoint):
     names_files: bool = False
     lists_records: bool = True
 
-    layout = NAME
     is_self_described = False
 
     @property

@@ -22,7 +22,7 @@ from reshard.core.layouts.place import (
     relative_path,
     split_files,
 )
-from reshard.core.layouts.ranks.checkpoint import NAME, FoundRanks, RankShape
+from reshard.core.layouts.ranks.checkpoint import FoundRanks, RankShape
 from reshard.core.layouts.source_layout import SourceLayout
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import STATE_DIRECTORY
@@ -35,7 +35,7 @@ EXTENSIONS = " or ".join(f".{file_format}" for file_format in SELF_CONTAINED)
 class RanksSource(SourceLayout):
     """MindSpore's checkpoints of ranks, as a source."""
 
-    name = NAME
+    name = "ranks"
     is_self_described = False
 
     def recognize(self, place: Place, step: str) -> FoundRanks | None:

@@ -22,8 +22,6 @@ from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.model import Strategy
 
-_NAME = "unified"
-
 
 @frozen
 class FoundUnified(FoundCheckpoint):
@@ -31,7 +29,6 @@ class FoundUnified(FoundCheckpoint):
 
     index: WeightIndex | None
 
-    layout = _NAME
     has_whole_tensors = True
     no_steps = "is a unified checkpoint. Name the directory that training saves into"
 
@@ -106,7 +103,7 @@ class FoundUnified(FoundCheckpoint):
 class UnifiedSource(SourceLayout):
     """Files of whole tensors, MindSpore's and Hugging Face's, as a source."""
 
-    name = _NAME
+    name = "unified"
 
     def is_document(self, name: str) -> bool:
         """True for the name of an index."""

@@ -33,13 +33,8 @@ from reshard.core.verification.compare import compare_checkpoints
 class FoundArrays(FoundCheckpoint):
     """A directory with a file for each tensor."""
 
-    layout = "npy"
     has_whole_tensors = True
     no_steps = "is a directory of arrays. Name the directory that training saves into"
-
-    @property
-    def strategy_refusal(self) -> str:
-        return f"{self.url}: its arrays are whole: name no strategy"
 
     @property
     def self_evident(self) -> SelfEvident:
@@ -119,5 +114,5 @@ def test_a_new_layout_is_described_diagnosed_and_compared(source: Path, tmp_path
 def test_a_new_layout_refuses_options_in_its_own_words(source: Path, tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="arrays have no steps"):
         convert(build_request(source=str(source), target=str(tmp_path / "out"), step="1"))
-    with pytest.raises(CatalogError, match="its arrays are whole: name no strategy"):
+    with pytest.raises(CatalogError, match="says itself how it is sharded, so leave out --source-strategy"):
         diagnose(str(source), str(source))

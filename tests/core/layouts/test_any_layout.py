@@ -2,7 +2,9 @@
 
 import pytest
 
+from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.files.file_names import NO_EPOCH, Step
+from reshard.core.layouts import registry
 from reshard.core.layouts.any_layout import is_document, read_any_strategy, step_of_directory, tracked_steps
 from reshard.core.storage.urls import parse_url
 from tests.support.iterations import iteration_case
@@ -57,3 +59,7 @@ def test_the_strategy_of_an_iteration_is_read_from_wherever_it_is_named() -> Non
         PREFIXED.source / "iteration_00000040/metadata.json",
     ]
     assert len({read_any_strategy(str(each)).origin for each in named}) == 1
+
+
+def test_whatever_layout_is_written_can_be_read() -> None:
+    assert {layout.name for layout in registry.SOURCE_LAYOUTS} >= set(TargetLayout)
