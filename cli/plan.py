@@ -12,7 +12,6 @@ from reshard.cli.output import print_facts, print_json, print_more, print_table
 from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.rank_tables import Column, file_column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import check_output, resources_named_in
-from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.options.fields import parse_size
 from reshard.core.request.planning import ASSUMED_RATE_BYTES, PlanRequest
 from reshard.core.runtime.wording import listed, seconds_text, size_text
@@ -125,7 +124,6 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
     from reshard.core.conversion.report import shapes_facts, worlds_text
     from reshard.core.runtime.summary import FILE
 
-    is_unified = summary.layout is TargetLayout.UNIFIED
     classes = f"{summary.layout_classes} layout class{'' if summary.layout_classes == 1 else 'es'}"
     resharded = f"resharded, in {classes}; {len(summary.carried)} copied unchanged"
     print_facts(
@@ -133,7 +131,7 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
             ("source", f"{summary.source}, step {summary.step}" if summary.step else summary.source),
             ("ranks", worlds_text(summary)),
             ("format", summary.format),
-            ("parameters", f"{summary.parameters} {'made whole' if is_unified else resharded}"),
+            ("parameters", f"{summary.parameters} {'made whole' if summary.is_whole else resharded}"),
             *shapes_facts(summary),
             ("to read", f"{size_text(summary.read_bytes)} of the source, plus small gaps"),
             ("to write", size_text(summary.written_bytes)),

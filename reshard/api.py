@@ -18,7 +18,6 @@ from typing import Any, ParamSpec, TypeVar, Unpack, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from reshard.core.changes.preset import PresetList, list_presets
-from reshard.core.checkpoint import manifest as manifests
 from reshard.core.checkpoint.manifest import Manifest
 from reshard.core.conversion import convert as conversions
 from reshard.core.conversion import join_stages, latest, load, planning
@@ -30,6 +29,7 @@ from reshard.core.conversion.merge_strategy import MergeReport, MergeRequest, me
 from reshard.core.conversion.report import ConversionReport, PlanSummary
 from reshard.core.errors import InputError
 from reshard.core.files.numpy_values import Value
+from reshard.core.layouts import manifests
 from reshard.core.options.validation import build_options, describe_validation
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionRequest

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from shlex import quote
 from typing import Any
 
-from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.latest import LatestOutcome, LatestReport
 from reshard.core.conversion.merge_strategy import MergeReport
@@ -372,7 +371,7 @@ def _worlds(report: ConversionReport | PlanSummary, noun: str = "") -> str:
 
 
 def _parameter_counts(summary: PlanSummary) -> str:
-    if summary.layout is TargetLayout.UNIFIED:
+    if summary.is_whole:
         return f"{summary.parameters} made whole"
     carried = f"; {len(summary.carried)} copied to every rank" if summary.carried else ""
     return f"{summary.parameters} resharded, in {counted(summary.layout_classes, 'way')}{carried}"

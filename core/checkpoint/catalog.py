@@ -6,6 +6,9 @@ from dataclasses import field
 from reshard.core.files.model import CheckpointFormat, FileIndex
 from reshard.core.runtime.frozen import frozen
 
+StatePath = tuple[str | int, ...]
+"""Keys of nested dicts, and indices of lists, that lead to a tensor."""
+
 
 @frozen
 class CatalogRecord:
@@ -42,6 +45,7 @@ class CheckpointCatalog:
         stage_numbers: the pipeline stages whose files make up each rank's file; empty for ordinary files.
         has_whole_tensors: its tensors are whole, each in one of the files, which count as ranks.
         outside: of whole tensors, those that no strategy covers.
+        state_paths: parameter -> its keys in a nested state dict, if it is in one; not part of a plan's document.
     """
 
     url: str
@@ -53,6 +57,7 @@ class CheckpointCatalog:
     stage_numbers: tuple[int, ...] = ()
     has_whole_tensors: bool = False
     outside: tuple[str, ...] = ()
+    state_paths: Mapping[str, StatePath] = field(default_factory=dict, compare=False)
 
     def indexes(self, ranks: Iterable[int] | None = None) -> list[FileIndex]:
         """The distinct indexes of the files of some ranks, or of all."""

@@ -13,29 +13,22 @@ Earlier versions wrote no digests.
 
 import base64
 import math
-import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from reshard.core.changes.changes import NO_CHANGES, Changes
-from reshard.core.checkpoint.self_digest import add_digest, split_digest
+from reshard.core.checkpoint.self_digest import add_digest
 from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, TargetError
 from reshard.core.files.model import OutputEntry
-from reshard.core.layouts.unified.names import COMPANION_NAMES
 from reshard.core.runtime.keys import Key
 from reshard.core.runtime.metadata import parsing, records_bytes
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.sealing import is_sealed, seal, unseal
 from reshard.core.runtime.wording import printable
-from reshard.core.storage.listing import unless_missing
-from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
-from reshard.core.storage.reading import read_own_file
-from reshard.core.storage.target_names import is_document_name, is_target_name
-from reshard.core.storage.urls import Location
 from reshard.core.tensor.dtypes import dtype_from_ckpt
 from reshard.core.tensor.fingerprint import TEXT_PATTERN
 
@@ -43,8 +36,6 @@ PLAN_NAME = "plan.json.gz"
 RECORDS_DIRECTORY = "records"
 MAX_RECORD_BYTES = 2**28
 _MANIFEST = "manifest"
-_RANK_FILE = re.compile(r"rank_([0-9]+)/(?!\.{1,2}$)[^/\\\0]+", re.DOTALL)
-_NO_DIGEST = "it was changed: the digest that it should end in is missing"
 DIGEST_ALGORITHM: Literal["xxh3_128"] = "xxh3_128"
 
 Item = TypeVar("Item")
@@ -166,15 +157,14 @@ class Manifest(_Record):
         ranks: the target's files.
         encryption: encryption mode; empty: not encrypted.
         sealed: an encrypted target's fields that name parameters, empty above; base64.
-        layout: `ranks`; `unified`: the target's ranks are files of whole tensors, counted from 0; `checkpoint2`: they
-            are the files of an iteration.
-        index: which tensor is in which file: a unified target's index, an iteration's metadata; None if there is none.
-        common: an iteration's common.json; None for other layouts.
+        layout: how the target lies in its directory. In all layouts but `ranks`, its ranks are files, counted from 0.
+        index: the document that says which tensor is in which file; None if there is none.
+        common: the document with the state of the training; None if the layout has none.
         changes: selection and changes of parameters, as declared.
         excluded: source parameters that the selection left out.
         plan_digest: digest of the plan's file; empty if there is none, as beside joined stages. None: written by an
             earlier version, which recorded neither it nor a digest of the manifest itself.
-        companions: files copied beside a unified target: configuration and tokenizer.
+        companions: files copied beside the target's, such as a model's configuration and tokenizer.
     """
 
     schema_version: Literal[1] = 1
@@ -270,7 +260,7 @@ def unseal_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manifes
         sealed = base64.b64decode(manifest.sealed, validate=True)
         if not is_sealed(sealed):
             raise ValueError(sealed)
-        details = _validated(_Details, unseal(sealed, key, _purpose(manifest), origin), origin)
+        details = validated(_Details, unseal(sealed, key, _purpose(manifest), origin), origin)
     except ValueError as error:
         raise TargetError(f"{origin}: not a readable manifest: its sealed fields are damaged") from error
     return manifest.model_copy(update=details.each | {"sealed": ""})
@@ -304,83 +294,13 @@ def record_content(record: ShardRecord) -> bytes:
     return record.model_dump_json(exclude=None if record.overflows else {"overflows"}).encode() + b"\n"
 
 
-def is_rank_file(path: str, rank: int) -> bool:
-    """True if a path below a target can be a rank's file: paths in records are not trusted."""
-    match = _RANK_FILE.fullmatch(path)
-    return match[1] == str(rank) if match else is_target_name(path) and not is_document_name(path)
-
-
-def parse_shard_record(data: bytes, origin: str, *, needs_digest: bool = False) -> ShardRecord:
-    """Parse a rank's record; `needs_digest`: it must end in a digest, as beside newer manifests.
+def validated(kind: type[Model], data: bytes, origin: str) -> Model:
+    """Validate the JSON of a record, read from `origin`.
 
     Raises:
-        TargetError: the record is damaged, or of another version.
+        ValueError: it is damaged, or of another version.
         LimitError: parsing would exceed the memory limit.
     """
-    try:
-        content, has_digest = split_digest(data)
-        if needs_digest and not has_digest:
-            raise ValueError(_NO_DIGEST)
-        record = _validated(ShardRecord, content, origin)
-    except ValueError as error:
-        raise TargetError(f"{origin}: not a readable record: {_first(error)}") from error
-    _check_rank_file(record, origin)
-    return record
-
-
-def parse_manifest(data: bytes, origin: str) -> Manifest:
-    """Parse a manifest.
-
-    Raises:
-        TargetError: it is damaged, or of another version.
-        LimitError: parsing would exceed the memory limit.
-    """
-    try:
-        content, has_digest = split_digest(data)
-        manifest = _validated(Manifest, content, origin)
-        if manifest.plan_digest is not None and not has_digest:
-            raise ValueError(_NO_DIGEST)
-    except ValueError as error:
-        raise TargetError(f"{origin}: not a readable manifest: {_first(error)}") from error
-    for rank in manifest.ranks:
-        _check_rank_file(rank, origin)
-    for document in manifest.documents:
-        if not is_document_name(document.file):
-            raise TargetError(f"{origin}: names its index {document.file!r}, which no conversion does: it was changed")
-    for companion in manifest.companions:
-        if companion.file not in COMPANION_NAMES:
-            raise TargetError(f"{origin}: lists {companion.file!r}, which no conversion copies: it was changed")
-    return manifest
-
-
-def _check_rank_file(rank: ShardRecord | RankSummary, origin: str) -> None:
-    if not is_rank_file(rank.file, rank.rank):
-        raise TargetError(
-            f"{origin}: says that the file of rank_{rank.rank} is {rank.file!r}, where no conversion writes it: it was "
-            "changed"
-        )
-
-
-def _validated(kind: type[Model], data: bytes, origin: str) -> Model:
     with parsing(origin) as parse:
         parse.take(records_bytes(data, _REPEATED_FIELDS))
         return kind.model_validate_json(data)
-
-
-def _first(error: ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {detail['msg']}"
-
-
-def read_manifest(directory: Location) -> Manifest | None:
-    """Read the manifest of a converted checkpoint; None if there is none.
-
-    Raises:
-        TargetError: it is damaged.
-        StorageError: it cannot be read.
-    """
-    location = directory.child(STATE_DIRECTORY, MANIFEST_NAME)
-    content = unless_missing(lambda: read_own_file(location, MAX_RECORD_BYTES))
-    return None if content is None else parse_manifest(content, str(location))

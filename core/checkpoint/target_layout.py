@@ -10,8 +10,3 @@ class TargetLayout(StrEnum):
     UNIFIED = "unified"
     CHECKPOINT2 = "checkpoint2"
     DCP = "dcp"
-
-    @property
-    def counts_files(self) -> bool:
-        """True if the target's ranks are its files, not devices."""
-        return self is not TargetLayout.RANKS

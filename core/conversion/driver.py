@@ -1,6 +1,6 @@
 """The driver of a conversion: its steps in their order, whatever carries them out.
 
-request placed, target checked -> plan -> session: the target claimed -> units of work on ranks -> values read -> finish
+request filled in, target checked -> plan -> session: target claimed -> units of work on ranks -> values read -> finish
 """
 
 import time
@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager
 
 from reshard.core.conversion.executor import Executor
 from reshard.core.conversion.finish import check_crcs, finish, raise_failures
-from reshard.core.conversion.iteration_place import placed
-from reshard.core.conversion.planning import check_target, plan_in_steps
+from reshard.core.conversion.planning import check_target, filled_in, plan_in_steps
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import Session, SourceParts, open_session
 from reshard.core.plan.plan import ConversionPlan
@@ -37,7 +36,7 @@ def drive(
         ConversionError: runtime failure.
     """
     started, note = time.monotonic(), current_progress().note
-    request = with_retries(lambda: placed(request), note)
+    request = with_retries(lambda: filled_in(request), note)
     with_retries(lambda: check_target(request), note)
     with executing(request) as executor:
         plan = executor.step(plan_of, request) if plan_of else plan_in_steps(request, executor.step, crc_later=True)

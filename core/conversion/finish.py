@@ -32,7 +32,7 @@ from reshard.core.runtime.progress import SilentProgress, advancing, current_pro
 from reshard.core.runtime.retry import retries_counted, with_retries
 from reshard.core.runtime.threads import in_phase
 from reshard.core.runtime.wording import listed_lines, rank_names
-from reshard.core.target.companions import companion_summaries
+from reshard.core.target.documents import companion_summaries
 from reshard.core.target.workspace import Workspace, read_records, record_digest
 from reshard.core.transfer.overflows import overflow_notes, total_overflows
 from reshard.core.transfer.source_files import open_unchanged
@@ -308,7 +308,7 @@ def _manifest(session: Session, found: _FinishedRanks, *, compared: bool) -> Man
         index=documents.index.summary if documents.index else None,
         common=documents.common.summary if documents.common else None,
         changes=plan.inputs.changes,
-        excluded=tuple(plan.match.excluded),
+        excluded=tuple(plan.match.left_out.sources),
         plan_digest=xxhash.xxh3_128_hexdigest(session.target.plan_data),
         companions=companion_summaries(plan),
     )

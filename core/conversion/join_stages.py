@@ -220,7 +220,8 @@ class _Joint:
         first = self.parts[0].plan
         if len(self.parts) == 1:
             return first.file_name(rank)
-        stem = f"rank_{rank}/{first.inputs.prefix}{rank}_part"
+        suffix = f".{first.inputs.format}"
+        stem = first.file_name(rank).removesuffix(f"{first.part}{suffix}")
         return joined_name(stem, [part.stage for part in self.parts], f".{first.inputs.format}")
 
     def _manifest(self, ranks: Sequence[RankSummary]) -> Manifest:

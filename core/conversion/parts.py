@@ -5,9 +5,10 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from reshard.core.changes.changes import Changes
-from reshard.core.checkpoint.manifest import Manifest, ShardRecord, read_manifest
+from reshard.core.checkpoint.manifest import Manifest, ShardRecord
 from reshard.core.conversion.part_changes import check_changed_alike
 from reshard.core.errors import InputError, TargetError
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.records.plan_file import rebuild_plan
@@ -46,8 +47,8 @@ class Part:
         """Return those of the target's names that the selection leaves out, of other stages too as far as is known."""
         changes = self.plan.inputs.changes
         if changes.steps or changes.split or changes.join or changes.rename:  # selections are of the source's names
-            return self.plan.match.left_out
-        return self.plan.match.left_out | excluded_names(sorted(names), self.selection, set()).keys()
+            return self.plan.match.left_out.names
+        return self.plan.match.left_out.names | excluded_names(sorted(names), self.selection, set()).keys()
 
     def allows_missing(self, name: str) -> bool:
         """True if its conversion allowed a parameter of the target to be missing."""
@@ -79,7 +80,7 @@ class Part:
         stages = inputs.target_strategy.stages if inputs.target_strategy else ()
         return {
             "formats": inputs.format,
-            "prefixes": inputs.prefix,
+            "prefixes": inputs.layout,
             "numbers of copies (--replicas)": inputs.replicas,
             "source steps": inputs.catalog.step,
             "target strategies": [stage.layouts for stage in stages],

@@ -55,14 +55,12 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     if match.passed_through:
         names = [each.name for each in match.passed_through]
         notes.append(f"not in any strategy; copied to every target rank: {listed(names)}")
-    if match.outside:
-        where = "on every target rank" if plan.inputs.iteration else "once in the target"
-        outside = listed(match.outside)
+    if match.files.outside:
+        where, outside = plan.inputs.layout.outside_place, listed(match.files.outside)
         notes.append(f"not in any strategy; the same on all source ranks that have it, and {where}: {outside}")
-    if match.in_common:
-        notes.append(f"in common.json of the target, and in none of its files: {listed(match.in_common)}")
+    notes += plan.inputs.layout.notes(match)
     if match.appended:
-        where = match.files[-1] if match.files else "every target file"
+        where = match.files.names[-1] if match.files.names else "every target file"
         notes.append(f"appended to {where}: {listed([_format_info(each) for each in match.appended])}")
     if plan.inputs.replicas:
         notes.append(_redundancy_note(plan.inputs.replicas))

@@ -6,8 +6,6 @@ from typing import Protocol, TypeVar, TypeVarTuple
 
 from reshard.core.changes.model_config import CONFIG_NAME
 from reshard.core.checkpoint.catalog import CheckpointCatalog
-from reshard.core.checkpoint.target_layout import TargetLayout
-from reshard.core.conversion.iteration_place import iteration_layout, placed, with_common_noted
 from reshard.core.conversion.report import PlanSummary, planned_traffic, summarize_plan, with_estimate
 from reshard.core.conversion.session import (
     needed_room,
@@ -19,13 +17,10 @@ from reshard.core.errors import CatalogError, PlanError, TargetError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.files.running_crc import is_crc_in_header
 from reshard.core.layouts.any_layout import read_any_strategy
-from reshard.core.layouts.dcp.checkpoint import find_dcp
-from reshard.core.layouts.dcp.options import DEFAULT_SHARDS, DcpOptions
-from reshard.core.layouts.options import own_options
-from reshard.core.layouts.ranks.options import RanksOptions
-from reshard.core.layouts.unified.options import UnifiedOptions
+from reshard.core.layouts.targets import float8_layouts, side_named
+from reshard.core.layouts.training_state import with_lost_state_noted
 from reshard.core.plan.matching import check_convertible
-from reshard.core.plan.model import DcpLayout, PlanInputs, UnifiedLayout
+from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.whole_shapes import BY_RECORD
 from reshard.core.request.changing import UnmatchedPolicy
@@ -56,6 +51,7 @@ from reshard.core.tensor.layout import whole_layout
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 from reshard.core.verification.wholes import check_dropped_copies
 
+Request = TypeVar("Request", bound=ConversionRequest)
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
@@ -67,21 +63,33 @@ class Step(Protocol):
         """Return the result of `work`."""
 
 
+def filled_in(request: Request) -> Request:
+    """Return a request with the options that it leaves open and only the source tells, as its layout wants them.
+
+    Raises:
+        InputError: the source does not tell them, or cannot be used.
+        StorageError: the source cannot be listed.
+    """
+    found = side_named(request.layout).fill_in(request)
+    return request.model_copy(update=dict(found)) if found else request
+
+
 def check_target(request: ConversionRequest) -> None:
     """Raise TargetError for a target that is occupied, unusable or in the source, before any byte of this is read."""
     source, final = parse_url(request.source), parse_url(request.target_directory)
     check_apart(source, final)
-    check_free(final, source, overwrite=request.overwrite, brings_others=request.layout is TargetLayout.UNIFIED)
+    brings_others = side_named(request.layout).brings_others
+    check_free(final, source, overwrite=request.overwrite, brings_others=brings_others)
 
 
 def make_plan(request: ConversionRequest) -> ConversionPlan:
     """Plan a request; nothing is written."""
     with resources_of(request):
-        return plan_in_steps(placed(request), _at_once)
+        return plan_in_steps(filled_in(request), _at_once)
 
 
 def plan_in_steps(request: ConversionRequest, step: Step, *, crc_later: bool = False) -> ConversionPlan:
-    """Plan a placed request by steps that `step` carries out; nothing is written.
+    """Plan a request that leaves nothing open, by steps that `step` carries out; nothing is written.
 
     With `crc_later`, `SourceCrcs` is to check CRCs of single tensors.
     """
@@ -106,7 +114,9 @@ def outline_target(request: ConversionRequest) -> TargetOutline:
         choice = PresetChoice.of(request, request.reference)
         preset = compiled_for(choice, SourceRequest.of(request), strategy)
         changes = with_preset(changes, preset)
-    return TargetOutline(request.target_directory, strategy, changes, request.layout.counts_files, preset)
+    return TargetOutline(
+        request.target_directory, strategy, changes, side_named(request.layout).record.ranks_are_files, preset
+    )
 
 
 def plan_conversion(request: ConversionRequest, source: Source, target: TargetOutline) -> ConversionPlan:
@@ -129,8 +139,9 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
     expect_parameters(sum(len(index.entries) for index in source.catalog.indexes()))
     catalog, strategy, asked = source.catalog, source.strategy, source.integrated_save
     _check_any_left(catalog)
-    if request.layout is not TargetLayout.CHECKPOINT2:
-        catalog = with_common_noted(catalog)
+    side = side_named(request.layout)
+    if not side.keeps_training_state:
+        catalog = with_lost_state_noted(catalog)
     samples = None
     if strategy is not None and not catalog.has_whole_tensors and not strategy.lists_boxes:
         warnings, samples = strategy_warnings(
@@ -141,25 +152,24 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         from reshard.core.source.preset_changes import with_preset_checked
 
         catalog = with_preset_checked(catalog, strategy, target, request.allow_missing)
+    layout = side.choose(request, catalog)
+    target_format = layout.file_format or _asked_format(request, catalog)
     fails_on_differing = request.shared_parameters == "fail"
     inputs = PlanInputs(
         catalog=catalog,
         source_strategy=strategy,
         target_strategy=_with_unsharded(target.strategy, source) if target.strategy else None,
-        format=_target_format(request, catalog),
-        prefix=own_options(request, RanksOptions).prefix,
+        format=target_format,
         fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
         allow_missing=tuple(request.allow_missing),
         integrated_save=asked,
         replicas=request.replicas if request.remove_redundancy else 0,
         write_crc=request.write_crc,
-        encryption=_target_encryption(request, catalog),
+        encryption=_target_encryption(request, target_format, catalog),
         append_info=request.info,
         shared_parameters="first" if fails_on_differing else request.shared_parameters,
         changes=target.changes,
-        unified=_unified_layout(request),
-        iteration=iteration_layout(request, catalog),
-        dcp=_dcp_layout(request, catalog),
+        layout=layout,
     )
     with timed(f"{request.source}: reads and writes planned"):
         plan = build_plan(inputs, source.shards)
@@ -179,7 +189,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
     plan = plan.with_notes(
         *sibling_warnings(plan.wholes), *outside_warnings(plan.inputs.catalog, plan.match.passed_through)
     )
-    check_convertible(plan.match, catalog, carries_float8=request.layout in (TargetLayout.UNIFIED, TargetLayout.DCP))
+    check_convertible(plan.match, catalog, layout.name, float8_layouts())
     _check_one_step(plan)
     if plan.match.shared:
         from reshard.core.verification.tied_parameters import with_tied_compared
@@ -195,7 +205,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
 def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSummary]:
     """Plan a request and summarize the plan; nothing is written. The target is checked if it is named."""
     with resources_of(request):
-        request = placed(request)
+        request = filled_in(request)
         if request.target:
             check_target(request)
     plan = make_plan(request)
@@ -241,34 +251,15 @@ def _with_unsharded(target: Strategy, source: Source) -> Strategy:
     return dataclasses.replace(target, stages=stages)
 
 
-def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:
-    if request.layout is TargetLayout.DCP:
-        return CheckpointFormat.DISTCP
-    if request.layout.counts_files:
-        return CheckpointFormat.SAFETENSORS
+def _asked_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:
     return catalog.format if request.format is OutputFormat.SAME else CheckpointFormat(request.format.value)
 
 
-def _unified_layout(request: ConversionRequest) -> UnifiedLayout | None:
-    if request.layout is not TargetLayout.UNIFIED:
-        return None
-    own = own_options(request, UnifiedOptions)
-    return UnifiedLayout(own.max_shard_bytes, str(own.unified_naming))
-
-
-def _dcp_layout(request: ConversionRequest, catalog: CheckpointCatalog) -> DcpLayout | None:
-    if request.layout is not TargetLayout.DCP:
-        return None
-    source = find_dcp(request.source, catalog.step or "")  # the catalog's, though a newer one may be complete by now
-    paths = tuple(source.metadata.paths.items()) if source else ()
-    return DcpLayout(0 if request.target_strategy else own_options(request, DcpOptions).shards or DEFAULT_SHARDS, paths)
-
-
-def _target_encryption(request: ConversionRequest, catalog: CheckpointCatalog) -> str:
+def _target_encryption(request: ConversionRequest, format: CheckpointFormat, catalog: CheckpointCatalog) -> str:
     """The encryption mode of the target's files; empty if they are plain."""
     if not request.encrypt_key:
         return ""
-    if _target_format(request, catalog) is CheckpointFormat.SAFETENSORS:
+    if format is CheckpointFormat.SAFETENSORS:
         raise PlanError(
             f"{catalog.url}: holds .safetensors files, and so would the target, but MindSpore knows no encrypted ones: "
             "--format ckpt, or name no --encrypt-key"

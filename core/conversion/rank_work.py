@@ -220,5 +220,5 @@ def find_sound_ranks(
 
 
 def rank_or_file(plan: ConversionPlan, rank: int) -> str:
-    """Return the name of a target rank in messages: `rank_3`, or the name of a unified checkpoint's file."""
+    """Return the name of a target rank in messages: `rank_3`, or the name of a file that counts as one."""
     return f"rank_{rank}" if target_kind(plan) == RANK else plan.file_name(rank)

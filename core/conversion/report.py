@@ -8,6 +8,7 @@ from pydantic import Field
 from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.plan_notes import plan_notes, substitutes_of
+from reshard.core.layouts.targets import side_named
 from reshard.core.plan.change_summary import ExcludedParameter, ParameterChange, changes_of, excluded_parameters
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.whole_shapes import NOT_CONFIRMED, WholeShapes, summarize_shapes
@@ -49,7 +50,7 @@ class PlanFacts(Summary):
         source_world_size: number of source ranks.
         target_world_size: number of target ranks.
         source_kind: `rank`, or `file` if the source is a unified checkpoint.
-        target_kind: `rank`, or `file` if the target is a unified checkpoint or a Checkpoint 2.0.
+        target_kind: `rank`, or `file` if the target's ranks are its files.
         dropped: parameters of the source's strategy that are not in the target's.
         excused: parameters of the target's strategy that may be missing, and are.
         carried: parameters that no strategy knows, copied to every rank.
@@ -192,6 +193,11 @@ class PlanSummary(PlanFacts):
     effects: tuple[ParameterChange, ...] = ()
     excluded: tuple[ExcludedParameter, ...] = ()
 
+    @property
+    def is_whole(self) -> bool:
+        """True if every tensor of the target is whole."""
+        return side_named(self.layout).record.is_whole
+
 
 def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequence[int]], prefetch: int) -> PlanSummary:
     """Summarize a plan that is carried out with `budget`, in `groups` of ranks with `prefetch` readers each."""
@@ -273,17 +279,13 @@ def source_kind(plan: ConversionPlan) -> str:
 
 
 def target_kind(plan: ConversionPlan) -> str:
-    """Return `file` if the ranks of a plan's target are its files, as of a unified checkpoint, else `rank`."""
-    return FILE if plan.inputs.counts_files else RANK
+    """Return `file` if the ranks of a plan's target are its files, else `rank`."""
+    return FILE if plan.inputs.layout.ranks_are_files else RANK
 
 
 def layout_of(plan: ConversionPlan) -> TargetLayout:
     """Return the layout of a plan's target."""
-    if plan.inputs.iteration:
-        return TargetLayout.CHECKPOINT2
-    if plan.inputs.dcp:
-        return TargetLayout.DCP
-    return TargetLayout.UNIFIED if plan.inputs.unified else TargetLayout.RANKS
+    return TargetLayout(plan.inputs.layout.name)
 
 
 def worlds_text(report: ConversionReport | PlanSummary) -> str:

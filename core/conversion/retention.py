@@ -23,19 +23,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from reshard.core.checkpoint.manifest import (
-    MAX_RECORD_BYTES,
-    IndexSummary,
-    Manifest,
-    RankSummary,
-    dump_record,
-    parse_manifest,
-    read_manifest,
-)
+from reshard.core.checkpoint.manifest import MAX_RECORD_BYTES, IndexSummary, Manifest, RankSummary, dump_record
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
 from reshard.core.files.file_names import Step
 from reshard.core.layouts.any_layout import step_of_directory
+from reshard.core.layouts.manifests import parse_manifest, read_manifest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import log
 from reshard.core.runtime.progress import current_progress
@@ -62,7 +55,7 @@ from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leased, leases_of
-from reshard.core.target.index import document_problem
+from reshard.core.target.documents import document_problem
 from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, record_digest
 from reshard.core.verification.files import verify_rank

@@ -33,8 +33,7 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.publishing import check_room
 from reshard.core.storage.urls import parse_url
-from reshard.core.target.companions import companion_summaries
-from reshard.core.target.index import document_problem
+from reshard.core.target.documents import companion_summaries, document_problem
 from reshard.core.target.target import Claim, Target
 from reshard.core.target.touched_sources import EarlierWork
 from reshard.core.target.workspace import Workspace

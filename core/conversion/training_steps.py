@@ -7,9 +7,10 @@ import math
 from collections.abc import Mapping
 
 from reshard.core.checkpoint.catalog import CatalogRecord
-from reshard.core.checkpoint.manifest import PLAN_NAME, read_manifest
+from reshard.core.checkpoint.manifest import PLAN_NAME
 from reshard.core.errors import ConversionError, TargetError
 from reshard.core.files.file_names import Step
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.seen_steps import Files, SeenStep, StepObserver, WatchOptions
 from reshard.core.layouts.survey import find_steps
 from reshard.core.records.plan_file import load_sources

@@ -9,6 +9,7 @@ from reshard.core.checkpoint.shared_bytes import check_bytes_apart
 from reshard.core.errors import CatalogError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.files.numpy_values import Value
+from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.mindspore_api.chosen_entries import with_chosen_entries
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.mindspore_api.file_writing import read_values
@@ -70,7 +71,7 @@ def _values(
         return {}
     check_bytes_apart(catalog, strategy)
     target = None if layouts is None else _predicted(there, layouts)
-    plan = build_plan(PlanInputs(catalog, strategy, target, CheckpointFormat.CKPT))
+    plan = build_plan(PlanInputs(catalog, strategy, target, CheckpointFormat.CKPT, layout=RankFolders()))
     return read_values(plan, rank % len(plan.target_ranks))
 
 

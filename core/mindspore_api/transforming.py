@@ -17,6 +17,7 @@ from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.options import own_options
 from reshard.core.layouts.ranks.checkpoint import FoundRanks
 from reshard.core.layouts.ranks.options import RanksOptions
+from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.mindspore_api.arguments import FORMATS, check_type
 from reshard.core.mindspore_api.failures import MissingDirectoryError, reading, writing
 from reshard.core.mindspore_api.file_writing import PlannedFile, give_name, write_files
@@ -242,7 +243,7 @@ def _plan_of_all(
         noted = (*noted, *_stages_beside_warning(source, target))
     prefix = own_options(request, RanksOptions).prefix
     planned = build_checked_plan(
-        PlanInputs(catalog, source, target, CheckpointFormat(request.format.value), prefix=prefix)
+        PlanInputs(catalog, source, target, CheckpointFormat(request.format.value), layout=RankFolders(prefix))
     )
     lacking = _lacking_part_warning(found, source, planned.plan)
     return Planned(with_tied_compared(planned.plan, False), (*noted, *planned.warnings, *lacking))
@@ -306,7 +307,7 @@ def _plan_of_rank(rank: int, files: Mapping[int, str], source: Strategy | None, 
         raise missing
     catalog = catalog_given(origin, locations, digest=wants_digest(source, target))
     written = rank if target else 0
-    inputs = PlanInputs(replace(catalog, lost=lost), source, target, CheckpointFormat.CKPT)
+    inputs = PlanInputs(replace(catalog, lost=lost), source, target, CheckpointFormat.CKPT, layout=RankFolders())
     planned = build_checked_plan(inputs, only=written)
     if not given.keys() >= {*planned.plan.rank_plan(written).source_ranks}:
         raise missing

@@ -15,6 +15,7 @@ from reshard.core.errors import CatalogError
 from reshard.core.files.model import CheckpointFormat, FileIndex
 from reshard.core.layouts.cataloging import catalog_files
 from reshard.core.layouts.foreign import check_not_foreign
+from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME
 from reshard.core.layouts.unified.strategy import unified_strategy
 from reshard.core.layouts.unified.weight_maps import read_weight_map
@@ -71,7 +72,7 @@ def plan_ranks(catalog: CheckpointCatalog, strategy: Strategy | None, format: Ch
         PlanError: a parameter does not divide as the strategy says.
     """
     if strategy is None:
-        return build_plan(PlanInputs(catalog, unified_strategy(catalog), None, format))
+        return build_plan(PlanInputs(catalog, unified_strategy(catalog), None, format, layout=RankFolders()))
     there = sharded_names(catalog)
     stages = tuple(
         replace(
@@ -84,7 +85,7 @@ def plan_ranks(catalog: CheckpointCatalog, strategy: Strategy | None, format: Ch
     target = replace(strategy, stages=stages)
     kept = target.parameters.union(catalog.outside)
     known = with_chosen_entries(catalog, lambda name: name if name in kept else None)
-    return build_plan(PlanInputs(known, unified_strategy(known), target, format))
+    return build_plan(PlanInputs(known, unified_strategy(known), target, format, layout=RankFolders()))
 
 
 def _file_names(directory: Location) -> list[str]:

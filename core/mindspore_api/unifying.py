@@ -12,6 +12,7 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.place import FoundFile
 from reshard.core.layouts.ranks.checkpoint import FoundRanks
+from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names
 from reshard.core.layouts.unified.weight_maps import dump_weight_map
 from reshard.core.mindspore_api.arguments import check_type
@@ -238,7 +239,9 @@ def _plan(catalog: CheckpointCatalog, strategy: Strategy, names: Mapping[str, st
     source = replace(strategy, stages=stages)
     there = with_chosen_entries(catalog, lambda name: names.get(name, None if name in strategy.parameters else name))
     unwanted = set(names_in_order(catalog)).difference(names)
-    return build_checked_plan(PlanInputs(there, source, None, CheckpointFormat.SAFETENSORS), unwanted=unwanted)
+    return build_checked_plan(
+        PlanInputs(there, source, None, CheckpointFormat.SAFETENSORS, layout=RankFolders()), unwanted=unwanted
+    )
 
 
 def _wanted_last(stage: StageStrategy, names: Mapping[str, str]) -> list[tuple[str, ParameterLayout]]:

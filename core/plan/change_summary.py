@@ -48,7 +48,7 @@ def changes_of(plan: ConversionPlan) -> tuple[ParameterChange, ...]:
 
 def excluded_parameters(plan: ConversionPlan) -> tuple[ExcludedParameter, ...]:
     """Return the source parameters that are left out."""
-    return tuple(ExcludedParameter(parameter=name, by=by) for name, by in plan.match.excluded.items())
+    return tuple(ExcludedParameter(parameter=name, by=by) for name, by in plan.match.left_out.sources.items())
 
 
 def changes_text(changes: Sequence[ParameterChange]) -> str:

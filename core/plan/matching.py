@@ -26,7 +26,14 @@ from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, LayoutError, PlanError, raise_problems
 from reshard.core.plan.appended import REDUNDANCY_MARK, appended_parameters
-from reshard.core.plan.model import ParameterMatch, PassedThroughParameter, PlanInputs, ReshardedParameter, SourceTensor
+from reshard.core.plan.model import (
+    LeftOut,
+    ParameterMatch,
+    PassedThroughParameter,
+    PlanInputs,
+    ReshardedParameter,
+    SourceTensor,
+)
 from reshard.core.plan.names import MatchedNames, fits_any
 from reshard.core.plan.other_stages import names_of_all_stages
 from reshard.core.plan.ownership import LostBox, SourceCopy, lost_boxes
@@ -90,46 +97,50 @@ def match_parameters(inputs: PlanInputs, source_shards: SourceShards | None = No
     problems.extend(_cast_problems(inputs.changes, [*resharded, *passed_through]))
     raise_problems(PlanError, f"{catalog.url}: cannot be converted", problems)
     return ParameterMatch(
-        resharded,
-        passed_through,
-        names.dropped,
-        missing.allowed,
-        integrated,
-        by_shapes is not None,
-        appended,
-        (*missing.lost, *lost_source_boxes(resharded)),
-        missing.elsewhere,
-        _shared_copies(resharded, shards, integrated),
-        excluded={name: why for name, why in recipes.excluded.items() if name in names.in_files},
-        left_out=recipes.left_out,
+        resharded=resharded,
+        passed_through=passed_through,
+        dropped=names.dropped,
+        missing=missing.allowed,
+        integrated=integrated,
+        shapes_decide=by_shapes is not None,
+        appended=appended,
+        lost=(*missing.lost, *lost_source_boxes(resharded)),
+        elsewhere=missing.elsewhere,
+        shared=_shared_copies(resharded, shards, integrated),
+        left_out=LeftOut(
+            sources={name: why for name, why in recipes.excluded.items() if name in names.in_files},
+            names=recipes.left_out,
+            copies=dropped_copies,
+        ),
         part=missing.part,
-        dropped_copies=dropped_copies,
     )
 
 
-def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, *, carries_float8: bool = False) -> None:
+def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, layout: str, carriers: Sequence[str]) -> None:
     """Refuse parameters of foreign dtypes.
 
     Args:
-        carries_float8: the target can hold floats of 8 bits, as they are.
+        match: the parameters.
+        catalog: the source.
+        layout: name of the target's layout.
+        carriers: names of the layouts whose targets can hold floats of 8 bits, as they are.
 
     Raises:
         PlanError: the target would get some; names each, and a file that holds it.
     """
     problems = [
-        f"parameter {name!r} has dtype {dtype}, which {_why_foreign(dtype)}: --exclude {name} "
+        f"parameter {name!r} has dtype {dtype}, which {_why_foreign(dtype, carriers)}: --exclude {name} "
         f"(it is in {holding_file(catalog, name)})"
         for name, dtype in foreign_parameters(match).items()
-        if not (carries_float8 and dtype.is_float8)
+        if not (dtype.is_float8 and layout in carriers)
     ]
     raise_problems(PlanError, f"{catalog.url}: cannot be converted", problems)
 
 
-def _why_foreign(dtype: DType) -> str:
+def _why_foreign(dtype: DType, carriers: Sequence[str]) -> str:
     if dtype.is_float8:
-        return (
-            "only --layout unified and dcp carry, as it is; write that, or, if the model does without it, leave it out"
-        )
+        layouts = " and ".join(carriers)
+        return f"only --layout {layouts} carry, as it is; write that, or, if the model does without it, leave it out"
     return "reshard cannot convert; if the model does without it, leave it out"
 
 

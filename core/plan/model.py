@@ -9,10 +9,9 @@ from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.changes.info_texts import InfoValue
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.model import CheckpointFormat
-from reshard.core.layouts.dcp.metadata import StatePath
-from reshard.core.layouts.unified.companions import Companions
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.ownership import LostBox, SourceCopy
+from reshard.core.plan.target_layout import NOT_WRITTEN, TargetLayout
 from reshard.core.runtime.frozen import frozen
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
@@ -20,47 +19,6 @@ from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.segments import BlockScale, Piece, are_whole
 from reshard.core.tensor.slices import Shape, TensorSlice
-
-
-@frozen
-class UnifiedLayout:
-    """A target of whole tensors in files of about equal size, each parameter in one of them.
-
-    Attributes:
-        max_shard_bytes: most bytes of parameters in a file, unless one parameter alone has more.
-        naming: convention for the names of files and index: `huggingface` or `mindspore`.
-    """
-
-    max_shard_bytes: int
-    naming: str
-
-
-@frozen
-class IterationLayout:
-    """A target in the form of MindFormers' Checkpoint 2.0.
-
-    Attributes:
-        number: the iteration.
-        common: keys and values of its common.json.
-        tracked: the tracker beside the iteration's directory names it when it is complete.
-    """
-
-    number: int
-    common: tuple[tuple[str, int | float | None], ...]
-    tracked: bool
-
-
-@frozen
-class DcpLayout:
-    """A target in the form of PyTorch's Distributed Checkpoint.
-
-    Attributes:
-        shards: number of files to divide every tensor's rows among; 0: a strategy shards the target.
-        paths: names in the source -> keys of the tensors in its nested state dict.
-    """
-
-    shards: int = 0
-    paths: tuple[tuple[str, StatePath], ...] = ()
 
 
 @frozen
@@ -90,7 +48,6 @@ class PlanInputs:
         source_strategy: how the source is sharded; None: not at all, one rank.
         target_strategy: how the target will be sharded; None: not at all, one rank.
         format: kind of the target's files.
-        prefix: name of the target's files before the rank's number.
         fail_on_unmatched: fail on parameters that the target's strategy lacks, instead of dropping them.
         allow_missing: shell-style patterns of target parameters that need no source.
         integrated_save: whether every source rank holds whole tensors, whatever its strategy says; by default known
@@ -102,17 +59,13 @@ class PlanInputs:
         encryption: encryption of the target's files, MindSpore's `enc_mode`; empty: none.
         changes: selection, new names, shapes and dtypes of target parameters. The target's strategy and
             `allow_missing` use the new names.
-        unified: write whole tensors in a few files instead of a file for each rank.
-        companions: files to copy beside them, with which they are a complete Hugging Face directory.
-        iteration: write an iteration of Checkpoint 2.0 instead.
-        dcp: write a Distributed Checkpoint of PyTorch instead.
+        layout: how the target lies in its directory.
     """
 
     catalog: CheckpointCatalog
     source_strategy: Strategy | None
     target_strategy: Strategy | None
     format: CheckpointFormat
-    prefix: str = "checkpoint_"
     fail_on_unmatched: bool = False
     allow_missing: tuple[str, ...] = ()
     integrated_save: IntegratedSave = IntegratedSave.AUTO
@@ -122,20 +75,12 @@ class PlanInputs:
     write_crc: bool = False
     encryption: str = ""
     changes: Changes = NO_CHANGES
-    unified: UnifiedLayout | None = None
-    companions: Companions | None = None
-    iteration: IterationLayout | None = None
-    dcp: DcpLayout | None = None
-
-    @property
-    def counts_files(self) -> bool:
-        """True if the target's ranks are its files, not devices."""
-        return self.unified is not None or self.iteration is not None or self.dcp is not None
+    layout: TargetLayout = NOT_WRITTEN
 
     @property
     def kept_replicas(self) -> int:
         """Copies of each slice that the target has; 0: one on every rank that owns the slice."""
-        return 1 if self.dcp is not None else self.replicas
+        return self.layout.kept_replicas(self.replicas)
 
 
 class SourceTensor(NamedTuple):
@@ -219,6 +164,42 @@ class PassedThroughParameter:
 
 
 @frozen
+class TargetFiles:
+    """The files of a target whose ranks are files.
+
+    Attributes:
+        names: paths of the files below the target; the last one gets the appended entries.
+        stages: if the files are sharded by stages, the files of each stage and kind; else each is a stage.
+        outside: the resharded parameters that no strategy knows.
+        in_documents: the source's parameters that are in a document beside the files instead of in them.
+    """
+
+    names: tuple[str, ...] = ()
+    stages: tuple[FileStage, ...] = ()
+    outside: tuple[str, ...] = ()
+    in_documents: tuple[str, ...] = ()
+
+
+NO_FILES = TargetFiles()
+
+
+@frozen
+class LeftOut:
+    """Parameters that declared changes leave out.
+
+    Attributes:
+        sources: their names in the source -> the declaration.
+        names: their names in the target.
+        copies: source parameters that were left out as copies of others, each with the other. That they are is still to
+            be checked.
+    """
+
+    sources: Mapping[str, str] = field(default_factory=dict)
+    names: frozenset[str] = frozenset()
+    copies: tuple[tuple[SourceTensor, SourceTensor], ...] = ()
+
+
+@frozen
 class ParameterMatch:
     """The fate of every parameter; names in the source files' order.
 
@@ -233,15 +214,9 @@ class ParameterMatch:
         elsewhere: names in the target's strategy that belong to other stages, which are converted by themselves.
         shared: the stages' copies of each resharded source parameter that several stages hold, the one to read first.
         appended: entries for every target file, in place of the source's.
-        outside: of a target whose ranks are files, the resharded parameters that no strategy knows.
-        files: of a target whose ranks are files, their names; a unified target's last one gets the appended entries.
-        file_stages: of an iteration of Checkpoint 2.0, its files by kind and stage; of a DCP directory, by stage.
-        in_common: of an iteration, the source's parameters that are in its common.json instead of its files.
-        excluded: source names that were left out as declared -> the declaration.
-        left_out: their names in the target.
+        files: the files that parameters are assigned to, if the target's ranks are files.
+        left_out: parameters that declared changes leave out.
         part: the stage whose part of the target this is; None if it is all of it.
-        dropped_copies: source parameters that were left out as copies of others, each with the other. That they are is
-            still to be checked.
     """
 
     resharded: tuple[ReshardedParameter, ...]
@@ -254,35 +229,30 @@ class ParameterMatch:
     lost: tuple[LostBox, ...] = ()
     elsewhere: tuple[str, ...] = ()
     shared: Mapping[str, tuple[tuple[int, SourceCopy], ...]] = field(default_factory=dict)
-    outside: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    file_stages: tuple[FileStage, ...] = ()
-    in_common: tuple[str, ...] = ()
-    excluded: Mapping[str, str] = field(default_factory=dict)
-    left_out: frozenset[str] = frozenset()
+    files: TargetFiles = NO_FILES
+    left_out: LeftOut = field(default_factory=LeftOut)
     part: int | None = None
-    dropped_copies: tuple[tuple[SourceTensor, SourceTensor], ...] = ()
 
     @property
     def allowed_missing(self) -> tuple[str, ...]:
         """Names in `missing` that were not left out on purpose."""
-        return tuple(name for name in self.missing if name not in self.left_out)
+        return tuple(name for name in self.missing if name not in self.left_out.names)
 
     def stage_text(self, number: int) -> str:
         """Format the name of one of the plan's stages."""
-        if self.file_stages:
-            stage = self.file_stages[number]
+        if self.files.stages:
+            stage = self.files.stages[number]
             return ", ".join(filter(None, (f"stage {stage.stage}", stage.kind)))
-        return self.files[number] if self.files else f"stage {number}"
+        return self.files.names[number] if self.files.names else f"stage {number}"
 
     def pipeline_stage(self, number: int) -> int:
         """Return the target's pipeline stage that one of the plan's stages belongs to."""
-        return self.file_stages[number].stage if self.file_stages else number
+        return self.files.stages[number].stage if self.files.stages else number
 
     @property
     def beyond_strategies(self) -> tuple[str, ...]:
         """Names of target parameters that no strategy knows."""
-        return tuple(passed.name for passed in self.passed_through) + self.outside
+        return tuple(passed.name for passed in self.passed_through) + self.files.outside
 
 
 @frozen

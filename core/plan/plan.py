@@ -20,10 +20,6 @@ import numpy as np
 
 from reshard.core.errors import PlanError
 from reshard.core.files.model import TensorEntry
-from reshard.core.layouts.checkpoint2.assignment import iteration_match
-from reshard.core.layouts.dcp.assignment import dcp_match
-from reshard.core.layouts.unified.assignment import unified_match
-from reshard.core.layouts.unified.companions import Companions
 from reshard.core.plan.appended import AppendedParameter, redundancy_mark
 from reshard.core.plan.layout_classes import TargetStage, build_stage
 from reshard.core.plan.matching import check_nothing_lost, match_parameters
@@ -39,6 +35,7 @@ from reshard.core.plan.model import (
     SourceTensor,
 )
 from reshard.core.plan.stage_shards import SourceShards
+from reshard.core.plan.target_layout import TargetLayout
 from reshard.core.plan.whole_shapes import Whole, wholes_of_match
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.slices import TensorSlice
@@ -62,7 +59,7 @@ class ConversionPlan:
                 ranks,
                 held.get(number, ()),
                 inputs.kept_replicas,
-                drops_empty=inputs.dcp is not None,
+                drops_empty=inputs.layout.drops_empty_shards,
             )
             for number, ranks in _stage_ranks(inputs.target_strategy, match)
         )
@@ -106,9 +103,9 @@ class ConversionPlan:
         """The whole tensors of the source that the target needs, and what confirms their shapes."""
         return wholes_of_match(self.match, self.compared_shapes)
 
-    def with_companions(self, companions: Companions) -> "ConversionPlan":
-        """Return the plan with files to copy beside its own."""
-        return self._with_inputs(replace(self.inputs, companions=companions))
+    def with_layout(self, layout: TargetLayout) -> "ConversionPlan":
+        """Return the plan with another record of its target's layout, which assigns parameters as the former did."""
+        return self._with_inputs(replace(self.inputs, layout=layout))
 
     def _with_inputs(self, inputs: PlanInputs) -> "ConversionPlan":
         """Return the plan with inputs that nothing computed depends on, so that all of it is kept."""
@@ -120,10 +117,7 @@ class ConversionPlan:
         """The path of a target rank's file below the target."""
         if rank in self.file_names:
             return self.file_names[rank]
-        if self.match.files:
-            return self.match.files[rank]
-        part = "" if self.part is None else f"_part{self.part}"
-        return f"rank_{rank}/{self.inputs.prefix}{rank}{part}.{self.inputs.format}"
+        return self.inputs.layout.file_name(rank, self.inputs, self.match)
 
     def rank_plan(self, rank: int, *, with_redundancy: bool = False) -> RankPlan:
         """Return the plan of one target rank: the shards that it keeps, or all of them `with_redundancy`.
@@ -211,8 +205,8 @@ class ConversionPlan:
         raise PlanError(f"the target has ranks {self.target_ranks.start} to {self.target_ranks.stop - 1}, not {rank}")
 
     def _appended(self, rank: int) -> tuple[AppendedParameter, ...]:
-        """The appended entries of a rank's file: every rank's, but only the last file's of a unified target."""
-        return self.match.appended if not self.match.files or rank == self.target_ranks[-1] else ()
+        """The appended entries of a rank's file: every rank's, but only the last one's if the ranks are files."""
+        return self.match.appended if not self.match.files.names or rank == self.target_ranks[-1] else ()
 
     def passed_through_source(self, passed: PassedThroughParameter, rank: int) -> int:
         """Return the source rank that a target rank reads a passed-through parameter from."""
@@ -292,13 +286,7 @@ def build_plan(inputs: PlanInputs, source_shards: SourceShards | None = None) ->
     """
     match = match_parameters(inputs, source_shards)
     check_nothing_lost(inputs.catalog, match)
-    if inputs.unified is not None:
-        has_strategy = inputs.source_strategy is not None
-        match = unified_match(inputs.catalog, match, inputs.unified, has_strategy=has_strategy)
-    if inputs.iteration is not None:
-        match = iteration_match(inputs, match)
-    if inputs.dcp is not None:
-        match = dcp_match(inputs, match, inputs.dcp)
+    match = inputs.layout.assign(inputs, match)
     plan = ConversionPlan(inputs, match)
     plan.check_coverage()
     if inputs.replicas and (inputs.target_strategy is None or len(inputs.target_strategy.ranks) == 1):
@@ -307,7 +295,7 @@ def build_plan(inputs: PlanInputs, source_shards: SourceShards | None = None) ->
             "loads such files on several ranks only. Leave out --remove-redundancy"
         )
     if plan.has_empty_ranks():
-        if inputs.iteration is not None:
+        if not inputs.layout.marks_redundancy:
             raise PlanError(
                 "redundancy cannot be removed: there are fewer slices than target ranks, so that some files would be "
                 "empty. Leave out --remove-redundancy, or keep more --replicas"
@@ -317,12 +305,12 @@ def build_plan(inputs: PlanInputs, source_shards: SourceShards | None = None) ->
 
 
 def _stage_ranks(target: Strategy | None, match: ParameterMatch) -> Sequence[tuple[int, range]]:
-    """The target's stages and their ranks; each file of a unified target is a stage."""
-    if match.file_stages:
-        return [(stage.number, stage.files) for stage in match.file_stages]
+    """The target's stages and their ranks; if files are ranks and no strategy shards them, each file is a stage."""
+    if match.files.stages:
+        return [(stage.number, stage.files) for stage in match.files.stages]
     if target is not None:
         return [(stage.stage, target.stage_ranks(stage)) for stage in target.stages]
-    return [(number, range(number, number + 1)) for number in range(len(match.files) or 1)]
+    return [(number, range(number, number + 1)) for number in range(len(match.files.names) or 1)]
 
 
 def _kept_column(kept: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -20,12 +20,8 @@ from reshard.core.changes.changes import Changes
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import InputError, LimitError, TargetError
 from reshard.core.files.model import CheckpointFormat
-from reshard.core.layouts.dcp.metadata import is_state_path
-from reshard.core.layouts.dcp.options import MAX_SHARDS
-from reshard.core.layouts.unified.companions import CompanionFile, Companions
-from reshard.core.layouts.unified.names import COMPANION_NAMES
-from reshard.core.options.fields import check_prefix
-from reshard.core.plan.model import DcpLayout, IterationLayout, PlanInputs, UnifiedLayout
+from reshard.core.layouts.targets import layout_from_plan, plan_fields
+from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.records.catalog_json import catalog_from_json, catalog_to_json
 from reshard.core.runtime.keys import needed_target_key, target_key
@@ -178,6 +174,7 @@ def _decompressed(data: bytes, url: str) -> bytes:
 
 
 def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
+    layout = plan_fields(inputs.layout)
     return {
         "schema_version": SCHEMA_VERSION,
         "writer": __version__,
@@ -185,7 +182,7 @@ def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
         "source_strategy": _strategy_to_json(inputs.source_strategy),
         "target_strategy": _strategy_to_json(inputs.target_strategy),
         "format": str(inputs.format),
-        "prefix": inputs.prefix,
+        "prefix": layout.pop("prefix"),
         "fail_on_unmatched": inputs.fail_on_unmatched,
         "allow_missing": list(inputs.allow_missing),
         "saved_whole": inputs.integrated_save is IntegratedSave.YES,
@@ -196,10 +193,7 @@ def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
         "write_crc": inputs.write_crc,
         "encryption": inputs.encryption,
         "changes": inputs.changes.model_dump(mode="json", exclude_defaults=True),
-        "unified": asdict(inputs.unified) if inputs.unified else None,
-        "iteration": asdict(inputs.iteration) if inputs.iteration else None,
-        **({"dcp": asdict(inputs.dcp)} if inputs.dcp else {}),
-        **({"companions": asdict(inputs.companions)} if inputs.companions else {}),
+        **layout,
     }
 
 
@@ -211,7 +205,6 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         source_strategy=_strategy_from_json(data["source_strategy"]),
         target_strategy=_strategy_from_json(data["target_strategy"]),
         format=CheckpointFormat(data["format"]),
-        prefix=check_prefix(data["prefix"]),
         fail_on_unmatched=data["fail_on_unmatched"],
         allow_missing=tuple(data["allow_missing"]),
         integrated_save=_integrated_save(data),
@@ -221,40 +214,8 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         write_crc=data["write_crc"],
         encryption=data["encryption"],
         changes=Changes.model_validate(data["changes"]),
-        unified=UnifiedLayout(**data["unified"]) if data["unified"] else None,
-        companions=_companions_from_json(data.get("companions")),
-        iteration=_iteration_from_json(data.get("iteration")),
-        dcp=_dcp_from_json(data.get("dcp")),
+        layout=layout_from_plan(data),
     )
-
-
-def _companions_from_json(data: dict[str, Any] | None) -> Companions | None:
-    if data is None:
-        return None
-    files = tuple(CompanionFile(**file) for file in data["files"])
-    unknown = [file.name for file in files if file.name not in COMPANION_NAMES]
-    if unknown:
-        raise ValueError(f"{unknown[0]!r} is not a file that is copied beside weights")
-    return Companions(data["url"], data["dtype"], files)
-
-
-def _iteration_from_json(data: dict[str, Any] | None) -> IterationLayout | None:
-    """Plans of earlier versions have no iterations."""
-    if data is None:
-        return None
-    common = tuple((str(key), value) for key, value in data["common"])
-    return IterationLayout(int(data["number"]), common, bool(data["tracked"]))
-
-
-def _dcp_from_json(data: dict[str, Any] | None) -> DcpLayout | None:
-    if data is None:
-        return None
-    if type(data["shards"]) is not int or not 0 <= data["shards"] <= MAX_SHARDS:
-        raise ValueError(f"invalid shard count {data['shards']!r}")
-    paths = tuple((str(name), tuple(path)) for name, path in data["paths"])
-    if not all(is_state_path(path) for _, path in paths):
-        raise ValueError("it has keys of a state dict that are none")
-    return DcpLayout(data["shards"], paths)
 
 
 def _integrated_save(data: dict[str, Any]) -> IntegratedSave:

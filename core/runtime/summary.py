@@ -10,4 +10,4 @@ class Summary(BaseModel):
 
 
 RANK, FILE = "rank", "file"
-"""Kinds of target units: a device's file, or a file of a unified checkpoint."""
+"""Kinds of target units: a device's file, or a file that is no device's."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from reshard.core.checkpoint.manifest import Manifest, read_manifest, unseal_manifest
+from reshard.core.checkpoint.manifest import Manifest, unseal_manifest
 from reshard.core.errors import InputError
 from reshard.core.files.any_format import read_index
 from reshard.core.files.encryption.decrypted_source import DecryptedSource
@@ -14,6 +14,7 @@ from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.files.scalars import json_value, read_scalars
 from reshard.core.layouts.any_layout import is_document, read_any_strategy
 from reshard.core.layouts.foreign import check_not_foreign, find_foreign
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.source_layout import Document
 from reshard.core.layouts.survey import find_self_described, survey
 from reshard.core.runtime.keys import Key, source_key

@@ -25,7 +25,7 @@ def unsaved(source: Strategy | None, target: Strategy | None, match: ParameterMa
     if source is None or target is not None:
         return []
     saved = {each.name for each in distinct_sources(match.resharded)} | {lost.name for lost in match.lost}
-    return sorted(source.parameters - saved - match.excluded.keys())
+    return sorted(source.parameters - saved - match.left_out.sources.keys())
 
 
 def unsaved_text(names: Sequence[str]) -> str:
@@ -52,7 +52,7 @@ def missing_outside_strategy(
 def mixed_steps(catalog: CheckpointCatalog, match: ParameterMatch) -> Iterator[str]:
     """Sentences: contents show that ranks were saved at different steps, whatever their files' names."""
     # excluded parameters show it too
-    outside = {parameter.source_name for parameter in match.passed_through} | match.excluded.keys()
+    outside = {parameter.source_name for parameter in match.passed_through} | match.left_out.sources.keys()
     for name in STEP_PARAMETERS:
         if name not in outside:
             continue

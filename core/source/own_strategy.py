@@ -11,12 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
-from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, read_manifest, unseal_manifest
-from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, unseal_manifest
 from reshard.core.errors import InputError, LayoutError, StorageError, StrategyError, UnusableStorageError
 from reshard.core.files.encryption.encrypted_output import encrypted_bytes
 from reshard.core.files.file_names import parse_name
 from reshard.core.layouts.any_layout import is_document
+from reshard.core.layouts.manifests import read_manifest
+from reshard.core.layouts.targets import side_named
 from reshard.core.records.plan_file import load_target_strategy
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import Keys, keys_in_force, source_key
@@ -54,7 +55,7 @@ def read_own_strategy(source: str) -> OwnStrategy | None:
         return None
     with _refused_by_name(location):
         manifest = read_manifest(location)
-    if manifest is None or manifest.layout is not TargetLayout.RANKS:
+    if manifest is None or side_named(manifest.layout).record.ranks_are_files:
         return None
     origin = str(location.child(STATE_DIRECTORY, MANIFEST_NAME))
     if bool(manifest.encryption) != (source_key() is not None):

@@ -18,6 +18,7 @@ from reshard.core.errors import InputError, PlanError, raise_problems
 from reshard.core.files.model import TensorEntry
 from reshard.core.layouts.unified.companions import Companions, companions_of
 from reshard.core.layouts.unified.names import COMPANION_NAMES, is_index_name, is_unified_name
+from reshard.core.layouts.unified.target import with_companions
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.names import fits_any
 from reshard.core.plan.plan import ConversionPlan
@@ -111,7 +112,7 @@ def with_reference(plan: ConversionPlan, reference: Reference) -> ConversionPlan
             notes.append(f"{reference.url}: {rotary_buffers_note(lacking)}")
     companions = companions_of(reference.url, reference.companions, _CONFIG_NAMES.get(dtype.name, dtype.name.lower()))
     notes.insert(0, _note(companions, reference, dtype, {each.name for each in parameters}))
-    return plan.with_companions(companions).with_notes(*notes)
+    return plan.with_layout(with_companions(plan.inputs.layout, companions)).with_notes(*notes)
 
 
 def _is_known(name: str) -> bool:

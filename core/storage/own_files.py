@@ -11,19 +11,17 @@ still there at the end.
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
 
 from reshard.core.errors import TargetError
-from reshard.core.layouts.unified.names import COMPANION_NAMES
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.atomic_rename import is_leftover, is_temporary
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.local_lease import GATE_NAME
-from reshard.core.storage.publishing import RANK_FOLDER, STATE_DIRECTORY, foreign_names
-from reshard.core.storage.target_names import is_target_name
+from reshard.core.storage.publishing import RANK_FOLDER, STATE_DIRECTORY, IsOwn, foreign_names
 from reshard.core.storage.urls import Location
 
 _MAX_LISTED = 5
@@ -51,12 +49,13 @@ _BUILT_THERE = "Its directory is where a target is built, and files there may be
 _RANK_LISTING = Listing(lambda name: _CHECKPOINT_FILE.fullmatch(name) is not None)
 
 
-def check_working(directory: Location, state: Listing) -> None:
+def check_working(directory: Location, state: Listing, is_own: IsOwn) -> None:
     """Check that a local working directory, if it exists, holds only files that conversions write.
 
     Args:
         directory: the directory in which a target is built.
         state: the listing of its state directory.
+        is_own: predicate of the names that files may have in the directory itself.
 
     Raises:
         TargetError: the directory is a link or a file, or holds a foreign entry, which the message names.
@@ -64,7 +63,7 @@ def check_working(directory: Location, state: Listing) -> None:
     """
     with mapped_errors(directory, "list it"):
         _check_directory(directory.path)
-        _check_entries(directory.path, _target_listing(state, COMPANION_NAMES), _BUILT_THERE)
+        _check_entries(directory.path, _target_listing(state, is_own), _BUILT_THERE)
         # a killed worker may leave an unfinished file here after the directory was published
         file, state_path = _any_file(directory.path), directory.child(STATE_DIRECTORY).path
         if file is not None and not os.path.lexists(state_path) and os.path.lexists(file):
@@ -86,10 +85,8 @@ def check_gate(directory: Location) -> None:
         _check_entries(directory.path, Listing(GATE_NAME.__eq__), "Its directory is a lock of runs, to be removed")
 
 
-def check_replaced(directory: Location, own: Collection[str] = ()) -> None:
+def check_replaced(directory: Location, is_own: IsOwn) -> None:
     """Check that a local directory, if it exists, can only be a replaced target that was not yet removed.
-
-    `own` are the names of files that were copied beside its checkpoint.
 
     Raises:
         TargetError: the directory holds foreign files, or is a link.
@@ -97,7 +94,7 @@ def check_replaced(directory: Location, own: Collection[str] = ()) -> None:
     """
     with mapped_errors(directory, "look at it"):
         _check_directory(directory.path)
-    foreign = [name for name in foreign_names(directory, own) if not is_temporary(name)]
+    foreign = [name for name in foreign_names(directory, is_own) if not is_temporary(name)]
     if foreign:
         raise TargetError(
             f"{directory}: holds foreign files ({listed(foreign, _MAX_LISTED)}). A replaced target is "
@@ -105,24 +102,21 @@ def check_replaced(directory: Location, own: Collection[str] = ()) -> None:
         )
 
 
-def check_replaced_files(directory: Location, state: Listing, own: Collection[str] = ()) -> None:
+def check_replaced_files(directory: Location, state: Listing, is_own: IsOwn) -> None:
     """Check that a replaced local target, if it exists, holds only files that conversions write, at any depth.
-
-    `own` are the names of files that were copied beside its checkpoint.
 
     Raises:
         TargetError: it holds a foreign entry, which the message names.
         StorageError: the directory cannot be read.
     """
     with mapped_errors(directory, "list it"):
-        _check_entries(directory.path, _target_listing(state, own), "Its directory is a replaced target, to be removed")
+        _check_entries(
+            directory.path, _target_listing(state, is_own), "Its directory is a replaced target, to be removed"
+        )
 
 
-def _target_listing(state: Listing, own: Collection[str]) -> Listing:
-    def is_file(name: str) -> bool:
-        return is_target_name(name) or name in own
-
-    return Listing(is_file, {RANK_FOLDER: _RANK_LISTING, re.compile(re.escape(STATE_DIRECTORY)): state})
+def _target_listing(state: Listing, is_own: IsOwn) -> Listing:
+    return Listing(is_own, {RANK_FOLDER: _RANK_LISTING, re.compile(re.escape(STATE_DIRECTORY)): state})
 
 
 def check_unlinked(directory: Location, names: Listing) -> None:

@@ -13,7 +13,7 @@ import os
 import posixpath
 import re
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -24,9 +24,10 @@ from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import find_files, list_folder, unless_missing
 from reshard.core.storage.removal import remove_files
-from reshard.core.storage.target_names import is_target_name
 from reshard.core.storage.urls import Location
 
+IsOwn = Callable[[str], bool]
+"""Predicate of the names that files may have that a conversion writes into the target's directory itself."""
 PARTIAL_SUFFIX = ".reshard-partial"
 REPLACED_SUFFIX = ".reshard-replaced"
 RANK_FOLDER = re.compile(r"rank_[0-9]+")
@@ -75,12 +76,12 @@ def _entries(location: Location) -> list[dict[str, Any]]:
     return unless_missing(lambda: list_folder(location)) or []
 
 
-def foreign_names(location: Location, own: Collection[str] = ()) -> list[str]:
-    """Return the names in a directory that do not belong to a checkpoint; `own` are further names that do."""
+def foreign_names(location: Location, is_own: IsOwn) -> list[str]:
+    """Return the names in a directory that do not belong to a checkpoint."""
     return [
         name
         for name in list_names(location)
-        if not (RANK_FOLDER.fullmatch(name) or is_target_name(name) or name == STATE_DIRECTORY or name in own)
+        if not (RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY or is_own(name))
     ]
 
 
@@ -97,10 +98,10 @@ def remove_tree(location: Location) -> None:
                 shutil.rmtree(location.path)
 
 
-def other_files(directory: Location, known: Iterable[str]) -> list[Location]:
-    """Return a checkpoint's complete files that are not among `known` (paths below the directory).
+def other_files(directory: Location, known: Iterable[str], is_own: IsOwn) -> list[Location]:
+    """Return a checkpoint's complete files, in rank folders or beside them, that are not among `known`.
 
-    A checkpoint's files are in rank folders, or have a name of files beside them (see `target_names`).
+    Those are paths below the directory.
     """
     known_locations = [directory.child(path) for path in known]
     known_paths = {file.path for location in known_locations for file in parts_of(location) or (location,)}
@@ -108,15 +109,15 @@ def other_files(directory: Location, known: Iterable[str]) -> list[Location]:
     return [
         file
         for file in find_files(directory)
-        if (RANK_FOLDER.fullmatch(file.path[start:].partition("/")[0]) or is_target_name(file.path[start:]))
+        if (RANK_FOLDER.fullmatch(file.path[start:].partition("/")[0]) or is_own(file.path[start:]))
         and file.path not in known_paths
         and not (directory.is_local and is_temporary(file.name))
     ]
 
 
-def remove_others(working: Location, kept: Iterable[str]) -> None:
+def remove_others(working: Location, kept: Iterable[str], is_own: IsOwn) -> None:
     """Remove a checkpoint's files that are not among `kept` (paths below the directory), and empty rank folders."""
-    remove_files(other_files(working, kept))
+    remove_files(other_files(working, kept, is_own))
     if working.is_local:
         with mapped_errors(working, "remove empty folders in it"):
             for name in list_names(working):
@@ -143,10 +144,10 @@ def temporary_files(directory: Location) -> list[Location]:
         ]
 
 
-def publish(working: Location, final: Location, own: Collection[str] = ()) -> None:
+def publish(working: Location, final: Location, is_own: IsOwn) -> None:
     """Give finished files their final name; a replaced target is removed afterwards.
 
-    `own` are names in it, besides a checkpoint's, that may be removed.
+    What `is_own` names there may be removed with it.
 
     Raises:
         TargetError: the directory to replace holds foreign files, which would be removed with it.
@@ -154,7 +155,7 @@ def publish(working: Location, final: Location, own: Collection[str] = ()) -> No
     """
     if working.path == final.path:
         return
-    foreign = foreign_names(final, own) if os.path.isdir(final.path) else []
+    foreign = foreign_names(final, is_own) if os.path.isdir(final.path) else []
     if foreign:
         raise TargetError(
             f"{final}: holds foreign files ({listed(foreign, _MAX_LISTED)}), and would be replaced. Move them "

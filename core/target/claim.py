@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY, Manifest, dump_record
 from reshard.core.errors import StorageError
+from reshard.core.layouts.targets import is_target_name
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.lease import held_lease, living_holders
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
@@ -23,7 +24,7 @@ from reshard.core.storage.publishing import (
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
-from reshard.core.target.companions import recorded_companions
+from reshard.core.target.own_names import own_names
 from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, read_identity
 
@@ -70,7 +71,7 @@ def remove_leftovers(workspace: Workspace, final: Location, files: Iterable[str]
         for left in temporary_files(workspace.directory):
             remove_file(left)
     if not (final.is_local and in_place):  # there only our own files were ever written
-        remove_others(workspace.directory, files)
+        remove_others(workspace.directory, files, is_target_name)
 
 
 def withdraw_manifest(state: Location) -> None:
@@ -85,6 +86,6 @@ def withdraw_manifest(state: Location) -> None:
 def publish_manifest(workspace: Workspace, final: Location, manifest: Manifest) -> None:
     """Write the commit marker, and give the finished files their place; if it fails, all are still in the workspace."""
     write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
-    publish(workspace.directory, final, recorded_companions(final))
+    publish(workspace.directory, final, own_names(final))
     if final.is_local:  # not earlier: a run that waits for the gate in there must not pass while files are moved
         remove_tree(final.child(STATE_DIRECTORY, LEASES_DIRECTORY))

@@ -4,18 +4,18 @@ Removed are only local directories in which every name is one that conversions w
 that the unfinished conversion wrote (see `written_objects`). Anything else is refused or kept, and named. While files
 are removed, a lease keeps other runs away.
 
-A conversion into the directory of all iterations of a Checkpoint 2.0 works in an iteration's directory, so that each
-iteration below a target is a place to look at as well.
+Some layouts put a target into a directory of several, such as that of all iterations. So each target below the one
+that is named is a place to look at as well.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from reshard.core.checkpoint.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest, read_manifest
+from reshard.core.checkpoint.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest
 from reshard.core.errors import InputError, TargetBusyError, TargetError
-from reshard.core.layouts.checkpoint2.names import parse_iteration
-from reshard.core.layouts.checkpoint2.tracker import remove_tracker_leftovers, tracker_leftovers
+from reshard.core.layouts.manifests import read_manifest
+from reshard.core.layouts.targets import all_sides, is_target_name
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import counted, listed
@@ -41,13 +41,11 @@ from reshard.core.storage.publishing import (
 )
 from reshard.core.storage.remote_lease import SeenLease, remove_dead, watched_leases
 from reshard.core.storage.removal import remove_file
-from reshard.core.storage.target_names import is_target_name
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.uploads import takes_parts, unfinished_uploads
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.target.claim import leased, leases_of
-from reshard.core.target.companions import recorded_companions
 from reshard.core.target.leftovers import (
     CleanReport,
     Leftover,
@@ -56,6 +54,7 @@ from reshard.core.target.leftovers import (
     describe_unfinished,
     describe_upload,
 )
+from reshard.core.target.own_names import own_names
 from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, STATE_LISTING, Workspace, read_identity
 from reshard.core.target.written_objects import readable_plan, written_objects
@@ -84,17 +83,18 @@ def clean(target: str, *, remove: bool = False) -> CleanReport:
     """
     final = parse_url(target)
     _check_is_target(final)
-    surveys = {place: _survey(place, "") for place in (final, *_iterations_in(final))}
-    of_tracker = tracker_leftovers(final)
+    surveys = {place: _survey(place, "") for place in (final, *_targets_in(final))}
+    beside = {side: side.leftovers(final) for side in all_sides()}
     found = [each.leftover for survey in surveys.values() for each in survey.found]
-    found += [_describe_of_tracker(location) for location in of_tracker]
+    found += [_describe_beside(location) for locations in beside.values() for location in locations]
     if not found:
         _check_is_there(final)
     for place, survey in surveys.items() if remove else ():
         if survey.found:
             _remove_found(place, survey)
-    if remove and of_tracker:
-        remove_tracker_leftovers(final)
+    for side, locations in beside.items() if remove else ():
+        if locations:
+            side.remove_leftovers(final)
     return CleanReport(
         target=str(final),
         found=tuple(found),
@@ -103,14 +103,14 @@ def clean(target: str, *, remove: bool = False) -> CleanReport:
     )
 
 
-def _describe_of_tracker(location: Location) -> Leftover:
+def _describe_beside(location: Location) -> Leftover:
     kind = LeftoverKind.LEASE if kind_of(location) == "directory" else LeftoverKind.TEMPORARY
     return describe_leftover(kind, location, find_entries(location))
 
 
-def _iterations_in(final: Location) -> list[Location]:
-    """Return the iterations of a Checkpoint 2.0 in a target that a conversion has worked on."""
-    places = [final.child(name) for name in _iteration_names(list_names(final))]
+def _targets_in(final: Location) -> list[Location]:
+    """Return the targets in a directory of several that a conversion has worked on."""
+    places = [final.child(name) for name in _target_names(list_names(final))]
     return [
         place
         for place in places
@@ -119,9 +119,10 @@ def _iterations_in(final: Location) -> list[Location]:
     ]
 
 
-def _iteration_names(names: Iterable[str]) -> list[str]:
-    """Return the names of iterations among names in a directory, also of those that are only begun or replaced."""
-    return sorted({name for name in map(_target_of, names) if parse_iteration(name) is not None})
+def _target_names(names: Iterable[str]) -> list[str]:
+    """Return the names of targets among names in a directory, also of those that are only begun or replaced."""
+    possible = {_target_of(name) for name in names}
+    return [name for side in all_sides() for name in side.targets_in(possible)]
 
 
 def _target_of(name: str) -> str:
@@ -203,7 +204,7 @@ def _survey_local(final: Location, run: str) -> _Survey:
                 f"{damaged}: is missing, or has another size than when it was written. Repeat the conversion, which "
                 f"mends it, or move back the checkpoint that it replaced: {replaced} may be the only copy"
             )
-        check_replaced_files(replaced, STATE_LISTING, recorded_companions(replaced))
+        check_replaced_files(replaced, STATE_LISTING, own_names(replaced))
         entries = find_entries(replaced)
         found.append(
             _Found(describe_leftover(LeftoverKind.REPLACED, replaced, entries), partial(remove_tree, replaced))
@@ -308,7 +309,7 @@ def _kept_states(final: Location, *, is_finished: bool) -> tuple[str, ...]:
     if exists(state.child(WITHDRAWN_NAME)) or (final.is_local and read_identity(state) is not None):
         return (_withdrawn_text(final),)
     names = list_names(final)
-    if names and STATE_DIRECTORY not in names and not _iteration_names(names):
+    if names and STATE_DIRECTORY not in names and not _target_names(names):
         return (f"{final}: has no manifest and no records of a conversion",)
     return ()
 

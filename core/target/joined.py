@@ -2,8 +2,9 @@
 
 from functools import cached_property
 
-from reshard.core.checkpoint.manifest import Manifest, read_manifest
+from reshard.core.checkpoint.manifest import Manifest
 from reshard.core.errors import TargetError
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.publishing import STATE_DIRECTORY, list_names
 from reshard.core.storage.urls import Location

@@ -5,8 +5,9 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from reshard.core.checkpoint.manifest import Manifest, read_manifest
+from reshard.core.checkpoint.manifest import Manifest
 from reshard.core.errors import StorageError, TargetError
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.runtime.wording import printable
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.own_files import check_replaced, check_working
@@ -19,7 +20,7 @@ from reshard.core.storage.publishing import (
     working_location,
 )
 from reshard.core.storage.urls import Location
-from reshard.core.target.companions import recorded_companions
+from reshard.core.target.own_names import may_be_own, own_names
 from reshard.core.target.workspace import IDENTITY_NAME, STATE_LISTING, read_identity
 
 
@@ -78,9 +79,9 @@ def refuse_occupied(
     `brings_others`: loaders of the target expect other files beside its own. `touched` returns an addition to the
     message.
     """
-    foreign = foreign_names(final, recorded_companions(final))
+    foreign = foreign_names(final, own_names(final))
     if foreign:
-        # for example config.json, which loaders of unified checkpoints expect beside the files
+        # for example a model's config.json
         later = ", and back when the checkpoint is complete; --like copies a model's files" if brings_others else ""
         raise TargetError(
             f"{final}: is not empty and holds foreign files ({', '.join(map(printable, foreign[:5]))}). "
@@ -103,7 +104,7 @@ def manifest_to_keep(final: Location, *, overwrite: bool) -> Manifest | None:
 def check_beside(final: Location) -> None:
     """Raise TargetError if a local working directory beside a target is a link, or has a foreign file."""
     working = working_location(final)
-    check_working(working, STATE_LISTING)
+    check_working(working, STATE_LISTING, may_be_own)
     state = working.child(STATE_DIRECTORY)
     identity, manifest = state.child(IDENTITY_NAME).path, state.child(MANIFEST_NAME).path
     # looked for twice: another run may publish the directory in between
@@ -113,7 +114,7 @@ def check_beside(final: Location) -> None:
             "it away"
         )
     replaced = replaced_location(final)
-    check_replaced(replaced, recorded_companions(replaced))
+    check_replaced(replaced, own_names(replaced))
 
 
 def check_local_place(final: Location) -> None:

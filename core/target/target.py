@@ -17,11 +17,10 @@ from functools import cached_property
 
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, dump_record, with_plan_digest
 from reshard.core.checkpoint.verify_level import VerifyLevel
-from reshard.core.errors import CatalogError, TargetBusyError, TargetError, VerificationError
-from reshard.core.layouts.checkpoint2.names import TRACKER_NAME, iteration_name
-from reshard.core.layouts.checkpoint2.tracker import advance_tracker, read_tracker
-from reshard.core.layouts.foreign import find_foreign
-from reshard.core.layouts.unified.names import COMPANION_NAMES
+from reshard.core.errors import TargetBusyError, TargetError, VerificationError
+from reshard.core.layouts.documents import Documents
+from reshard.core.layouts.target_side import TargetSide
+from reshard.core.layouts.targets import companion_names, is_target_name, side_of
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import dump_plan, plan_identity
 from reshard.core.runtime.frozen import frozen
@@ -50,8 +49,14 @@ from reshard.core.storage.transfers import submitted
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leased, leases_of, publish_manifest, remove_leftovers, withdraw_manifest
-from reshard.core.target.companions import recorded_companions, write_companions
-from reshard.core.target.index import Documents, document_names, document_problem, documents_of, places_problem
+from reshard.core.target.documents import (
+    document_names,
+    document_problem,
+    documents_of,
+    places_problem,
+    write_companions,
+)
+from reshard.core.target.own_names import own_names, recorded_companions
 from reshard.core.target.place import check_beside, check_local_place, manifest_to_keep, refuse_occupied
 from reshard.core.target.touched_sources import EarlierWork, find_earlier_work, touched_text
 from reshard.core.target.workspace import (
@@ -110,11 +115,14 @@ class Target:
 
     @classmethod
     def of(cls, url: str, plan: ConversionPlan, *, overwrite: bool = False) -> "Target":
-        """Return the target of a plan at the URL that a request names: an iteration may have a directory in it."""
-        location, iteration = parse_url(url), plan.inputs.iteration
-        if iteration is not None and iteration.tracked:
-            location = location.child(iteration_name(iteration.number))
-        return cls(location, plan, overwrite)
+        """Return the target of a plan at the URL that a request names: its layout may have a directory in it."""
+        layout = plan.inputs.layout
+        return cls(side_of(layout).place(parse_url(url), layout), plan, overwrite)
+
+    @property
+    def side(self) -> TargetSide:
+        """The answers of the plan's layout."""
+        return side_of(self.plan.inputs.layout)
 
     @cached_property
     def identity(self) -> str:
@@ -186,8 +194,7 @@ class Target:
             check_beside(self.final)
             if self.is_mended_in_place:
                 check_unlinked(self.final, STATE_LISTING)
-        if self.plan.inputs.iteration is not None and self.plan.inputs.iteration.tracked:
-            self._check_tracker()
+        self.side.check_place(self.final, self.plan.inputs.layout)
         look = self._look()
         is_unfinished = look.identity is not None and look.manifest is None
         if is_unfinished and not self._is_ours(look) and not self.overwrite:
@@ -200,7 +207,7 @@ class Target:
             refuse_occupied(
                 self.final,
                 overwrite=self.overwrite,
-                brings_others=self.plan.inputs.unified is not None,
+                brings_others=self.side.brings_others,
                 touched=lambda: touched_text(self.final, Workspace(self.final, ""), self.plan),
             )
         return look
@@ -260,7 +267,7 @@ class Target:
     def check_nothing_foreign(self) -> None:
         """Raise TargetError if the finished target's rank folders contain any files but its own."""
         known = [self.plan.file_name(rank) for rank in self.plan.target_ranks]
-        others = other_files(self.final, [*known, *document_names(self.plan)])
+        others = other_files(self.final, [*known, *document_names(self.plan)], is_target_name)
         if others and self.is_committed():  # otherwise another conversion has replaced it just now
             raise TargetError(
                 f"{others[0]}: does not belong to this checkpoint, and MindSpore may take it for a rank's newest file "
@@ -290,46 +297,16 @@ class Target:
         if self.final.is_local:
             self._remove_replaced()
         remove_file(self.final.child(STATE_DIRECTORY, WITHDRAWN_NAME))
-        self._track()
+        self.side.announce(self.final, self.plan.inputs.layout)
         manifest = self.read_committed()
         if manifest is not None and manifest.verified.is_below(level):
             raised = manifest.model_copy(update={"verified": level})
             write_bytes(self.final.child(STATE_DIRECTORY, MANIFEST_NAME), dump_record(raised))
 
-    def _check_tracker(self) -> None:
-        """Refuse a tracker that cannot be advanced, and one of another library, which would lose its own place."""
-        root = self.final.parent
-        names = list_names(root)
-        foreign = find_foreign(names) if TRACKER_NAME in names else None
-        if foreign is not None:
-            raise TargetError(
-                f"{root}: is {foreign.title}, whose {TRACKER_NAME} names its own place: name another target"
-            )
-        with self._tracker_refused_as_target():
-            read_tracker(root)
-
-    def _track(self) -> None:
-        """Name the iteration in the tracker, unless that names a newer one."""
-        iteration = self.plan.inputs.iteration
-        if iteration is None or not iteration.tracked:
-            return
-        with self._tracker_refused_as_target():
-            named = advance_tracker(self.final.parent, iteration.number)
-        if named > iteration.number:
-            tracker = self.final.parent.child(TRACKER_NAME)
-            current_progress().note(f"{tracker} names iteration {named}, which is newer, as before")
-
-    @contextmanager
-    def _tracker_refused_as_target(self) -> Iterator[None]:
-        try:
-            yield
-        except CatalogError as error:
-            raise TargetError(f"{error}. Remove it, or correct it") from error
-
     def _remove_replaced(self) -> None:
         replaced = replaced_location(self.final)
         try:
-            check_replaced(replaced, recorded_companions(replaced))
+            check_replaced(replaced, own_names(replaced))
         except TargetError as error:
             current_progress().note(f"{replaced} is left there: {error}")
             return
@@ -363,8 +340,7 @@ class Target:
             if not was_empty:  # a listing makes some servers read all that was written, for its etags
                 remove_leftovers(workspace, self.final, manifest.files, in_place=self.is_mended_in_place)
             self._write_documents(workspace.directory)
-            if self.plan.inputs.companions:
-                write_companions(workspace.directory, self.plan.inputs.companions)
+            write_companions(workspace.directory, self.plan)
             # left by a removal that was killed before the same plan was carried out here again
             remove_file(workspace.state.child(REMOVING_NAME))
             # another run may have written the first one with another zlib: the manifest has the digest of this one
@@ -372,7 +348,7 @@ class Target:
             publish_manifest(workspace, self.final, manifest)
             if not was_empty:
                 remove_file(self.final.child(STATE_DIRECTORY, WITHDRAWN_NAME))
-        self._track()
+        self.side.announce(self.final, self.plan.inputs.layout)
 
     def _write_documents(self, directory: Location) -> None:
         """Write the documents beside the files, and verify them."""
@@ -401,7 +377,7 @@ class Target:
         in_turn = {state.child(name).path for name in (MANIFEST_NAME, PLAN_NAME, IDENTITY_NAME)}
         left = [file for path, file in there.items() if path not in in_turn]
         # loaders would find those of an old model beside new files
-        replaced: Collection[str] = COMPANION_NAMES
+        replaced: Collection[str] = companion_names()
         manifest = state.child(MANIFEST_NAME)
         if not self.final.is_local:  # where each look is a request
             replaced = recorded_companions(self.final) if manifest.path in there else ()
@@ -418,7 +394,7 @@ class Target:
             remove_file(state.child(IDENTITY_NAME))
         remove_files(left)
         if self.final.is_local:
-            remove_others(self.workspace.directory, ())
+            remove_others(self.workspace.directory, (), is_target_name)
             for unfinished in temporary_files(self.workspace.directory):
                 if unfinished.parent.name != LEASES_DIRECTORY:  # those belong to living runs
                     remove_file(unfinished)  # it may contain unencrypted values

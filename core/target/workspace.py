@@ -14,11 +14,11 @@ from reshard.core.checkpoint.manifest import (
     RECORDS_DIRECTORY,
     ShardRecord,
     dump_record,
-    parse_shard_record,
     record_content,
 )
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
+from reshard.core.layouts.manifests import parse_shard_record
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress

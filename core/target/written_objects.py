@@ -10,14 +10,14 @@ from typing import Any
 
 from reshard.core.checkpoint.manifest import IndexSummary
 from reshard.core.errors import InputError, StorageError, is_transient
+from reshard.core.layouts.targets import is_target_name
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import rebuild_plan
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.publishing import other_files
 from reshard.core.storage.urls import Location
-from reshard.core.target.companions import companion_summaries
-from reshard.core.target.index import document_names, document_problem, documents_of
+from reshard.core.target.documents import companion_summaries, document_names, document_problem, documents_of
 from reshard.core.target.workspace import Workspace
 
 
@@ -59,7 +59,9 @@ def written_objects(
         if sum(entries[path]["size"] for path in paths if path in entries) == record.size_bytes:
             own += paths
             names.append(record.file)
-    return WrittenObjects(tuple(path for path in own if path in entries), tuple(other_files(final, names)))
+    return WrittenObjects(
+        tuple(path for path in own if path in entries), tuple(other_files(final, names, is_target_name))
+    )
 
 
 def _documents(

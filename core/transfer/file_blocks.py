@@ -10,8 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.core.files.any_format import plan_file
-from reshard.core.files.model import MINDSPORE, PYTORCH, Content, FilePlan, OutputEntry
-from reshard.core.layouts.unified.names import UnifiedNaming
+from reshard.core.files.model import Content, FilePlan, OutputEntry
 from reshard.core.plan.model import ParameterPlan, RankPlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
@@ -65,12 +64,14 @@ def planned_file(plan: ConversionPlan, entries: tuple[OutputEntry, ...]) -> File
     Raises:
         CheckpointError: the target's format cannot hold an entry.
     """
-    inputs = plan.inputs
-    unified = inputs.unified
-    framework = PYTORCH if unified and unified.naming == UnifiedNaming.HUGGINGFACE else MINDSPORE
-    # nor does a Checkpoint 2.0 say in its files that redundancy was removed
-    removed = None if inputs.counts_files else inputs.replicas > 0
-    return plan_file(inputs.format, entries, redundancy_removed=removed, with_crc=inputs.write_crc, framework=framework)
+    inputs, layout = plan.inputs, plan.inputs.layout
+    return plan_file(
+        inputs.format,
+        entries,
+        redundancy_removed=inputs.replicas > 0 if layout.marks_redundancy else None,
+        with_crc=inputs.write_crc,
+        framework=layout.framework,
+    )
 
 
 def transposed_parameters(parameters: Iterable[ParameterPlan]) -> frozenset[str]:

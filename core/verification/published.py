@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from reshard.core.checkpoint.manifest import Manifest, RankSummary, read_manifest, unseal_manifest
+from reshard.core.checkpoint.manifest import Manifest, RankSummary, unseal_manifest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, StorageError, TargetError, is_transient
 from reshard.core.layouts.any_layout import tracked_steps
+from reshard.core.layouts.manifests import read_manifest
+from reshard.core.layouts.targets import is_target_name, side_named
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import KeyNames, named_keys, target_key
@@ -24,7 +26,7 @@ from reshard.core.storage.named_options import named_storages
 from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, list_names, other_files
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.target.index import document_problem, places_problem
+from reshard.core.target.documents import document_problem, places_problem
 from reshard.core.target.workspace import Workspace, record_digest
 from reshard.core.verification.files import verify_rank
 from reshard.core.verification.report import VerificationReport
@@ -99,7 +101,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
         seconds=round(time.monotonic() - started, 3),
         problems=tuple(map(utf8_text, problems)),
         notes=(*finished.notes, *([f"{location}: {UNDIGESTED}"] if manifest.plan_digest is None else [])),
-        kind=FILE if manifest.layout.counts_files else RANK,
+        kind=FILE if side_named(manifest.layout).record.ranks_are_files else RANK,
     )
 
 
@@ -144,7 +146,7 @@ def _directory_problems(workspace: Workspace, manifest: Manifest, *, are_ranks_r
             problem = places_problem(location, document, records)
         if problem is not None:
             yield problem
-    for other in other_files(location, manifest.files):
+    for other in other_files(location, manifest.files, is_target_name):
         if other.parent == location:
             risk = "loaders may take it for a part of one"
         else:

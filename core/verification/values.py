@@ -336,7 +336,7 @@ class ContentCheck:
         known_missing = {*match.missing, *match.elsewhere}
         targets = {(match.pipeline_stage(number), name) for number, name in self._targets}
         # files without redundancy have what several stages share in those of one of them
-        is_once = self._plan.match.file_stages and self._plan.inputs.kept_replicas
+        is_once = self._plan.match.files.stages and self._plan.inputs.kept_replicas
         anywhere = {name for _, name in targets} if is_once else set()
         for stage in strategy.stages if strategy else ():
             for name in stage.layouts:

@@ -27,7 +27,7 @@ def check_dropped_copies(plan: ConversionPlan) -> None:
         CatalogError: a source file changed since the plan was made.
         StorageError: one cannot be read.
     """
-    pairs = plan.match.dropped_copies
+    pairs = plan.match.left_out.copies
     if not pairs:
         return
     current_progress().note(f"comparing copies to be left out: {listed([copy.name for copy, _ in pairs], 3)}")

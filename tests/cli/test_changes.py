@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.manifest import parse_manifest
 from reshard.core.files.model import CheckpointFormat
+from reshard.core.layouts.manifests import parse_manifest
 from reshard.core.strategy.files import write_strategy
 from tests.support.checkpoints import Contents, read_tree
 from tests.support.composing import join_arrays, split_array

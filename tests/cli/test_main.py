@@ -111,8 +111,12 @@ def test_a_local_conversion_loads_only_what_it_uses(tmp_path: Path) -> None:
     assert {"numpy", "pydantic", "google"} <= modules
     assert not modules & {"fsspec", "asyncio", "ssl", "botocore", "cryptography", "yaml", "msgspec", "html", "difflib"}
     assert not modules & {
+        "reshard.core.layouts.dcp.assignment",
         "reshard.core.layouts.dcp.catalog",
+        "reshard.core.layouts.checkpoint2.assignment",
         "reshard.core.layouts.checkpoint2.catalog",
+        "reshard.core.layouts.unified.assignment",
+        "reshard.core.layouts.unified.index_writing",
         "reshard.core.files.distcp",
         "reshard.core.source.replicas",
         "reshard.core.layouts.dcp.metadata_writing",

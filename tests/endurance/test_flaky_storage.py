@@ -12,10 +12,10 @@ import fsspec
 import pytest
 
 from reshard.cli.main import run
-from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import ReshardError
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.runtime import retry
 from reshard.core.storage.urls import parse_url

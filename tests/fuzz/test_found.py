@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.checkpoint.manifest import parse_manifest, parse_shard_record
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import CheckpointError, InputError, LimitError, StrategyError, TargetError
 from reshard.core.files.map_parameters import parse_map_parameter
 from reshard.core.layouts.checkpoint2.metadata import parse_metadata
+from reshard.core.layouts.manifests import parse_manifest, parse_shard_record
 from reshard.core.options.fields import parse_ranks
 from reshard.core.records.plan_file import load_plan, load_sources, load_target_strategy, rebuild_plan
 from reshard.core.request.conversion import build_request

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from reshard.core.changes.changes import CastRule, Changes, JoinRule, OverflowPolicy, SplitRule, TransposeRule
 from reshard.core.files.model import CheckpointFormat
+from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from tests.support.checkpoints import Contents
@@ -131,7 +132,7 @@ def make_plan(
     source = make_strategy({name: as_layout(cut) for name, cut in source_cuts.items()})
     target = make_strategy({name: as_layout(cut) for name, cut in target_cuts.items()})
     catalog = build_catalog(url, source.ranks, digest=lambda *_: False, workers=1)
-    return build_plan(PlanInputs(catalog, source, target, file_format, changes=changes))
+    return build_plan(PlanInputs(catalog, source, target, file_format, changes=changes, layout=RankFolders()))
 
 
 ROWS, COLUMNS, WHOLE = (RandomLayout((2,), tensor_map, ()) for tensor_map in (((0,), ()), ((), (0,)), ((), ())))

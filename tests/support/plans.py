@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
+from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.strategy.model import StageStrategy, Strategy
@@ -64,6 +65,7 @@ def make_strategy(*stages: dict[str, ParameterLayout]) -> Strategy:
 def inputs_of(
     catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None, **options: Any
 ) -> PlanInputs:
+    options = {"layout": RankFolders(), **options}
     return PlanInputs(catalog, source, target, CheckpointFormat.CKPT, **options)
 
 

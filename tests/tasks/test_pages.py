@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from reshard.core.checkpoint.manifest import parse_manifest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.merge_strategy import MergeReport
@@ -21,6 +20,7 @@ from reshard.core.errors import (
     TargetError,
     VerificationError,
 )
+from reshard.core.layouts.manifests import parse_manifest
 from reshard.core.request.comparison import build_comparison
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.wording import printable, size_text

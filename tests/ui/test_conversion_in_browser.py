@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import expect
 
 from demo.make_checkpoint import SOURCE, TARGET, make_demo
-from reshard.core.checkpoint.manifest import parse_manifest
+from reshard.core.layouts.manifests import parse_manifest
 from reshard.core.storage.urls import parse_url
 from tests.support.browser import CHROMIUM, NO_CHROMIUM, PrefectPages, served_to_a_browser
 

@@ -72,7 +72,7 @@ def draw_overlaps(overlaps: ParameterOverlaps) -> str:
     for stage, target_cells in overlaps.target_cells.items():
         # the parts of a cell may be sharded along other axes than the cells
         view = _view(parameter.shape, [overlap.target_box for cell in target_cells for overlap in cell.overlaps])
-        where = f" in {overlaps.place(stage)}" if len(overlaps.target_cells) > 1 or overlaps.match.files else ""
+        where = f" in {overlaps.place(stage)}" if len(overlaps.target_cells) > 1 or overlaps.match.files.names else ""
         what = f"{parameter.name}, {parameter.dtype} {list(parameter.shape)}"
         right += _titles(f"Target{where}", what, view, x, down)
         right += _group(_target_parts(overlaps, target_cells, view), x, down)

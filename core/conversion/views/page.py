@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 
-from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.conversion.plan_notes import substitutes_text
 from reshard.core.conversion.report import PlanSummary, worlds_text
 from reshard.core.conversion.views.overlap_picture import draw_overlaps
@@ -102,7 +101,7 @@ def _totals(summary: PlanSummary) -> Iterable[tuple[str, str]]:
     ranks = worlds_text(summary).replace("->", "→")
     yield "Ranks", ranks + (f", {copies} of them copies of another" if copies else "")
     cut = f"{summary.parameters} resharded, in {counted(summary.layout_classes, 'way')}"
-    cut = cut if summary.layout is not TargetLayout.UNIFIED else f"{summary.parameters} made whole"
+    cut = f"{summary.parameters} made whole" if summary.is_whole else cut
     passed_through = f"; {len(summary.carried)} copied to every rank" if summary.carried else ""
     yield "Parameters", cut + passed_through
     if summary.whole_shapes.kinds:

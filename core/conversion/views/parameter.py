@@ -23,8 +23,8 @@ def find_overlaps(plan: ConversionPlan, name: str) -> ParameterOverlaps:
         raise InputError(f"{name!r} is appended to every target file; no source rank has it")
     if name in plan.match.dropped:
         raise InputError(f"{name!r} is dropped: the target's strategy does not have it")
-    if name in plan.match.excluded:
-        raise InputError(f"{name!r} is left out by {plan.match.excluded[name]}")
+    if name in plan.match.left_out.sources:
+        raise InputError(f"{name!r} is left out by {plan.match.left_out.sources[name]}")
     raise InputError(
         f"the target has no parameter {name!r}{did_you_mean(name, [each.name for each in plan.match.resharded])}"
     )

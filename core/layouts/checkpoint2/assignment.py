@@ -12,8 +12,15 @@ from dataclasses import replace
 from reshard.core.changes.training_state import state_kind
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, MODEL, OPTIMIZER, tensor_file_name
-from reshard.core.layouts.unified.assignment import in_source_order, refuse_single_stage, written_once
-from reshard.core.plan.model import FileStage, ParameterMatch, PassedThroughParameter, PlanInputs, ReshardedParameter
+from reshard.core.plan.model import (
+    FileStage,
+    ParameterMatch,
+    PassedThroughParameter,
+    PlanInputs,
+    ReshardedParameter,
+    TargetFiles,
+)
+from reshard.core.plan.target_files import in_source_order, refuse_single_stage, written_once
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
@@ -62,10 +69,12 @@ def iteration_match(inputs: PlanInputs, match: ParameterMatch) -> ParameterMatch
         match,
         resharded=tuple(in_source_order(catalog, placed)),
         passed_through=(),
-        outside=tuple(each.name for each in outside),
-        files=tuple(_file_names(stages)),
-        file_stages=tuple(stages),
-        in_common=in_common,
+        files=TargetFiles(
+            names=tuple(_file_names(stages)),
+            stages=tuple(stages),
+            outside=tuple(each.name for each in outside),
+            in_documents=in_common,
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, CheckpointError
-from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, COMMON_NAME, parse_tensor_file
+from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, COMMON_NAME, MAX_COMMON_BYTES, parse_tensor_file
 from reshard.core.layouts.numbers import Number
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import load_json
@@ -21,7 +21,6 @@ from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
 
 NEWER_KEYS = ("consumed_samples",)
-_MAX_BYTES = 1 << 20
 
 
 @frozen
@@ -74,7 +73,7 @@ def read_common(directory: Location) -> Common:
     """
     location = directory.child(COMMON_NAME)
     try:
-        return parse_common(read_small_file(location, _MAX_BYTES), str(location))
+        return parse_common(read_small_file(location, MAX_COMMON_BYTES), str(location))
     except CheckpointError as error:
         raise CatalogError(str(error)) from error
 

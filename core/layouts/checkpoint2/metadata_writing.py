@@ -53,7 +53,7 @@ def _write_object(buffer: BytesIO, members: Iterable[tuple[str, bytes]]) -> None
 
 
 def _tensors(plan: ConversionPlan, parameters: Iterable[ReshardedParameter]) -> Iterator[tuple[str, bytes]]:
-    outside = frozenset(plan.match.outside)
+    outside = frozenset(plan.match.files.outside)
     for parameter in parameters:
         tensor = _tensor(parameter, _stages(plan, parameter), has_layout=parameter.name not in outside)
         yield parameter.name, _ENCODE(tensor)
@@ -76,7 +76,7 @@ def _places(plan: ConversionPlan, parameters: Iterable[ReshardedParameter]) -> I
 
 
 def _stages(plan: ConversionPlan, parameter: ReshardedParameter) -> list[FileStage]:
-    return [stage for stage in plan.match.file_stages if stage.number in parameter.target_layouts]
+    return [stage for stage in plan.match.files.stages if stage.number in parameter.target_layouts]
 
 
 def five_keys(layout: ParameterLayout, axis_count: int, first_rank: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ COMMON_NAME = "common.json"
 COMMON_KEYS = ("epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size", "ckpt_status")
 """Keys in common.json that every version of MindFormers knows, in its order."""
 MAX_METADATA_BYTES = 2 << 30
+MAX_COMMON_BYTES = 1 << 20
 UNLISTED_PARAMETERS = frozenset({"global_step"})
 """Parameters that are in files, but never in the metadata."""
 MODEL, OPTIMIZER = "model", "opt"

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.layouts.dcp.names import data_name
-from reshard.core.layouts.unified.assignment import in_source_order, refuse_single_stage, written_once
-from reshard.core.plan.model import DcpLayout, FileStage, ParameterMatch, PlanInputs, ReshardedParameter
+from reshard.core.layouts.dcp.target import DcpTarget
+from reshard.core.plan.model import FileStage, ParameterMatch, PlanInputs, ReshardedParameter, TargetFiles
+from reshard.core.plan.target_files import in_source_order, refuse_single_stage, written_once
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import TEXT, torch_name
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
@@ -23,7 +24,7 @@ from reshard.core.tensor.slices import Shape
 _ONCE = "and a DCP checkpoint has it once"
 
 
-def dcp_match(inputs: PlanInputs, match: ParameterMatch, layout: DcpLayout) -> ParameterMatch:
+def dcp_match(inputs: PlanInputs, match: ParameterMatch, layout: DcpTarget) -> ParameterMatch:
     """Turn the match of a target of rank folders, or of one whole rank, into that of a DCP directory.
 
     Raises:
@@ -48,9 +49,11 @@ def dcp_match(inputs: PlanInputs, match: ParameterMatch, layout: DcpLayout) -> P
         match,
         resharded=tuple(in_source_order(catalog, placed)),
         passed_through=(),
-        outside=tuple(each.name for each in outside) if inputs.source_strategy else (),
-        files=tuple(data_name(number) for stage in stages for number in stage.files),
-        file_stages=stages,
+        files=TargetFiles(
+            names=tuple(data_name(number) for stage in stages for number in stage.files),
+            stages=stages,
+            outside=tuple(each.name for each in outside) if inputs.source_strategy else (),
+        ),
     )
 
 
@@ -66,7 +69,7 @@ def _misfits(parameters: Sequence[ReshardedParameter]) -> Iterator[str]:
             yield "a parameter has no name: give it one, --rename"
 
 
-def _file_stages(strategy: Strategy | None, layout: DcpLayout) -> Iterator[FileStage]:
+def _file_stages(strategy: Strategy | None, layout: DcpTarget) -> Iterator[FileStage]:
     if strategy is None:
         files = range(layout.shards)
         yield FileStage(0, "", 0, files, files)

@@ -58,7 +58,14 @@ def dcp_catalog(checkpoint: DcpCheckpoint, options: CatalogOptions) -> Checkpoin
     read_records = [record for outcome in outcomes.values() if isinstance(outcome, list) for record in outcome]
     records = {rank: _numbered(record, rank) for rank, record in enumerate(read_records)}
     step = None if checkpoint.step is None else str(checkpoint.step)
-    return CheckpointCatalog(checkpoint.url, CheckpointFormat.SAFETENSORS, step, records, checkpoint.notes)
+    return CheckpointCatalog(
+        checkpoint.url,
+        CheckpointFormat.SAFETENSORS,
+        step,
+        records,
+        checkpoint.notes,
+        state_paths=checkpoint.metadata.paths,
+    )
 
 
 class _FileReader:

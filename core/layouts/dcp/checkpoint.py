@@ -11,7 +11,6 @@ from functools import cached_property
 
 import xxhash
 
-from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.errors import CatalogError, CheckpointError, LayoutError, StorageError, TargetError
 from reshard.core.files import safetensors
 from reshard.core.files.any_format import read_index
@@ -19,7 +18,6 @@ from reshard.core.files.file_names import is_rank_file_of_hyper_parallel
 from reshard.core.files.model import FileIndex, TensorEntry
 from reshard.core.layouts.dcp.megatron import is_megatron, weights_of_megatron
 from reshard.core.layouts.dcp.metadata import (
-    MAX_METADATA_BYTES,
     Chunk,
     DcpMetadata,
     ListedTensor,
@@ -29,12 +27,14 @@ from reshard.core.layouts.dcp.metadata import (
 )
 from reshard.core.layouts.dcp.names import (
     DCP_METADATA_NAME,
+    MAX_METADATA_BYTES,
     file_order,
     is_dcp,
     own_metadata_names,
     shard_names,
 )
 from reshard.core.layouts.dcp.steps import choose_dcp_step, list_dcp_steps
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import load_json

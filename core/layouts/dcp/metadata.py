@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple, TypeGuard
 
+from reshard.core.checkpoint.catalog import StatePath
 from reshard.core.errors import CheckpointError, LayoutError, StrategyError
 from reshard.core.layouts.dcp.names import is_inside
 from reshard.core.runtime.frozen import frozen
@@ -25,7 +26,6 @@ from reshard.core.tensor.boxes import ShardBoxes
 from reshard.core.tensor.dtypes import TORCH_DTYPES, DType, dtype_from_name, dtype_from_torch
 from reshard.core.tensor.slices import TOO_LARGE, Shape, TensorSlice, is_countable
 
-MAX_METADATA_BYTES = 2 << 30
 _MAX_AXES = 32
 _MAX_ATTRIBUTES = 64
 _MAX_INDEX = 1 << 16
@@ -62,9 +62,6 @@ _ALLOWED = frozenset(
 
 
 _SIZE = Global("torch", "Size")
-
-StatePath = tuple[str | int, ...]
-"""Keys of nested dicts, and indices of lists, that lead to a tensor."""
 
 
 class Place(NamedTuple):

@@ -7,9 +7,10 @@ in nested state dicts are joined by dots.
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from reshard.core.checkpoint.catalog import StatePath
 from reshard.core.files.distcp import archive_extents
 from reshard.core.files.model import OutputEntry
-from reshard.core.layouts.dcp.metadata import TORCH_PACKAGE, StatePath
+from reshard.core.layouts.dcp.metadata import TORCH_PACKAGE
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.pickle_writing import PickleWriter, attributes, integer, new_object
@@ -20,8 +21,8 @@ from reshard.core.tensor.slices import Extent, Shape, TensorSlice
 _VERSION = "1.0.0"
 
 
-def build_dcp_metadata(plan: ConversionPlan) -> bytes:
-    """Return the bytes of `.metadata` for a plan's target."""
+def build_dcp_metadata(plan: ConversionPlan, paths: Mapping[str, StatePath]) -> bytes:
+    """Return the bytes of `.metadata` for a plan's target; `paths` are those of the source's names."""
     writer = _MetadataWriter()
     boxes: dict[str, list[TensorSlice]] = {each.name: [] for each in plan.match.resharded}
     writer.begin()
@@ -35,15 +36,14 @@ def build_dcp_metadata(plan: ConversionPlan) -> bytes:
     writer.begin_tensors()
     for tensor in plan.match.resharded:
         writer.add_tensor(tensor, boxes[tensor.name])
-    return writer.finish(_state_paths(plan))
+    return writer.finish(_state_paths(plan, paths))
 
 
-def _state_paths(plan: ConversionPlan) -> dict[str, StatePath]:
+def _state_paths(plan: ConversionPlan, known: Mapping[str, StatePath]) -> dict[str, StatePath]:
     """Name -> keys in the state dict: those of the source, unless the tensor got a new name; else the name alone.
 
     Where a new name is that of a dict, what was in the dict has its name alone, too: both cannot be there.
     """
-    known = dict(plan.inputs.dcp.paths) if plan.inputs.dcp else {}
     paths: dict[str, StatePath] = {
         each.name: known.get(each.name, (each.name,)) if each.sources[0].name == each.name else (each.name,)
         for each in plan.match.resharded

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 DCP_METADATA_NAME = ".metadata"
+MAX_METADATA_BYTES = 2 << 30
 _SHARD = re.compile(r"shard-\d{5,}-.+-\d{5,}-of-\d{5,}\.safetensors", re.ASCII | re.DOTALL)
 _OWN_METADATA = re.compile(r"__\d+\.metadata|\.rank\d+_metadata", re.ASCII)
 _DATA_SUFFIX = ".distcp"

@@ -8,39 +8,30 @@ Parameters that no strategy knows are written once, so all source ranks must hol
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.layouts.unified.names import UnifiedNaming, file_names
-from reshard.core.plan.model import (
-    ParameterMatch,
-    PassedThroughParameter,
-    ReshardedParameter,
-    SourceTensor,
-    UnifiedLayout,
-)
-from reshard.core.plan.ownership import SourceCopy
-from reshard.core.plan.stage_shards import names_in_order
-from reshard.core.runtime.wording import rank_names
-from reshard.core.strategy.model import Strategy
+from reshard.core.layouts.unified.target import UnifiedTarget
+from reshard.core.plan.model import ParameterMatch, PlanInputs, ReshardedParameter, TargetFiles
+from reshard.core.plan.target_files import in_source_order, written_once
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout
-from reshard.core.tensor.segments import whole_piece
 
 _ONCE = "and a unified checkpoint has it once"
 
 
-def unified_match(
-    catalog: CheckpointCatalog, match: ParameterMatch, layout: UnifiedLayout, *, has_strategy: bool
-) -> ParameterMatch:
+def unified_match(inputs: PlanInputs, match: ParameterMatch, layout: UnifiedTarget) -> ParameterMatch:
     """Turn the match of a target without a strategy into that of a unified one: every parameter is whole, in one file.
 
-    `has_strategy`: the source has one, so that parameters which it does not know are outside of the model, as in
-    MindSpore.
+    If the source has a strategy, parameters that it does not know are outside of the model, as in MindSpore.
+
+    Raises:
+        PlanError: a parameter has no place in such a target, differs between source ranks, or none is left.
     """
+    catalog = inputs.catalog
     problems: list[str] = []
     whole = [*match.resharded, *(written_once(catalog, passed, _ONCE, problems) for passed in match.passed_through)]
     problems += [
@@ -53,7 +44,7 @@ def unified_match(
     if not whole:
         raise PlanError(f"{catalog.url}: cannot be unified: no parameter is left of it")
     whole = in_source_order(catalog, whole)
-    outside = tuple(passed.name for passed in match.passed_through) if has_strategy else ()
+    outside = tuple(passed.name for passed in match.passed_through) if inputs.source_strategy is not None else ()
     apart = frozenset(outside) if layout.naming == UnifiedNaming.MINDSPORE else frozenset[str]()
     sizes = [_size_bytes(each) for each in whole if each.name not in apart]
     parts = split_in_order(sizes, layout.max_shard_bytes)
@@ -63,8 +54,7 @@ def unified_match(
         match,
         resharded=tuple(_in_file(each, len(parts) if each.name in apart else next(numbers)) for each in whole),
         passed_through=(),
-        outside=outside,
-        files=file_names(layout.naming, len(parts), has_others=has_others),
+        files=TargetFiles(file_names(layout.naming, len(parts), has_others=has_others), outside=outside),
     )
 
 
@@ -110,53 +100,6 @@ def _filled(sizes: Sequence[int], limit: int) -> list[int]:
             counts.append(1)
             total = size
     return counts
-
-
-def in_source_order(catalog: CheckpointCatalog, parameters: Iterable[ReshardedParameter]) -> list[ReshardedParameter]:
-    """Sort parameters by their first source's place in the source's files."""
-    place = {name: number for number, name in enumerate(names_in_order(catalog))}
-    return sorted(parameters, key=lambda each: min(place[source.name] for source in each.sources))
-
-
-def refuse_single_stage(strategy: Strategy | None, match: ParameterMatch, form: str) -> None:
-    """Refuse a target strategy of one pipeline stage, for a target that has the files of all.
-
-    Raises:
-        PlanError: the strategy is one stage's.
-    """
-    if strategy is not None and (strategy.ranks.start > 0 or match.part is not None):
-        raise PlanError(
-            f"{strategy.origin}: is the strategy of one pipeline stage, and a {form} has the files of all: "
-            "name the directory of all ranks' strategies"
-        )
-
-
-def written_once(
-    catalog: CheckpointCatalog, passed: PassedThroughParameter, why: str, problems: list[str]
-) -> ReshardedParameter:
-    """A parameter that no strategy knows, read from its lowest owner; a problem if other owners differ.
-
-    `why` ends the problem's first clause: why the target cannot have several values.
-    """
-    owners = sorted(passed.owners)
-    first = catalog.records[owners[0]]
-    entry = first.index.entries[passed.source_name]
-    for rank in owners[1:]:
-        record = catalog.records[rank]
-        other = record.index.entries[passed.source_name]
-        digests = [each.digests.get(passed.source_name) for each in (first, record)]
-        alike = entry.text == other.text if entry.text is not None else digests[0] == digests[1] is not None
-        if not alike or (entry.dtype, entry.shape) != (other.dtype, other.shape):
-            problems.append(
-                f"parameter {passed.name!r}, which no strategy knows, differs between {rank_names(owners[:1])} and "
-                f"{rank_names([rank])}, {why}: leave it out, --exclude "
-                f"{passed.source_name}, if it is not part of the model; if it is, the source strategy lacks it"
-            )
-            break
-    copy = SourceCopy(first.rank, whole_layout(len(entry.shape)))
-    source = SourceTensor(passed.source_name, entry.dtype, entry.shape, (copy,))
-    whole = (whole_piece(entry.shape),)
-    return ReshardedParameter(passed.name, passed.dtype, entry.shape, (source,), whole, {}, passed.steps)
 
 
 def _size_bytes(parameter: ReshardedParameter) -> int:

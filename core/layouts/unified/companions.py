@@ -12,24 +12,14 @@ import xxhash
 
 from reshard.core.changes.model_config import CONFIG_NAME, parse_config
 from reshard.core.errors import InputError, StorageError, is_transient
-from reshard.core.layouts.unified.names import COMPANION_NAMES
+from reshard.core.layouts.unified.names import COMPANION_NAMES, MAX_COMPANION_BYTES
+from reshard.core.plan.target_layout import CompanionFile
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.links import check_links
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
 
-MAX_COMPANION_BYTES = 256 << 20
-"""Limit of one of them; the largest tokenizers have 40 MB."""
 _QUANTIZATION = "quantization_config"
-
-
-@frozen
-class CompanionFile:
-    """One companion as it is written: size and digest of its bytes."""
-
-    name: str
-    size_bytes: int
-    digest: str
 
 
 @frozen
@@ -58,6 +48,19 @@ def companions_of(url: str, names: tuple[str, ...], dtype: str) -> Companions:
     wanted = [name for name in COMPANION_NAMES if name in names]
     files = tuple(_file(name, _content(parse_url(url), name, dtype)) for name in wanted)
     return Companions(url, dtype, files)
+
+
+def companions_from_json(data: Mapping[str, Any]) -> Companions:
+    """Return the companions in the JSON document of a plan.
+
+    Raises:
+        ValueError: a file in it is none that is copied beside weights.
+    """
+    files = tuple(CompanionFile(**file) for file in data["files"])
+    unknown = [file.name for file in files if file.name not in COMPANION_NAMES]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is not a file that is copied beside weights")
+    return Companions(data["url"], data["dtype"], files)
 
 
 def companion_content(companions: Companions, file: CompanionFile) -> bytes:

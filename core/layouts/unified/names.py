@@ -21,6 +21,8 @@ COMPANION_NAMES = (
     *("vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json", "chat_template.jinja"),
 )
 """Files of a Hugging Face directory beside its weights: the model's configuration, and its tokenizer."""
+MAX_COMPANION_BYTES = 256 << 20
+"""Limit of one of them; the largest tokenizers have 40 MB."""
 _NUMBERED = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors|part\d+\.safetensors", re.ASCII)
 _OF_SEVERAL = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors", re.ASCII | re.DOTALL)
 _NAMES = frozenset({SINGLE_NAME, INDEX_NAME, MAP_NAME, OTHERS_NAME})

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
-from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.errors import CatalogError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.cataloging import catalog_files, catalog_of
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, lacks_manifest, relative_path, whole_file
 from reshard.core.layouts.source_layout import CatalogOptions, Document, FoundCheckpoint, SelfEvident, SourceLayout
 from reshard.core.layouts.unified.index import WeightIndex, are_numbered_shards, check_index, file_order, names_outside

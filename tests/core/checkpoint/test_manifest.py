@@ -14,13 +14,12 @@ from reshard.core.checkpoint.manifest import (
     RankSummary,
     ShardRecord,
     dump_record,
-    parse_manifest,
-    parse_shard_record,
     seal_manifest,
     unseal_manifest,
 )
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import TargetError
+from reshard.core.layouts.manifests import parse_manifest, parse_shard_record
 from reshard.core.runtime.keys import EncryptionMode, Key
 from tests.support.records import as_record
 

@@ -3,6 +3,7 @@
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan, make_plan
 from reshard.core.conversion.report import Outcome
 from reshard.core.errors import InputError, TargetError, VerificationError
+from reshard.core.layouts.dcp.metadata import DcpMetadata, parse_dcp_metadata
 from reshard.core.layouts.dcp.metadata_writing import build_dcp_metadata
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
@@ -22,6 +24,7 @@ from reshard.core.source.description import describe
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.target.documents import documents_of
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.verification.compare import fingerprint_checkpoint
 from reshard.core.verification.published import verify_target
@@ -280,11 +283,22 @@ class TestRuns:
         assert (summary.layout, summary.format) == ("dcp", "distcp")
         assert not (tmp_path / "out").exists()
 
+    def test_the_metadata_of_the_source_is_parsed_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        parsed: list[str] = []
+
+        def parse(data: bytes, origin: str) -> DcpMetadata:
+            parsed.append(origin)
+            return parse_dcp_metadata(data, origin)
+
+        monkeypatch.setattr("reshard.core.layouts.dcp.checkpoint.parse_dcp_metadata", parse)
+        make_plan(dcp_request(UNEVEN.source, tmp_path / "out", shards=2))
+        assert parsed == [str(UNEVEN.source / ".metadata")]
+
     def test_a_plan_is_stored_and_restored(self, tmp_path: Path) -> None:
         plan = make_plan(dcp_request(DTYPES.source, tmp_path / "out", shards=5))
         (tmp_path / "plan").write_bytes(dump_plan(plan))
         restored = load_plan(str(tmp_path / "plan"), plan_identity(plan))
-        assert build_dcp_metadata(restored) == build_dcp_metadata(plan)
+        assert documents_of(restored) == documents_of(plan)
 
 
 class TestRefusals:
@@ -369,8 +383,8 @@ class TestVerification:
     ) -> None:
         """Their files have the same tensors, of the same shapes, at the same bytes."""
 
-        def swapped(plan: ConversionPlan) -> bytes:
-            metadata = build_dcp_metadata(plan)
+        def swapped(plan: ConversionPlan, paths: Any) -> bytes:
+            metadata = build_dcp_metadata(plan, paths)
             marked = metadata.replace(b"__0_0", b"__X_0").replace(b"__1_0", b"__0_0")
             return marked.replace(b"__X_0", b"__1_0")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
+from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.dispatch import Kind, Unit
@@ -17,8 +17,9 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import StorageError
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.storage.publishing import PARTIAL_SUFFIX, publish
+from reshard.core.storage.publishing import PARTIAL_SUFFIX, IsOwn, publish
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.workspace import Workspace
 from reshard.core.verification.files import RankVerification, verify_rank
@@ -125,7 +126,7 @@ def test_two_runs_that_complete_a_target_at_the_same_moment(target: Path, monkey
     convert(FOUR_TO_THREE.request(target, ranks="2"))
     others: list[Future[ConversionReport]] = []
 
-    def slow_publish(working: Location, final: Location, own: frozenset[str]) -> None:
+    def slow_publish(working: Location, final: Location, own: IsOwn) -> None:
         if not others:
             others.append(pool.submit(convert, FOUR_TO_THREE.request(target, ranks="2")))
             time.sleep(0.5)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import xxhash
 
-from reshard.core.checkpoint.manifest import dump_record, parse_manifest, parse_shard_record, read_manifest
+from reshard.core.checkpoint.manifest import dump_record
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError, TargetBusyError, TargetError, VerificationError
+from reshard.core.layouts.manifests import parse_manifest, parse_shard_record, read_manifest
 from reshard.core.request.conversion import build_request
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.request.conversion import build_request
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy

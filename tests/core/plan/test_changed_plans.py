@@ -160,7 +160,7 @@ def test_carried_parameters_are_selected_renamed_and_cast() -> None:
     ]
     assert [p.size_bytes for p in plan.rank_plan(0).parameters] == [8, 2, 4]
     assert (plan.totals[0].shard_bytes, plan.totals[0].needed_bytes) == (14, 16)
-    assert plan.match.excluded == {"seed": "exclude seed"}
+    assert plan.match.left_out.sources == {"seed": "exclude seed"}
     assert [effect.how for effect in changes_of(plan)] == [("renamed", "cast")]
 
 
@@ -171,7 +171,7 @@ def test_weights_only_leaves_out_what_only_training_needs_and_lists_it() -> None
     assert [moved.name for moved in plan.match.resharded] == weights
     kinds = dict.fromkeys(state, "optimizer state") | {"accu_grads.w": "accumulated gradients"}
     kinds["scale_sense"] = "loss scaling"
-    assert plan.match.excluded == {name: f"select weights-only: {kind}" for name, kind in kinds.items()}
+    assert plan.match.left_out.sources == {name: f"select weights-only: {kind}" for name, kind in kinds.items()}
 
 
 def test_dropped_parameters_that_lost_ranks_had_are_not_missed() -> None:

@@ -18,7 +18,7 @@ def test_what_is_left_out_is_excused_where_the_target_has_a_place_for_it() -> No
     rules = {"split": [SplitRule(parameters="qkv", into=("q", "k", "v"))]}
     plan = plan_of(catalog, source, target, changes=declared(select="weights-only", exclude=("qkv",), **rules))
     assert plan.match.missing == ("adam_m.w", "k", "q", "v")
-    assert plan.match.excluded == {"adam_m.w": "select weights-only: optimizer state", "qkv": "exclude qkv"}
+    assert plan.match.left_out.sources == {"adam_m.w": "select weights-only: optimizer state", "qkv": "exclude qkv"}
     assert not [note for note in plan_notes(plan) if "missing" in note]  # that they are left out says enough
     with pytest.raises(PlanError, match="parameter 'other' of the target's strategy is in no source file"):
         plan_of(catalog, source, make_strategy({"other": vector(1)}), changes=declared(select="weights-only"))

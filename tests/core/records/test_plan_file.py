@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from reshard.core.errors import TargetError
+from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes
@@ -22,7 +23,7 @@ from tests.support.plans import (
 def test_plan_file_holds_the_same_plan(tmp_path: object) -> None:
     entries = {rank: [entry("w", (2,)), entry("note", (8,), TEXT, "hé")] for rank in range(2)}
     target = make_strategy({"w": dataclasses.replace(vector(4, True), tensor_shape=(4,))})
-    plan = plan_of(make_catalog(entries), make_strategy({"w": vector(2, True)}), target, prefix="p_")
+    plan = plan_of(make_catalog(entries), make_strategy({"w": vector(2, True)}), target, layout=RankFolders("p_"))
     location = parse_url(f"{tmp_path}/plan.json.gz")
     write_bytes(location, dump_plan(plan))
     again = load_plan(str(location), plan_identity(plan))
@@ -37,7 +38,7 @@ def test_identity_follows_contents_not_circumstances() -> None:
     assert one == plan_identity(plan_of(dataclasses.replace(catalog, notes=("chosen",)), source, None))
     changed = {r: dataclasses.replace(record, version="newer") for r, record in catalog.records.items()}
     others = [
-        plan_of(catalog, source, None, prefix="other_"),
+        plan_of(catalog, source, None, layout=RankFolders("other_")),
         plan_of(catalog, source, None, allow_missing=("x",)),
         plan_of(catalog, source, make_strategy({"w": vector(2, True)})),
         plan_of(dataclasses.replace(catalog, records=changed), source, None),

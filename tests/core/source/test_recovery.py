@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import CatalogError, CheckpointError, InputError, PlanError, StorageError, StrategyError
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.matching import match_parameters
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.request.source import SourceRequest

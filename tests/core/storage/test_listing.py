@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 import pytest
 
 from reshard.core.errors import StorageError, TargetError
+from reshard.core.layouts.targets import is_target_name
 from reshard.core.storage.filesystems import open_filesystem
 from reshard.core.storage.listing import find_files, list_folder, looked_into
 from reshard.core.storage.publishing import foreign_names, list_names, other_files, remove_tree
@@ -99,10 +100,10 @@ def test_a_directory_made_in_a_console_is_an_empty_one(server: Names, target: Lo
 def test_rank_folders_made_in_a_console_are_nothing(server: Names, target: Location) -> None:
     server.sizes = {"out/": 0, "out/rank_0/": 0, "out/rank_1/": 0, "out/.reshard/leases/a": 3}
     assert list_names(target) == [".reshard"]
-    assert other_files(target, []) == []
+    assert other_files(target, [], is_target_name) == []
     server.sizes["out/rank_1/a.ckpt"] = 5
     assert list_names(target) == [".reshard", "rank_0", "rank_1"]
-    assert other_files(target, []) == [target.child("rank_1", "a.ckpt")]
+    assert other_files(target, [], is_target_name) == [target.child("rank_1", "a.ckpt")]
 
 
 def test_whether_ranks_have_files_is_asked_of_one_that_has(server: Names, target: Location) -> None:
@@ -113,7 +114,7 @@ def test_whether_ranks_have_files_is_asked_of_one_that_has(server: Names, target
 
 def test_other_folders_made_in_a_console_are_somebody_elses(server: Names, target: Location) -> None:
     server.sizes = {"out/": 0, "out/notes/": 0}
-    assert foreign_names(target) == ["notes"]
+    assert foreign_names(target, is_target_name) == ["notes"]
 
 
 def test_an_object_with_a_slash_at_its_end_and_content_is_a_file(server: Names, target: Location) -> None:

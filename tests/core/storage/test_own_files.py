@@ -9,6 +9,7 @@ import pytest
 from reshard.core.errors import TargetError
 from reshard.core.storage.own_files import Listing, check_replaced, check_unlinked, check_working
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.target.own_names import may_be_own
 
 STATE = Listing({"plan", "identity"}.__contains__, {re.compile("records"): Listing({"rank_0.json"}.__contains__)})
 
@@ -34,11 +35,11 @@ def test_what_conversions_leave(tmp_path: Path) -> None:
         "model.safetensors.index.json",
         ".model-00002-of-00002.safetensors.0123abcd.tmp",
     ]
-    check_working(put(tmp_path / "work", *own), STATE)
-    check_working(put(tmp_path / "nothing"), STATE)
+    check_working(put(tmp_path / "work", *own), STATE, may_be_own)
+    check_working(put(tmp_path / "nothing"), STATE, may_be_own)
     (tmp_path / "empty/rank_0").mkdir(parents=True)
-    check_working(put(tmp_path / "empty"), STATE)
-    check_working(put(tmp_path / "begun", "rank_0/.a_0.ckpt.0123abcd.tmp"), STATE)
+    check_working(put(tmp_path / "empty"), STATE, may_be_own)
+    check_working(put(tmp_path / "begun", "rank_0/.a_0.ckpt.0123abcd.tmp"), STATE, may_be_own)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_what_conversions_leave(tmp_path: Path) -> None:
 def test_what_no_conversion_writes_is_named(tmp_path: Path, foreign: str) -> None:
     directory = put(tmp_path / "work", ".reshard/plan", "rank_0/a_0.ckpt", foreign)
     with pytest.raises(TargetError, match="is not a file that conversions write") as raised:
-        check_working(directory, STATE)
+        check_working(directory, STATE, may_be_own)
     named = str(raised.value).partition(": is not a file")[0]
     assert f"{tmp_path}/work/{foreign}".startswith(named)
 
@@ -71,38 +72,41 @@ def test_links_are_named(tmp_path: Path, linked: str) -> None:
     place.symlink_to(tmp_path / "elsewhere")
     directory = Location(directory.fs, str(tmp_path / "work"))
     with pytest.raises(TargetError, match=re.escape(f"{place}: is a link to {tmp_path}/elsewhere")):
-        check_working(directory, STATE)
+        check_working(directory, STATE, may_be_own)
 
 
 def test_pipes_are_no_files(tmp_path: Path) -> None:
     directory = put(tmp_path / "work", ".reshard/plan")
     os.mkfifo(tmp_path / "work/.reshard/identity")
     with pytest.raises(TargetError, match="identity: is not a file that conversions write"):
-        check_working(directory, STATE)
+        check_working(directory, STATE, may_be_own)
 
 
 def test_a_checkpoint_that_no_conversion_has_begun(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"work: holds checkpoint files, but no \.reshard of a conversion"):
-        check_working(put(tmp_path / "work", "rank_0/a_0.ckpt"), STATE)
+        check_working(put(tmp_path / "work", "rank_0/a_0.ckpt"), STATE, may_be_own)
 
 
 def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
     (tmp_path / "work").touch()
-    for check in (lambda place: check_working(place, STATE), check_replaced):
+    for check in (
+        lambda place: check_working(place, STATE, may_be_own),
+        lambda place: check_replaced(place, may_be_own),
+    ):
         with pytest.raises(TargetError, match="work: is not a directory, but has the name of one"):
             check(parse_url(str(tmp_path / "work")))
 
 
 def test_what_a_target_was_before(tmp_path: Path) -> None:
     former = put(tmp_path / "former", ".reshard/plan", "rank_0/a.ckpt", "rank_0/log", ".part0.safetensors.0123abcd.tmp")
-    check_replaced(former)
-    check_replaced(parse_url(str(tmp_path / "nothing")))
+    check_replaced(former, may_be_own)
+    check_replaced(parse_url(str(tmp_path / "nothing")), may_be_own)
     put(tmp_path / "former", "thesis.tex")
     with pytest.raises(TargetError, match=r"former: holds foreign files \(thesis\.tex\)"):
-        check_replaced(former)
+        check_replaced(former, may_be_own)
     (tmp_path / "link").symlink_to(tmp_path / "former")
     with pytest.raises(TargetError, match="link: is a link to"):
-        check_replaced(Location(former.fs, str(tmp_path / "link")))
+        check_replaced(Location(former.fs, str(tmp_path / "link")), may_be_own)
 
 
 @pytest.mark.parametrize("linked", ["rank_0", ".reshard", ".reshard/records"])

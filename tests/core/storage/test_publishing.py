@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from reshard.core.errors import StorageError, TargetError
+from reshard.core.layouts.targets import is_target_name
 from reshard.core.storage.publishing import (
     check_room,
     foreign_names,
@@ -78,14 +79,14 @@ def test_work_is_done_beside_a_local_target_and_in_a_remote_one(final: Location,
 
 
 def test_onto_nothing(working: Location, final: Location) -> None:
-    publish(working, final)
+    publish(working, final, is_target_name)
     assert files_of(final) == NEW
     assert list_names(final.parent) == ["out"]
 
 
 def test_onto_an_empty_directory(working: Location, final: Location) -> None:
     os.mkdir(final.path)
-    publish(working, final)
+    publish(working, final, is_target_name)
     assert files_of(final) == NEW
     assert list_names(final.parent) == ["out"]
 
@@ -93,7 +94,7 @@ def test_onto_an_empty_directory(working: Location, final: Location) -> None:
 def test_onto_an_existing_directory(working: Location, final: Location) -> None:
     put(final, **{"rank_0/a.ckpt": "old", "rank_1/a.ckpt": "old"})
     os.chmod(final.child("rank_0", "a.ckpt").path, 0o400)
-    publish(working, final)
+    publish(working, final, is_target_name)
     assert files_of(final) == NEW
     assert list_names(final.parent) == ["out"]
 
@@ -101,7 +102,7 @@ def test_onto_an_existing_directory(working: Location, final: Location) -> None:
 def test_leftovers_of_a_former_replacement_go(working: Location, final: Location) -> None:
     put(final, **{"rank_0/a.ckpt": "old"})
     put(parse_url(final.path + ".reshard-replaced"), **{"rank_0/a.ckpt": "older"})
-    publish(working, final)
+    publish(working, final, is_target_name)
     assert files_of(final) == NEW
     assert list_names(final.parent) == ["out"]
 
@@ -121,11 +122,11 @@ def test_a_crash_in_between_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("os.rename", crashing)
         with pytest.raises(StorageError, match="out: cannot give it the finished files .*whole in .*: Input/output"):
-            publish(working, final)
+            publish(working, final, is_target_name)
     assert files_of(working) == NEW
     old = final if failing_rename == 1 else parse_url(final.path + ".reshard-replaced")
     assert files_of(old) == {"rank_0/a.ckpt": "old"}
-    publish(working, final)
+    publish(working, final, is_target_name)
     assert files_of(final) == NEW
     assert list_names(final.parent) == ["out"]
 
@@ -133,7 +134,7 @@ def test_a_crash_in_between_loses_nothing(
 def test_a_file_appeared_at_the_target(working: Location, final: Location) -> None:
     Path(final.path).write_text("precious")
     with pytest.raises(StorageError, match="out: cannot give it the finished files"):
-        publish(working, final)
+        publish(working, final, is_target_name)
     assert Path(final.path).read_text() == "precious"
     assert files_of(working) == NEW
 
@@ -141,14 +142,14 @@ def test_a_file_appeared_at_the_target(working: Location, final: Location) -> No
 def test_what_somebody_put_into_the_former_target_meanwhile_stays(working: Location, final: Location) -> None:
     put(final, **{"rank_0/a.ckpt": "old", "thesis.tex": "mine"})
     with pytest.raises(TargetError, match=r"out: holds foreign files \(thesis\.tex\), and would be replaced"):
-        publish(working, final)
+        publish(working, final, is_target_name)
     assert files_of(final) == {"rank_0/a.ckpt": "old", "thesis.tex": "mine"}
     assert files_of(working) == NEW
 
 
 def test_a_remote_target_is_where_it_was_written(memory: Location) -> None:
     put(memory, **NEW)
-    publish(memory, memory)
+    publish(memory, memory, is_target_name)
     assert files_of(memory) == NEW
 
 
@@ -170,7 +171,7 @@ def test_names_that_are_no_checkpoints(anywhere: Location) -> None:
     mine = ["rank_0/a", "rank_12/b", ".reshard/m"]
     foreign = ["rank_table.json", "rank_", "rank_x/a", "xrank_0/a", ".reshard2", "thesis.tex"]
     put(anywhere, **dict.fromkeys([*mine, *foreign], ""))
-    assert foreign_names(anywhere) == sorted(name.split("/")[0] for name in foreign)
+    assert foreign_names(anywhere, is_target_name) == sorted(name.split("/")[0] for name in foreign)
 
 
 # ---- removing ----
@@ -181,10 +182,10 @@ def test_leftovers_are_removed_and_nothing_else(anywhere: Location) -> None:
     others = [".reshard/manifest.json", "rank_table_8p.json", "notes.txt"]
     left = ["rank_0/a_0.ckpt", "rank_0/.b_0.ckpt.0123.tmp", "rank_1/b_0.ckpt", "rank_7/b_7.ckpt"]
     put(anywhere, **dict.fromkeys([*kept, *others, *left], "x"))
-    remove_others(anywhere, kept)
+    remove_others(anywhere, kept, is_target_name)
     assert sorted(files_of(anywhere)) == sorted(kept + others)
     assert not anywhere.is_local or "rank_7" not in list_names(anywhere), "object stores have no directories"
-    remove_others(anywhere.child("nothing"), [])
+    remove_others(anywhere.child("nothing"), [], is_target_name)
 
 
 def test_removing(anywhere: Location) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.errors import InputError, TargetBusyError, TargetError
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from reshard.core.checkpoint.manifest import read_manifest
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.lease_holder import new_holder

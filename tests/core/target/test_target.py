@@ -2,8 +2,8 @@
 
 import pytest
 
-from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.errors import TargetError
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.listing import exists

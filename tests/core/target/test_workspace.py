@@ -2,8 +2,8 @@
 
 import pytest
 
-from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.errors import StorageError, TargetError
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes

@@ -9,11 +9,12 @@ import pytest
 
 import reshard.core.conversion.rank_work as rank_work_module
 from reshard.core.changes.changes import OverflowPolicy
-from reshard.core.checkpoint.manifest import ShardRecord, dump_record, parse_shard_record, read_manifest
+from reshard.core.checkpoint.manifest import ShardRecord, dump_record
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CastError, InputError
+from reshard.core.layouts.manifests import parse_shard_record, read_manifest
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import build_request
 from reshard.core.storage.urls import parse_url

@@ -15,6 +15,7 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError, StorageError
 from reshard.core.files.model import CheckpointFormat
+from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.runtime.progress import SilentProgress
@@ -57,10 +58,10 @@ def test_turned_ranks_that_need_parts_of_the_same_rows_are_together() -> None:
     catalog = make_catalog({0: [entry("w", (64, 4096), FLOAT)]})
     target = make_strategy({"w": ParameterLayout((2, 4), ((0,), (1,)), nested=True)})
     changes = Changes(transpose=(TransposeRule(parameters="w"),))
-    plan = build_plan(PlanInputs(catalog, None, target, CheckpointFormat.CKPT, changes=changes))
+    plan = build_plan(PlanInputs(catalog, None, target, CheckpointFormat.CKPT, changes=changes, layout=RankFolders()))
     assert group_ranks(plan, plan.target_ranks, min_groups=2, max_ranks=32) == ((0, 1, 2, 3), (4, 5, 6, 7))
     target = make_strategy({"w": ParameterLayout((4, 2), ((1,), (0,)), nested=True)})
-    plan = build_plan(PlanInputs(catalog, None, target, CheckpointFormat.CKPT, changes=changes))
+    plan = build_plan(PlanInputs(catalog, None, target, CheckpointFormat.CKPT, changes=changes, layout=RankFolders()))
     assert group_ranks(plan, plan.target_ranks, min_groups=2, max_ranks=32) == ((0, 2, 4, 6), (1, 3, 5, 7))
 
 

@@ -13,6 +13,7 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError
 from reshard.core.files.model import CheckpointFormat
+from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import build_plan
 from reshard.core.request.conversion import build_request
@@ -48,7 +49,7 @@ def test_a_turned_matrix_is_read_once_for_each_wide_block(
         url = put_on_remote_storage(tmp_path)
     catalog = build_catalog(url, range(1), digest=lambda *_: False, workers=1)
     changes = Changes(transpose=(TransposeRule(parameters="turned"),))
-    plan = build_plan(PlanInputs(catalog, None, None, CheckpointFormat.CKPT, changes=changes))
+    plan = build_plan(PlanInputs(catalog, None, None, CheckpointFormat.CKPT, changes=changes, layout=RankFolders()))
     budget = Buffers(scratch_bytes=2**14, a_block_bytes=2**13, wide_bytes=wide_bytes)
     out = parse_url(str(tmp_path / "out"))
     [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=prefetch, advance=lambda _: None)

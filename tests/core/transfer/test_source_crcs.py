@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.files.model import CheckpointFormat, FileIndex, StoredCrc, TensorEntry
+from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import build_plan
 from reshard.core.storage.reading import open_source
@@ -39,7 +40,7 @@ def opened(path: Path, crcs: dict[str, int]) -> tuple[SourceCrcs, CatalogRecord]
     version = open_source(parse_url(str(path))).version
     record = CatalogRecord(0, str(path), SIZE, version, index)
     catalog = CheckpointCatalog(str(path.parent), CheckpointFormat.SAFETENSORS, None, {0: record})
-    return SourceCrcs(build_plan(PlanInputs(catalog, None, None, CheckpointFormat.CKPT))), record
+    return SourceCrcs(build_plan(PlanInputs(catalog, None, None, CheckpointFormat.CKPT, layout=RankFolders()))), record
 
 
 def read_rest(crcs: SourceCrcs) -> int:

@@ -6,6 +6,7 @@ import pytest
 
 from reshard.core.errors import CatalogError
 from reshard.core.files.model import CheckpointFormat
+from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.strategy.files import write_strategy
@@ -26,7 +27,7 @@ def plan(tmp_path: Path) -> ConversionPlan:
     catalog = build_catalog(str(tmp_path), range(3), digest=lambda *_: False)
     strategy = make_strategy({"w": ROWS})
     write_strategy(strategy, str(tmp_path / "strategy.ckpt"))
-    return build_plan(PlanInputs(catalog, strategy, None, CheckpointFormat.CKPT))
+    return build_plan(PlanInputs(catalog, strategy, None, CheckpointFormat.CKPT, layout=RankFolders()))
 
 
 def open_descriptors() -> int:

@@ -16,6 +16,7 @@ from reshard.core.errors import CastError, CatalogError, ConversionError
 from reshard.core.files import ckpt_writing
 from reshard.core.files.any_format import plan_file
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat, OutputEntry
+from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.runtime.budget import build_budget
@@ -88,7 +89,7 @@ def check_one(data: st.DataObject, directory: Path, remote: bool) -> None:
         records = {rank: dataclasses.replace(record, assumed=True) for rank, record in catalog.records.items()}
         catalog = dataclasses.replace(catalog, records=records)
     file_format = data.draw(st.sampled_from(SELF_CONTAINED))
-    plan = build_plan(PlanInputs(catalog, source_strategy, target_strategy, file_format))
+    plan = build_plan(PlanInputs(catalog, source_strategy, target_strategy, file_format, layout=RankFolders()))
     ranks = data.draw(st.lists(st.integers(0, target_devices - 1), min_size=1, unique=True))
     message: list[int] = []
     out = parse_url(str(directory / "out"))
@@ -119,7 +120,7 @@ def plan(tmp_path: Path) -> ConversionPlan:
     path = tmp_path / "m.ckpt"
     path.write_bytes(filled(plan_file(CheckpointFormat.CKPT, [entry]), lambda _: bytes(range(250)) * 16_000))
     catalog = build_catalog(str(path), None, digest=lambda *_: False)
-    return build_plan(PlanInputs(catalog, None, None, CheckpointFormat.SAFETENSORS))
+    return build_plan(PlanInputs(catalog, None, None, CheckpointFormat.SAFETENSORS, layout=RankFolders()))
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
@@ -181,7 +182,7 @@ def test_a_source_that_changes_after_it_was_read_is_noticed_in_every_thread(tmp_
     layout = ParameterLayout((3,), ((0,),), nested=True)
     strategy = make_strategy({"w": layout})
     catalog = build_catalog(str(tmp_path / "src"), strategy.ranks, digest=lambda *_: False)
-    plan = build_plan(PlanInputs(catalog, strategy, None, CheckpointFormat.SAFETENSORS))
+    plan = build_plan(PlanInputs(catalog, strategy, None, CheckpointFormat.SAFETENSORS, layout=RankFolders()))
     left = [3 * 65536]
 
     def change_at_the_end(count: int) -> None:
@@ -207,7 +208,7 @@ def test_parameters_cut_alike_may_differ_in_dtype(tmp_path: Path) -> None:
     )
     catalog = build_catalog(str(tmp_path / "m.ckpt"), None, digest=lambda *_: False)
     strategy = make_strategy({name: as_layout(layout) for name in DTYPES})
-    plan = build_plan(PlanInputs(catalog, None, strategy, CheckpointFormat.CKPT))
+    plan = build_plan(PlanInputs(catalog, None, strategy, CheckpointFormat.CKPT, layout=RankFolders()))
     out = parse_url(str(tmp_path / "out"))
     budget = build_budget(2 * 65536, 1024, 1)
     transform_ranks(plan, (0, 1), out, identity="i", budget=budget, prefetch=1, advance=lambda _: None)
@@ -230,7 +231,9 @@ def test_many_small_parameters_of_several_kinds(tmp_path: Path, block_bytes: int
     (tmp_path / "m.ckpt").write_bytes(checkpoint_bytes(*((name, *tensor) for name, tensor in given.items())))
     catalog = build_catalog(str(tmp_path / "m.ckpt"), None, digest=lambda *_: False)
     strategy = make_strategy({name: as_layout(layout) for name in tensors})
-    inputs = PlanInputs(catalog, None, strategy, CheckpointFormat.CKPT, append_info=(("epoch", 7),))
+    inputs = PlanInputs(
+        catalog, None, strategy, CheckpointFormat.CKPT, append_info=(("epoch", 7),), layout=RankFolders()
+    )
     budget = Buffers(scratch_bytes=2**12, a_block_bytes=block_bytes, wide_bytes=0)
     out = parse_url(str(tmp_path / "out"))
     plan = build_plan(inputs)
@@ -250,7 +253,7 @@ def test_an_overflow_among_many_small_parameters_is_refused(tmp_path: Path) -> N
     (tmp_path / "m.ckpt").write_bytes(checkpoint_bytes(*pieces))
     catalog = build_catalog(str(tmp_path / "m.ckpt"), None, digest=lambda *_: False)
     changes = Changes(cast=(CastRule(parameters="*", dtype="float16"),))
-    plan = build_plan(PlanInputs(catalog, None, None, CheckpointFormat.CKPT, changes=changes))
+    plan = build_plan(PlanInputs(catalog, None, None, CheckpointFormat.CKPT, changes=changes, layout=RankFolders()))
     out, budget = parse_url(str(tmp_path / "out")), build_budget(2 * 65536, 1024, 1)
     with pytest.raises(CastError, match="'p20': 4 finite Float32 values"):
         transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=1, advance=lambda _: None)

@@ -372,7 +372,7 @@ def _write_a_wrong_index(patch: Patch) -> None:
     def wrong(weights: Mapping[str, str], total_bytes: int, element_count: int) -> bytes:
         return _with_swapped_files(dump_sorted_weight_map(weights, total_bytes, element_count))
 
-    patch.setattr("reshard.core.target.index.dump_sorted_weight_map", wrong)
+    patch.setattr("reshard.core.layouts.unified.index_writing.dump_sorted_weight_map", wrong)
 
 
 def _with_swapped_files(index: bytes) -> bytes:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from reshard.cli.main import run
-from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.checkpoint.self_digest import split_digest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError, TargetError
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.request.conversion import build_request
 from reshard.core.runtime.keys import EncryptionMode, KeyNames, named_keys
 from reshard.core.storage.urls import parse_url

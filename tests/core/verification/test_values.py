@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
+from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import VerificationError
 from reshard.core.files.any_format import read_index
 from reshard.core.files.digests import file_digests
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
+from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
@@ -23,6 +23,7 @@ from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport, Outcome
 from reshard.core.errors import ConversionError, InputError, PlanError, StorageError, TargetError
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.unified.assignment import split_in_order
 from reshard.core.layouts.unified.names import file_names, is_unified_name
 from reshard.core.records.plan_file import load_plan

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from reshard.core.checkpoint.manifest import IndexSummary, ParameterRecord, ShardRecord
+from reshard.core.layouts.unified.names import INDEX_NAME
 from reshard.core.layouts.unified.weight_maps import dump_weight_map
 from reshard.core.storage.urls import parse_url
-from reshard.core.target.index import places_problem
+from reshard.core.target.documents import places_problem
 
 
 def record(rank: int, file: str, *names: str, dtype: str = "Float32") -> ShardRecord:
@@ -46,7 +47,7 @@ RIGHT = {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"}
     ],
 )
 def test_an_index_says_where_tensors_are(index: bytes, problem: str | None, tmp_path: Path) -> None:
-    (tmp_path / "index.json").write_bytes(index)
-    summary = IndexSummary(file="index.json", size_bytes=len(index), digest="")
+    (tmp_path / INDEX_NAME).write_bytes(index)
+    summary = IndexSummary(file=INDEX_NAME, size_bytes=len(index), digest="")
     found = places_problem(parse_url(str(tmp_path)), summary, RECORDS)
     assert found is None if problem is None else problem in (found or "")

@@ -1,43 +1,35 @@
-"""Where an iteration of MindFormers' Checkpoint 2.0 is written, and what its common.json says."""
+"""Which iteration of MindFormers' Checkpoint 2.0 a request asks for, and what its common.json says."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.content_samples import read_samples
-from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.errors import CatalogError, InputError, PlanError
 from reshard.core.files.file_names import NO_EPOCH, parse_step
 from reshard.core.files.model import TensorEntry
 from reshard.core.layouts.checkpoint2.assignment import GLOBAL_STEP
 from reshard.core.layouts.checkpoint2.common import NEWER_KEYS, common_beside
-from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, COMMON_NAME, parse_iteration
+from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, parse_iteration
 from reshard.core.layouts.checkpoint2.options import CommonOptions, IterationOptions, iteration_of
+from reshard.core.layouts.checkpoint2.target import IterationTarget
 from reshard.core.layouts.numbers import Number
 from reshard.core.layouts.options import own_options
 from reshard.core.layouts.survey import find_number, survey
-from reshard.core.plan.model import IterationLayout
-from reshard.core.request.conversion import ConversionRequest
-from reshard.core.runtime.wording import listed
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.casting import NUMPY_TYPES
 
-Request = TypeVar("Request", bound=ConversionRequest)
 
-
-def placed(request: Request) -> Request:
-    """Return a request whose iteration is known, and the step of a source that has iterations; others unchanged.
+def choose_number(request: Any) -> dict[str, str]:
+    """Return the number of the iteration, and the step of a source that has iterations.
 
     Raises:
         InputError: neither the request nor the source says which iteration it is.
         CatalogError: the source has no such iteration, or none that is complete.
         StorageError: the source cannot be listed.
     """
-    if request.layout is not TargetLayout.CHECKPOINT2:
-        return request
     found = find_number(request.source, request.step)
     step = request.step if found is None else str(found)
     named = parse_iteration(parse_url(request.target).name) if request.target else None
@@ -49,19 +41,17 @@ def placed(request: Request) -> Request:
             f"{parse_url(request.source)}: does not say which iteration it is, as a Checkpoint 2.0 does: give its "
             "number with --iteration"
         )
-    return request.model_copy(update={"step": step, "iteration": str(number)})
+    return {"step": step, "iteration": str(number)}
 
 
-def iteration_layout(request: ConversionRequest, catalog: CheckpointCatalog) -> IterationLayout | None:
-    """Return the iteration that a placed request asks for; None if it asks for another layout.
+def choose_iteration(request: Any, catalog: CheckpointCatalog) -> IterationTarget:
+    """Return the iteration that a request asks for, whose number is known.
 
     Raises:
         CatalogError: the source's common.json is damaged, or its files hold something else than numbers.
         PlanError: the global step is unknown.
         StorageError: a file cannot be read.
     """
-    if request.layout is not TargetLayout.CHECKPOINT2:
-        return None
     values = {**_source_values(catalog), **own_options(request, CommonOptions).common_values}
     if values.get(GLOBAL_STEP) is None:
         raise PlanError(
@@ -70,19 +60,7 @@ def iteration_layout(request: ConversionRequest, catalog: CheckpointCatalog) -> 
         )
     common = tuple((key, values[key]) for key in (*COMMON_KEYS, *NEWER_KEYS) if key in values)
     number = int(own_options(request, IterationOptions).iteration)
-    return IterationLayout(number, common, iteration_of(request.target) is None)
-
-
-def with_common_noted(catalog: CheckpointCatalog) -> CheckpointCatalog:
-    """Return the catalog with a note of what only the source's common.json has, which other targets do not get."""
-    common = common_beside(catalog)
-    if common is None:
-        return catalog
-    in_files = {name for index in catalog.indexes() for name in index.entries}
-    left = {key: value for key, value in common.items() if key not in in_files}
-    known = [f"{key} {value}" for key, value in left.items() if value is not None]
-    note = f"in {COMMON_NAME} of the source, and not in the result: {listed(known)}"
-    return replace(catalog, notes=(*catalog.notes, note)) if known else catalog
+    return IterationTarget(number, common, iteration_of(request.target) is None)
 
 
 def _source_values(catalog: CheckpointCatalog) -> Mapping[str, Number]:

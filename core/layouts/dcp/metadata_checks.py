@@ -1,0 +1,44 @@
+"""Compares `.metadata` of a written DCP directory with the records of its files, and with their plan."""
+
+from collections.abc import Iterable
+
+from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord, record_entries
+from reshard.core.files.distcp import archive_extents
+from reshard.core.layouts.dcp.metadata import parse_dcp_metadata
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.wording import printable
+from reshard.core.storage.reading import read_small_file
+from reshard.core.storage.urls import Location
+
+
+def dcp_metadata_problem(
+    location: Location, index: IndexSummary, records: Iterable[ShardRecord], plan: ConversionPlan | None
+) -> str | None:
+    """Return the first difference from the records of all files, or their plan, as a sentence; None without one.
+
+    Raises:
+        StrategyError: the metadata is damaged.
+        StorageError: it cannot be read.
+    """
+    metadata = parse_dcp_metadata(read_small_file(location, max(index.size_bytes, 1)), str(location))
+    chunks = {
+        (chunk.place.path, chunk.place.offset): (name, tensor.dtype, chunk.box, chunk.place.length)
+        for name, tensor in metadata.tensors.items()
+        for chunk in tensor.chunks
+    }
+    for record in records:
+        entries = record_entries(record)
+        boxes = {each.name: each.box for each in plan.rank_plan(record.rank).parameters} if plan else {}
+        for entry, place in zip(entries, archive_extents(entries), strict=True):
+            name, dtype, box, length = chunks.pop((record.file, place.offset), (None, None, None, 0))
+            is_right = (name, dtype, length) == (entry.name, entry.dtype, place.length)
+            if not is_right or box is None or box.shape != entry.shape or box != boxes.get(entry.name, box):
+                planned = f", the box {boxes[entry.name]}," if entry.name in boxes else ""
+                return (
+                    f"{location}: is wrong about parameter {entry.name!r}, of which {printable(record.file)} has "
+                    f"{entry.dtype} {list(entry.shape)}{planned} at byte {place.offset}"
+                )
+    if chunks:
+        (file, _), (name, *_) = next(iter(chunks.items()))
+        return f"{location}: lists parameter {name!r} in {printable(file)}, where it is not"
+    return None

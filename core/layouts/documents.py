@@ -1,0 +1,50 @@
+"""The documents beside a target's files, such as an index: their names, kinds and contents."""
+
+from functools import cached_property
+
+import xxhash
+
+from reshard.core.checkpoint.manifest import IndexSummary
+from reshard.core.runtime.frozen import frozen
+
+
+@frozen
+class DocumentKind:
+    """What a file beside those of tensors is, in a word for messages, and the limit of its size."""
+
+    title: str
+    max_bytes: int
+
+
+@frozen
+class Document:
+    """A document's file name, relative to the target, and its content."""
+
+    name: str
+    data: bytes
+
+    @cached_property
+    def summary(self) -> IndexSummary:
+        """The document's entry in the manifest."""
+        return IndexSummary(file=self.name, size_bytes=len(self.data), digest=xxhash.xxh3_128_hexdigest(self.data))
+
+
+@frozen
+class Documents:
+    """The documents that a target has beside its files.
+
+    Attributes:
+        index: which tensor is in which file; None for a single file.
+        common: the state of the training; None if the layout has no place for it.
+    """
+
+    index: Document | None = None
+    common: Document | None = None
+
+    @property
+    def each(self) -> tuple[Document, ...]:
+        """The documents that there are, in the order in which they are written."""
+        return tuple(document for document in (self.index, self.common) if document is not None)
+
+
+NO_DOCUMENTS = Documents()

@@ -1,0 +1,88 @@
+"""The layouts' answers about targets, each in the module `target_side` of its package."""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.layouts.documents import DocumentKind
+from reshard.core.layouts.target_side import TargetSide
+from reshard.core.plan.target_layout import TargetLayout as PlannedLayout
+
+
+@cache
+def side_named(name: str) -> TargetSide:
+    """Return the answers of the layout of this name."""
+    side: TargetSide = import_module(f"reshard.core.layouts.{name}.target_side").SIDE
+    return side
+
+
+@cache
+def all_sides() -> tuple[TargetSide, ...]:
+    """Return the answers of all layouts."""
+    return tuple(map(side_named, TargetLayout))
+
+
+def side_of(value: PlannedLayout) -> TargetSide:
+    """Return the answers about the target of a plan that is to be written."""
+    return side_named(value.name)
+
+
+def plan_fields(value: PlannedLayout) -> dict[str, Any]:
+    """Return what the JSON document of a plan says of its target's layout."""
+    blank = {key: each for side in all_sides() for key, each in side.blank_plan_fields.items()}
+    return blank | value.plan_fields()
+
+
+def layout_from_plan(document: Mapping[str, Any]) -> PlannedLayout:
+    """Return the record of the target's layout in the JSON document of a plan.
+
+    Raises:
+        ValueError: it is damaged, or there are several.
+    """
+    others = [side.from_plan(document) for side in all_sides() if side.record.name != TargetLayout.RANKS]
+    found = [value for value in others if value is not None]
+    if len(found) > 1:
+        raise ValueError(f"its target has several layouts: {', '.join(each.name for each in found)}")
+    value = found[0] if found else side_named(TargetLayout.RANKS).from_plan(document)
+    assert value is not None
+    return value
+
+
+@cache
+def _sides_by_name() -> Mapping[str, TargetSide]:
+    """The answers of the layout that has documents or companions of a name; there is one."""
+    return {name: side for side in all_sides() for name in (*side.documents, *side.companions)}
+
+
+def side_of_document(name: str) -> TargetSide:
+    """Return the answers of the layout that has documents or companions of this name."""
+    return _sides_by_name()[name]
+
+
+def document_kind(name: str) -> DocumentKind:
+    """Return what a document or companion of this name is."""
+    side = side_of_document(name)
+    return side.documents.get(name) or side.companions[name]
+
+
+@cache
+def companion_names() -> frozenset[str]:
+    """Return the names of all files that any layout's targets may have beside them, copied from elsewhere."""
+    return frozenset(name for side in all_sides() for name in side.companions)
+
+
+def is_document_name(name: str) -> bool:
+    """True for the name of a document, such as an index, that a conversion writes beside files of tensors."""
+    return any(name in side.documents for side in all_sides())
+
+
+def is_target_name(name: str) -> bool:
+    """True for the name of a file of tensors, or of a document, that a conversion writes outside of rank folders."""
+    return any(side.owns(name) for side in all_sides()) or is_document_name(name)
+
+
+def float8_layouts() -> tuple[str, ...]:
+    """Return the names of the layouts whose targets can hold floats of 8 bits."""
+    return tuple(side.record.name for side in all_sides() if side.record.carries_float8)

@@ -1,0 +1,62 @@
+"""The record of a unified target: whole tensors in files of about equal size, each parameter in one of them."""
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from reshard.core.files.model import MINDSPORE, PYTORCH, CheckpointFormat
+from reshard.core.layouts.unified.companions import Companions
+from reshard.core.layouts.unified.names import UnifiedNaming
+from reshard.core.plan.target_layout import CompanionFile, TargetLayout
+from reshard.core.runtime.frozen import frozen
+
+if TYPE_CHECKING:
+    from reshard.core.plan.model import ParameterMatch, PlanInputs
+
+
+@frozen
+class UnifiedTarget(TargetLayout):
+    """A unified target.
+
+    Attributes:
+        max_shard_bytes: most bytes of parameters in a file, unless one parameter alone has more.
+        naming: convention for the names of files and index: `huggingface` or `mindspore`.
+        companions: files to copy beside its own, with which they are a complete Hugging Face directory.
+    """
+
+    name: ClassVar[str] = "unified"
+    ranks_are_files: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = True
+    file_format: ClassVar[CheckpointFormat | None] = CheckpointFormat.SAFETENSORS
+    carries_float8: ClassVar[bool] = True
+
+    max_shard_bytes: int
+    naming: str
+    companions: Companions | None = None
+
+    @property
+    def framework(self) -> str:
+        """The framework that its files are marked for."""
+        return PYTORCH if self.naming == UnifiedNaming.HUGGINGFACE else MINDSPORE
+
+    @property
+    def companion_files(self) -> tuple[CompanionFile, ...]:
+        """The files that are copied beside its own."""
+        return self.companions.files if self.companions else ()
+
+    def assign(self, inputs: "PlanInputs", match: "ParameterMatch") -> "ParameterMatch":
+        """Assign every parameter, whole, to one file."""
+        from reshard.core.layouts.unified.assignment import unified_match
+
+        return unified_match(inputs, match, self)
+
+    def plan_fields(self) -> dict[str, Any]:
+        """Return its fields in the JSON document of a plan."""
+        options = {"max_shard_bytes": self.max_shard_bytes, "naming": self.naming}
+        companions = {"companions": asdict(self.companions)} if self.companions else {}
+        return {"unified": options, **companions}
+
+
+def with_companions(layout: TargetLayout, companions: Companions) -> UnifiedTarget:
+    """Return a unified target with companions."""
+    assert isinstance(layout, UnifiedTarget), f"a {layout.name} target has no companions"
+    return replace(layout, companions=companions)

@@ -1,0 +1,82 @@
+"""What a plan asks of its target's layout, which says how the target lies in its directory. Pure: nothing is read here.
+
+Each layout's package has a record of its own, with the options that decide the target's content.
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from reshard.core.files.model import MINDSPORE, CheckpointFormat
+from reshard.core.runtime.frozen import frozen
+
+if TYPE_CHECKING:  # `model` imports this module
+    from reshard.core.plan.model import ParameterMatch, PlanInputs
+
+
+@frozen
+class CompanionFile:
+    """A file that is copied beside the target's, as it is written: size and digest of its bytes."""
+
+    name: str
+    size_bytes: int
+    digest: str
+
+
+class TargetLayout:
+    """The layout of a plan's target; this one is of a plan that is only examined, and never written.
+
+    Attributes:
+        name: the layout's name.
+        ranks_are_files: the target's ranks are its files, not devices.
+        is_whole: every tensor is whole, in one file.
+        file_format: the only format that its files can have; None: there are several.
+        drops_empty_shards: shards without elements are in no file.
+        marks_redundancy: its files say whether redundancy was removed from them.
+        carries_float8: its files can hold floats of 8 bits.
+        outside_place: where a parameter is that no strategy knows.
+    """
+
+    name: ClassVar[str] = ""
+    ranks_are_files: ClassVar[bool] = False
+    is_whole: ClassVar[bool] = False
+    file_format: ClassVar[CheckpointFormat | None] = None
+    drops_empty_shards: ClassVar[bool] = False
+    marks_redundancy: ClassVar[bool] = False
+    carries_float8: ClassVar[bool] = False
+    outside_place: ClassVar[str] = "once in the target"
+
+    @property
+    def framework(self) -> str:
+        """The framework that its `.safetensors` files are marked for."""
+        return MINDSPORE
+
+    @property
+    def companion_files(self) -> tuple[CompanionFile, ...]:
+        """The files that are copied beside its own."""
+        return ()
+
+    def kept_replicas(self, asked: int) -> int:
+        """Return how many copies of each slice it has if `asked` are to be kept; 0: one on every rank that owns it."""
+        return asked
+
+    def assign(self, inputs: "PlanInputs", match: "ParameterMatch") -> "ParameterMatch":
+        """Assign the parameters of a target sharded by its strategy to files.
+
+        Raises:
+            PlanError: a parameter has no place in such a target.
+        """
+        return match
+
+    def file_name(self, rank: int, inputs: "PlanInputs", match: "ParameterMatch") -> str:
+        """Return the path of a rank's file below the target."""
+        return match.files.names[rank]
+
+    def notes(self, match: "ParameterMatch") -> tuple[str, ...]:
+        """Return what its user should know of where parameters are, in sentences."""
+        return ()
+
+    def plan_fields(self) -> dict[str, Any]:
+        """Return its fields in the JSON document of a plan."""
+        return {}
+
+
+NOT_WRITTEN = TargetLayout()
