@@ -10,8 +10,9 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from reshard.core.runtime.secrets import scrubbed
-from reshard.core.runtime.wording import printable_lines, seconds_text, size_text
+from reshard.core.runtime.wording import seconds_text, size_text
+from reshard.core.text.printing import printable_lines
+from reshard.core.text.secrets import scrubbed
 
 _FULL_WIDTH = 80
 

@@ -11,7 +11,8 @@ from reshard.cli.parameters import PATH
 from reshard.cli.progress import shown_progress
 from reshard.cli.requests import RequestCommand
 from reshard.core.request.source import FINGERPRINT_OPTIONS, FingerprintRequest
-from reshard.core.runtime.wording import counted, printable, size_text
+from reshard.core.runtime.wording import counted, size_text
+from reshard.core.text.printing import printable
 from reshard.flows.blocks import resolvers_for
 
 if TYPE_CHECKING:

@@ -25,8 +25,9 @@ from reshard.core.runtime.log import LOGGER, log
 from reshard.core.runtime.named_values import is_name
 from reshard.core.runtime.progress import SilentProgress, reporting_to
 from reshard.core.runtime.progress_lines import LoggedProgress
-from reshard.core.runtime.secrets import scrubbed
-from reshard.core.runtime.wording import printable, seconds_text
+from reshard.core.runtime.wording import seconds_text
+from reshard.core.text.printing import printable
+from reshard.core.text.secrets import scrubbed
 
 
 @frozen

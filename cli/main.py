@@ -18,13 +18,15 @@ import click
 
 from reshard.cli.output import print_error, print_line
 from reshard.cli.parameters import COMPLETION_VARIABLE, did_you_mean
+from reshard.cli.spelling import flag
 from reshard.core.errors import InputError, ReshardError, VerificationError
 from reshard.core.runtime.arenas import share_arenas
-from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.shortage import naming_shortage
 from reshard.core.runtime.suggestions import close_words
 from reshard.core.runtime.threads import rare_collections
-from reshard.core.runtime.wording import printable_lines
+from reshard.core.text.options import spelled_by
+from reshard.core.text.printing import printable_lines
+from reshard.core.text.secrets import scrubbed
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -122,6 +124,11 @@ def cli() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code; errors are printed on stderr, none is raised."""
+    with spelled_by(flag):
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         with naming_shortage(), cli.make_context("reshard", list(arguments)) as context:
             result = cli.invoke(context)

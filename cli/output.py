@@ -17,8 +17,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from reshard.core.runtime.secrets import scrubbed
-from reshard.core.runtime.wording import printable, printable_lines
+from reshard.core.text.printing import printable, printable_lines
+from reshard.core.text.secrets import scrubbed
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

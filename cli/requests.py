@@ -10,8 +10,10 @@ from click.core import ParameterSource
 
 from reshard.cli.logs import Command
 from reshard.cli.parameters import PATH, is_place
-from reshard.core.options.validation import build_options, option_of
+from reshard.cli.spelling import flag
+from reshard.core.options.validation import build_options
 from reshard.core.runtime.frozen import frozen
+from reshard.core.text.options import Option
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -69,7 +71,7 @@ class RequestCommand(Command):
         given = {name: value for name in names if (value := ctx.params.pop(name)) is not None}
 
         def named(name: str) -> str:
-            return f"{file.origin}: {name}" if name in from_file else option_of(name)
+            return f"{file.origin}: {name}" if name in from_file else flag(Option(name))
 
         request = build_options(self._request, named, **given | from_file | dict(self._fixed))
         if prints:
@@ -84,7 +86,7 @@ class RequestCommand(Command):
         """Refuse some of the arguments if the file has all: the first one is not always the one that was meant."""
         arguments = [str(each.name) for each in self.params if isinstance(each, click.Argument)]
         if all(name in file.fields for name in arguments) and 0 < len(typed & set(arguments)) < len(arguments):
-            names = " and ".join(map(option_of, arguments))
+            names = " and ".join(flag(Option(name)) for name in arguments)
             raise click.UsageError(f"{file.origin} has {names}: give both on the command line, or none", ctx)
 
     def _options(self) -> list[click.Parameter]:

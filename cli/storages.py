@@ -36,7 +36,7 @@ def key_named(name: str, mode: str) -> Iterator[None]:
 
     chosen = EncryptionMode(mode)
     try:
-        check_mode(chosen, check_key_name(name), "--decrypt-key")
+        check_mode(chosen, check_key_name(name), "decrypt_key")
     except ValueError as error:
         raise InputError(f"{'--decrypt-key' if name else '--decrypt-mode'}: {error}") from None
     with named_keys(KeyNames(name, chosen, name, chosen), resolvers_for(name)):

@@ -8,7 +8,7 @@
     │   ├── CatalogError            a checkpoint: ranks missing, steps mixed, ranks that disagree
     │   ├── PlanError               source, target and options do not fit together
     │   ├── CastError               values that the requested dtype cannot hold
-    │   ├── LimitError              metadata that would take more memory than --memory-limit
+    │   ├── LimitError              metadata that would take more memory than its limit
     │   └── TargetError             the target is occupied
     │       └── TargetBusyError     another run is working on it at this moment
     ├── VerificationError           the written files are not what the plan says      exit code 1
@@ -27,8 +27,9 @@ StorageError: docstrings name it where it says more than that.
 import errno
 from collections.abc import Sequence
 
-from reshard.core.runtime.secrets import scrubbed
-from reshard.core.runtime.wording import listed_lines, printable_lines
+from reshard.core.text.options import Option, options_in, spelled
+from reshard.core.text.printing import listed_lines, printable_lines
+from reshard.core.text.secrets import scrubbed
 
 _TRANSIENT_ERRNOS = frozenset(
     {
@@ -54,11 +55,25 @@ _TRANSIENT_ERRNOS = frozenset(
 class ReshardError(Exception):
     """Base of all errors whose message is meant for the user.
 
-    Its `str()` is safe to print and log, whatever foreign names or server answers it contains.
+    Its `str()` is safe to print and log, whatever foreign names or server answers it contains, and spells the options
+    that its message marks (`reshard.core.text.options`) for whoever reads it.
     """
 
+    @property
+    def marked(self) -> str:
+        """The message with marks in place of options, for another error's message."""
+        return super().__str__()
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """The options that the message names: those that are wrong, or would help."""
+        return options_in(self.marked)
+
     def __str__(self) -> str:
-        return _presentable(super().__str__())
+        return printable_lines(scrubbed(spelled(self.marked)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class InputError(ReshardError):
@@ -132,12 +147,10 @@ class StorageError(ConversionError):
         self.message = message
         self.transient = transient
 
-    def __str__(self) -> str:
-        return _presentable(self.message)
-
-
-def _presentable(message: str) -> str:
-    return printable_lines(scrubbed(message))
+    @property
+    def marked(self) -> str:
+        """The message with marks in place of options, for another error's message."""
+        return self.message
 
 
 class UnusableStorageError(StorageError, InputError):

@@ -19,8 +19,8 @@ from prefect.logging import get_run_logger
 from prefect.runtime import deployment
 from prefect.utilities.urls import url_for
 
-from reshard.core.runtime.secrets import scrubbed
-from reshard.core.runtime.wording import printable_lines
+from reshard.core.text.printing import printable_lines
+from reshard.core.text.secrets import scrubbed
 from reshard.deployments.alerts import ALERTS_AUTOMATION, tells_of
 
 _PAUSES_SECONDS = (1.0, 5.0, 0.0)

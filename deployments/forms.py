@@ -27,6 +27,8 @@ from reshard.core.request.conversion import ConversionOptions, ConversionRequest
 from reshard.core.request.groups import GROUPS
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.verification import VerificationRequest
+from reshard.core.text.options import Option, keyword, spelled_by
+from reshard.core.text.printing import printable
 from reshard.deployments.failure_alerts import alert_of_failure
 from reshard.deployments.form_groups import EVERYDAY, groups_of, title_of, ungrouped
 from reshard.deployments.places import deployed_places, relative_places
@@ -54,6 +56,10 @@ def form_of(inner: Flow[[Request], Any], model: type[Request], name_of: Callable
 
     @functools.wraps(fn)
     def run(**fields: Any) -> Any:
+        with spelled_by(functools.partial(_field_of, model)):
+            return checked_run(fields)
+
+    def checked_run(fields: dict[str, Any]) -> Any:
         try:
             request = model.model_validate(ungrouped(model, fields))
         except InputError as error:
@@ -123,6 +129,13 @@ def _shown(model: type[BaseModel], name: str) -> FieldInfo:
         }
     shown: FieldInfo = Field(json_schema_extra=extra)
     return shown
+
+
+def _field_of(model: type[BaseModel], option: Option) -> str:
+    """Spell an option in a message as the form's field and what to fill in: `'Exclude' adam_*`."""
+    if option.name not in model.model_fields:
+        return keyword(option)
+    return " ".join([f"'{title_of(model, option.name)}'", ", ".join(map(printable, option.texts))]).rstrip()
 
 
 def _title(model: type[BaseModel], name: str) -> str:

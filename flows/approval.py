@@ -28,10 +28,10 @@ from reshard.core.conversion.planning import summarize
 from reshard.core.errors import InputError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.approval import ApprovedConversionRequest
-from reshard.core.runtime.wording import printable
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.place import manifest_to_keep
 from reshard.core.target.target import Look, Target
+from reshard.core.text.printing import printable
 from reshard.tasks.artifacts import publish_plan
 from reshard.tasks.pages import approval_page
 

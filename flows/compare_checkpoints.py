@@ -5,7 +5,7 @@ from prefect.runtime import flow_run
 
 from reshard.core.errors import DifferenceError
 from reshard.core.request.comparison import ComparisonRequest
-from reshard.core.runtime.wording import listed_lines
+from reshard.core.text.printing import listed_lines
 from reshard.core.verification.comparison_report import ComparisonReport
 from reshard.flows.outcome import carried_out, tail_of
 from reshard.tasks.artifacts import publish_comparison

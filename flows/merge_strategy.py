@@ -4,8 +4,8 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from reshard.core.conversion.merge_strategy import MergeReport, MergeRequest
-from reshard.core.runtime.wording import printable
 from reshard.core.storage.named_options import named_storages
+from reshard.core.text.printing import printable
 from reshard.flows.outcome import carried_out, check_output, tail_of
 from reshard.tasks.artifacts import publish_merge
 from reshard.tasks.progress import RunProgress

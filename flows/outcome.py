@@ -12,11 +12,11 @@ from prefect.states import Failed
 from reshard.core.errors import ReshardError
 from reshard.core.runtime.progress import current_progress, reporting_to
 from reshard.core.runtime.retry import counting_retries, stoppable
-from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.shortage import naming_shortage
 from reshard.core.runtime.threads import rare_collections
-from reshard.core.runtime.wording import printable, printable_lines
 from reshard.core.storage.filesystems import check_lasting
+from reshard.core.text.printing import printable, printable_lines
+from reshard.core.text.secrets import scrubbed
 from reshard.tasks.artifacts import publish_failure
 from reshard.tasks.progress import RunProgress
 

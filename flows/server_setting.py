@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.secrets import scrubbed
+from reshard.core.text.secrets import scrubbed
 
 _URL = "PREFECT_API_URL"
 _NAMES = (_URL, "PREFECT_API")

@@ -5,7 +5,7 @@ from prefect.runtime import flow_run
 
 from reshard.core.errors import VerificationError
 from reshard.core.request.verification import VerificationRequest
-from reshard.core.runtime.wording import listed_lines, printable
+from reshard.core.text.printing import listed_lines, printable
 from reshard.core.verification.published import resources_to_verify
 from reshard.core.verification.report import VerificationReport
 from reshard.flows.outcome import carried_out, tail_of

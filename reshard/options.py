@@ -68,7 +68,7 @@ class TransformOptions(TypedDict, total=False):
             bytes of the value, unless that begins with hex: or base64:. Empty: the source is not encrypted.
         decrypt_mode: How an encrypted source is encrypted.
         check_crc: Check the CRC of source files that carry one, before anything is planned or written: reads them whole
-            once more. Tensors of DCP are checked as they are read, with --engine direct.
+            once more. Tensors of DCP are checked as they are converted.
         check_replicas: Compare all replicas of each slice in the source; fail if they differ.
         trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
             parameters that it gives them.
@@ -269,7 +269,7 @@ class RecoverOptions(DoctorOptions, total=False):
         allow_missing: Patterns (adam_*) of target parameters that the source may lack.
         fault_ranks: Source ranks (3,7) whose files to ignore; needs 'recover'.
         check_crc: Check the CRC of source files that carry one, before anything is planned or written: reads them whole
-            once more. Tensors of DCP are checked as they are read, with --engine direct.
+            once more. Tensors of DCP are checked as they are converted.
         trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
             parameters that it gives them.
         workers: Threads, for as many ranks at once, or several for one; with Dask, of all its processes together. 0:

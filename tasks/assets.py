@@ -20,8 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import InputError
-from reshard.core.runtime.secrets import scrubbed
-from reshard.core.runtime.wording import printable
+from reshard.core.text.printing import printable
+from reshard.core.text.secrets import scrubbed
 from reshard.tasks.policies import UNCACHED
 
 VARIABLE = "RESHARD_RECORD_ASSETS"

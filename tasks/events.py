@@ -18,9 +18,9 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.retry import retries_counted
-from reshard.core.runtime.secrets import scrubbed
-from reshard.core.runtime.wording import printable_lines
 from reshard.core.storage.urls import parse_url
+from reshard.core.text.printing import printable_lines
+from reshard.core.text.secrets import scrubbed
 
 COMPLETED = "reshard.conversion.completed"
 FAILED = "reshard.conversion.failed"

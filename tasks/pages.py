@@ -28,18 +28,11 @@ from reshard.core.conversion.report import (
 from reshard.core.errors import DifferenceError, InputError, ReshardError, VerificationError
 from reshard.core.plan.whole_shapes import NOT_CONFIRMED
 from reshard.core.request.conversion import ConversionRequest
-from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.summary import RANK
-from reshard.core.runtime.wording import (
-    counted,
-    listed_ranks,
-    printable,
-    printable_lines,
-    ranks_text,
-    seconds_text,
-    size_text,
-)
+from reshard.core.runtime.wording import counted, listed_ranks, ranks_text, seconds_text, size_text
 from reshard.core.source.damage import Substitute
+from reshard.core.text.printing import printable, printable_lines
+from reshard.core.text.secrets import scrubbed
 from reshard.core.verification.comparison_report import ComparisonReport
 from reshard.core.verification.report import VerificationReport
 

@@ -12,8 +12,9 @@ from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 
 from reshard.core.runtime.progress import Progress, advancing
-from reshard.core.runtime.secrets import scrubbed
-from reshard.core.runtime.wording import printable_lines, size_text
+from reshard.core.runtime.wording import size_text
+from reshard.core.text.printing import printable_lines
+from reshard.core.text.secrets import scrubbed
 
 PROGRESS_KEY = "run-progress"
 _SHOWN_EVERY_SECONDS = 2.0

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.errors import InputError
-from reshard.core.runtime.wording import listed_lines
+from reshard.core.text.printing import listed_lines
 
 _MESSAGES = {
     "extra_forbidden": "there is no such field",

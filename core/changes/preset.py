@@ -21,7 +21,8 @@ from reshard.core.changes.training_config import GENERATIONS
 from reshard.core.errors import InputError
 from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.runtime.summary import Summary
-from reshard.core.runtime.wording import listed, listed_lines, quoted
+from reshard.core.runtime.wording import listed, quoted
+from reshard.core.text.printing import listed_lines
 
 _SUFFIX = ".yaml"
 _WEIGHT = ".weight"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.frozen import frozen
+from reshard.core.text.options import option
 
 OLDER, NEWER = "1.6", "1.7"
 GENERATIONS = {OLDER: "MindFormers 1.6", NEWER: "MindFormers 1.7 and later"}
@@ -45,7 +46,9 @@ class TrainingConfig:
             InputError: it has several values, or one that is not certain to count.
         """
         if name in self.doubts:
-            raise InputError(f"{self.url}: {self.doubts[name]}: say which value counts with --switch {name}=VALUE")
+            raise InputError(
+                f"{self.url}: {self.doubts[name]}: say which value counts with {option('switch', [f'{name}=VALUE'])}"
+            )
         return self.values.get(name, "")
 
     def unknown_default(self, name: str) -> str:

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
+from reshard.core.text.options import option
 
 _MAX_LISTED = 3
 
@@ -221,7 +222,7 @@ def expert_order_problem(names: Sequence[str]) -> str:
     return (
         f"training may have moved experts, so that their weights are not in the order of their numbers: "
         f"{listed([repr(name) for name in names], _MAX_LISTED)} tell the order, which reshard does not apply. If all "
-        "of them hold 0, 1, 2, …, no expert was moved: --exclude '*.expert_mapping'"
+        f"of them hold 0, 1, 2, …, no expert was moved: {option('exclude', ['*.expert_mapping'])}"
     )
 
 

@@ -51,4 +51,4 @@ def is_damage(error: InputError) -> bool:
 
 def with_advice(error: InputError, advice: str) -> InputError:
     """The same error with a sentence more."""
-    return type(error)(f"{error}\n{advice}") if advice else error
+    return type(error)(f"{error.marked}\n{advice}") if advice else error

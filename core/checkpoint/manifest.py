@@ -26,11 +26,11 @@ from reshard.core.errors import InputError, TargetError
 from reshard.core.files.model import OutputEntry
 from reshard.core.runtime.keys import Key
 from reshard.core.runtime.metadata import parsing, records_bytes
-from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.sealing import is_sealed, seal, unseal
-from reshard.core.runtime.wording import printable
 from reshard.core.tensor.dtypes import dtype_from_ckpt
 from reshard.core.tensor.fingerprint import TEXT_PATTERN
+from reshard.core.text.options import source_option
+from reshard.core.text.printing import printable
 
 PLAN_NAME = "plan.json.gz"
 RECORDS_DIRECTORY = "records"
@@ -253,8 +253,8 @@ def unseal_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manifes
         named = "" if key is None else f", not with {key.mode}"
         mode = printable(manifest.encryption)
         raise InputError(
-            f"{origin}: is encrypted with {mode}{named}: name its key with {source_option('decrypt-key')}, "
-            f"and {source_option('decrypt-mode')} {mode}"
+            f"{origin}: is encrypted with {mode}{named}: name its key with {source_option('decrypt_key')}, "
+            f"and {source_option('decrypt_mode', mode)}"
         )
     try:
         sealed = base64.b64decode(manifest.sealed, validate=True)

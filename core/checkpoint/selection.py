@@ -17,9 +17,10 @@ from reshard.core.files.file_names import (
 )
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.option_names import source_option
-from reshard.core.runtime.wording import MAX_LISTED, listed, printable, rank_names
+from reshard.core.runtime.wording import MAX_LISTED, listed, rank_names
 from reshard.core.storage.patterns import spelled_for
+from reshard.core.text.options import option, source_option, spelled
+from reshard.core.text.printing import printable
 
 Names = Mapping[int, Sequence[CheckpointName]]
 
@@ -155,7 +156,8 @@ def _choose_prefix(origin: str, candidates: Names, asked: str | None) -> tuple[s
             f". If their numbers are ranks, name {pattern} and its strategy; if each is whole," if pattern else "."
         )
         raise CatalogError(
-            f"{origin}: checkpoints of several prefixes: {listed(complete)}{or_ranks} --source-prefix chooses one"
+            f"{origin}: checkpoints of several prefixes: {listed(complete)}{or_ranks} {option('source_prefix')} "
+            "chooses one"
         )
     partial = {spelling: ranks for spelling, ranks in groups.items() if spelling != complete[0]}
     notes = (f"ignored prefixes that not all ranks have: {_spread(partial)}",) if partial else ()
@@ -186,8 +188,8 @@ def _asked_prefix(
     if len(spellings) == 1:
         return spellings[0]
     raise CatalogError(
-        f"{origin}: no files of prefix {printable(asked)} (--source-prefix) for {rank_names(without, MAX_LISTED)}. "
-        f"There are: {_spread(groups)}"
+        f"{origin}: no files of prefix {printable(asked)} ({option('source_prefix')}) for "
+        f"{rank_names(without, MAX_LISTED)}. There are: {_spread(groups)}"
     )
 
 
@@ -263,5 +265,7 @@ def _breakpoint_notes(found: Names, candidates: Names) -> tuple[str, ...]:
     kept = {(rank, name.name) for rank, names in candidates.items() for name in names}
     ignored = {name.step for rank, names in found.items() for name in names if (rank, name.name) not in kept}
     steps = sorted(step for step in ignored if step is not None)
-    option = source_option("step")
-    return (f"ignored checkpoints saved on an exception, which {option} can ask for: {_steps(steps)}",) if steps else ()
+    if not steps:
+        return ()
+    note = f"ignored checkpoints saved on an exception, which {source_option('step')} can ask for: {_steps(steps)}"
+    return (spelled(note),)

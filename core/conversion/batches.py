@@ -16,7 +16,7 @@ class RanksFailedError(StorageError):
     """Ranks of a batch failed; transient if repeating it may help any of them."""
 
     def __init__(self, failures: Mapping[int, ReshardError]) -> None:
-        lines = "\n  ".join(f"rank_{rank}: {error}" for rank, error in sorted(failures.items()))
+        lines = "\n  ".join(f"rank_{rank}: {error.marked}" for rank, error in sorted(failures.items()))
         super().__init__(f"{len(failures)} ranks failed\n  {lines}", any(map(is_transient, failures.values())))
         self.failures = failures
         self.args = (failures,)  # the constructor's arguments when it is unpickled in another process

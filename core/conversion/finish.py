@@ -31,9 +31,11 @@ from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import SilentProgress, advancing, current_progress
 from reshard.core.runtime.retry import retries_counted, with_retries
 from reshard.core.runtime.threads import in_phase
-from reshard.core.runtime.wording import listed_lines, rank_names
+from reshard.core.runtime.wording import rank_names
 from reshard.core.target.documents import companion_summaries
 from reshard.core.target.workspace import Workspace, read_records, record_digest
+from reshard.core.text.options import option
+from reshard.core.text.printing import listed_lines
 from reshard.core.transfer.overflows import overflow_notes, total_overflows
 from reshard.core.transfer.source_files import open_unchanged
 
@@ -105,7 +107,7 @@ def check_crcs(session: Session) -> None:
     what = "\n  ".join(listed_lines(list(problems.values())))
     raise CheckpointError(
         f"{what}. {session.workspace.directory} holds what was made of the rest: get the damaged files again, and "
-        "begin again with --overwrite"
+        f"begin again with {option('overwrite', True)}"
     )
 
 
@@ -122,7 +124,7 @@ def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> No
     if not failures:
         return
     plan, kind = session.plan, target_kind(session.plan)
-    lines = [f"{rank_or_file(plan, rank)}: {error}" for rank, error in sorted(failures.items())]
+    lines = [f"{rank_or_file(plan, rank)}: {error.marked}" for rank, error in sorted(failures.items())]
     # a copy fails as its primary does
     causes = [error for rank, error in failures.items() if plan.copies.get(rank) not in failures]
     # values stay too large, however often they are cast

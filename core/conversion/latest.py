@@ -25,13 +25,14 @@ from reshard.core.runtime.log import log
 from reshard.core.runtime.progress import Progress, SilentProgress, current_progress, reporting_to
 from reshard.core.runtime.retry import sleep_unless_stopped, stoppable, with_retries
 from reshard.core.runtime.summary import Summary
-from reshard.core.runtime.wording import printable, rank_names
+from reshard.core.runtime.wording import rank_names
 from reshard.core.storage.lease_monitor import seen_holders
 from reshard.core.storage.publishing import STATE_DIRECTORY, working_location
 from reshard.core.storage.remote_lease import RENEWAL_SECONDS
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.place import check_place
 from reshard.core.target.workspace import LEASES_DIRECTORY
+from reshard.core.text.printing import printable
 
 Convert = Callable[[ConversionRequest], ConversionReport]
 

@@ -25,7 +25,7 @@ from reshard.core.errors import InputError
 from reshard.core.files.map_parameters import parse_map_parameter
 from reshard.core.files.model import OutputEntry
 from reshard.core.files.numpy_values import Value, numpy_dtype
-from reshard.core.options.validation import build_options, option_of
+from reshard.core.options.validation import build_options
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.planning import PlanRequest
@@ -33,9 +33,10 @@ from reshard.core.request.resources import resources_of
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import with_retries
-from reshard.core.runtime.wording import listed, printable
+from reshard.core.runtime.wording import listed
 from reshard.core.tensor.dtypes import MAP_TENSOR
 from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
+from reshard.core.text.printing import printable
 from reshard.core.transfer.fetches import RankBlock
 from reshard.core.transfer.file_blocks import Chunk, expected_entries, transposed_parameters
 from reshard.core.transfer.overflows import OverflowTally, overflow_notes
@@ -97,7 +98,7 @@ def plan_load(
     Raises:
         InputError: options are wrong, or the source does not fit them.
     """
-    wrong = [option_of(name) for name in options if name in _ABOUT_WRITING]
+    wrong = [name for name in options if name in _ABOUT_WRITING]
     if wrong:
         raise InputError(f"{', '.join(wrong)}: about writing a target, and loading writes none: leave it out")
     given = {"source": source, "source_strategy": source_strategy or "", "target_strategy": target_strategy or ""}

@@ -16,6 +16,7 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.urls import Location
 from reshard.core.target.workspace import Workspace, record_digest
+from reshard.core.text.options import option
 
 
 @frozen
@@ -81,7 +82,7 @@ class Part:
         return {
             "formats": inputs.format,
             "prefixes": inputs.layout,
-            "numbers of copies (--replicas)": inputs.replicas,
+            f"numbers of copies ({option('replicas')})": inputs.replicas,
             "source steps": inputs.catalog.step,
             "target strategies": [stage.layouts for stage in stages],
         }
@@ -142,7 +143,8 @@ def _check_complete(parts: Sequence[Part]) -> None:
             first,
             differing[0],
             "they have different selections, and parameters of the target's strategy were left out of one of them "
-            f"only: {listed(sorted(left_out), 6)}. Convert all stages with the same --select, --include and --exclude",
+            f"only: {listed(sorted(left_out), 6)}. Convert all stages with the same {option('select')}, "
+            f"{option('include')} and {option('exclude')}",
         )
     missing = sorted(name for name in lacking - left_out if not any(part.allows_missing(name) for part in parts))
     if missing:

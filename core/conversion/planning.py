@@ -33,7 +33,7 @@ from reshard.core.request.target import OutputFormat
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.threads import expect_parameters
-from reshard.core.runtime.wording import listed, printable
+from reshard.core.runtime.wording import listed
 from reshard.core.source.exchanged import check_not_exchanged, naming_exchanged
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.match_checks import match_warnings
@@ -48,6 +48,8 @@ from reshard.core.storage.writing import takes_rewriting
 from reshard.core.strategy.model import Strategy
 from reshard.core.target.place import check_free
 from reshard.core.tensor.layout import whole_layout
+from reshard.core.text.options import option
+from reshard.core.text.printing import printable
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 from reshard.core.verification.wholes import check_dropped_copies
 
@@ -262,7 +264,7 @@ def _target_encryption(request: ConversionRequest, format: CheckpointFormat, cat
     if format is CheckpointFormat.SAFETENSORS:
         raise PlanError(
             f"{catalog.url}: holds .safetensors files, and so would the target, but MindSpore knows no encrypted ones: "
-            "--format ckpt, or name no --encrypt-key"
+            f"{option('format', 'ckpt')}, or name no {option('encrypt_key')}"
         )
     return str(request.encrypt_mode)
 
@@ -282,8 +284,8 @@ def _check_crc_can_be_written(request: ConversionRequest, plan: ConversionPlan) 
     if request.target and at_beginning and not takes_rewriting(parse_url(request.target)):
         raise TargetError(
             f"{printable(request.target)}: the CRC of a .safetensors file is at its beginning and is known only at its "
-            "end, but this storage takes files only front to back. Leave out --write-crc, write --format ckpt, or name "
-            "a local directory or an object store of the S3 kind"
+            f"end, but this storage takes files only front to back. Leave out {option('write_crc', True)}, write "
+            f"{option('format', 'ckpt')}, or name a local directory or an object store of the S3 kind"
         )
 
 
@@ -298,7 +300,7 @@ def _check_one_step(plan: ConversionPlan) -> None:
     mixed = next(mixed_steps(plan.inputs.catalog, plan.match), None)
     if mixed is not None:
         raise CatalogError(
-            f"{plan.inputs.catalog.url}: {mixed}. Name another step with --step, or the ranks whose files are stale "
-            "with --recover --fault-ranks. If the files do belong together, say which step they are of with "
-            "--append-info"
+            f"{plan.inputs.catalog.url}: {mixed}. Name another step with {option('step')}, or the ranks whose files "
+            f"are stale with {option('recover', True)} and {option('fault_ranks')}. If the files do belong together, "
+            f"say which step they are of with {option('append_info')}"
         )

@@ -8,6 +8,7 @@ from reshard.core.errors import InputError
 from reshard.core.options.fields import SHARED_PARAMETERS
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.threads import in_threads
+from reshard.core.text.options import option
 from reshard.core.verification.tied_parameters import PartCopies, differing_note, differing_text
 
 FAIL = "fail"
@@ -37,12 +38,12 @@ def chosen_copies(parts: Sequence[Part], choice: str) -> SharedCopies:
         InputError: the choice is neither `fail`, `first` nor the number of a part's stage.
     """
     if not SHARED_PARAMETERS.fullmatch(choice):
-        raise InputError(f"--shared-parameters {choice}: must be first, fail, or the number of a stage")
+        raise InputError(f"{option('shared_parameters', choice)}: must be first, fail, or the number of a stage")
     chosen = int(choice) if choice.isdigit() else None
     if chosen is not None and chosen not in {part.stage for part in parts}:
         raise InputError(
-            f"the copies of stage {chosen} are to be taken of shared parameters (--shared-parameters), but there are "
-            f"the parts of stages {stages_text(parts)}"
+            f"the copies of stage {chosen} are to be taken of shared parameters ({option('shared_parameters')}), but "
+            f"there are the parts of stages {stages_text(parts)}"
         )
     stages: dict[str, list[int]] = {}
     for part in parts:
@@ -68,8 +69,8 @@ def compare_copies(parts: Sequence[Part], shared: SharedCopies, *, fails: bool) 
         if shared.of_others(part).issuperset(parameter.name for parameter in record.parameters):
             raise InputError(
                 f"{part.location}: has nothing for rank_{rank} but what other parts have as well, and a file without "
-                f"parameters cannot be written. Take its copies, --shared-parameters {part.stage}, or convert all "
-                "stages at once, with the directory of all strategies"
+                f"parameters cannot be written. Take its copies, {option('shared_parameters', str(part.stage))}, or "
+                "convert all stages at once, with the directory of all strategies"
             )
         copies.add(part.stage, part.plan, record)
 
@@ -79,6 +80,7 @@ def compare_copies(parts: Sequence[Part], shared: SharedCopies, *, fails: bool) 
     if differing and fails:
         raise InputError(
             f"{', '.join(str(part.location) for part in parts)}: have different copies of parameters that their stages "
-            f"share: {differing}. Name the stage whose copies are right: --shared-parameters STAGE, or first"
+            f"share: {differing}. Name the stage whose copies are right: {option('shared_parameters', 'STAGE')}, or "
+            "first"
         )
     return differing_note(differing) if differing else ""

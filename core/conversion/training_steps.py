@@ -18,13 +18,15 @@ from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import sleep_unless_stopped
-from reshard.core.runtime.wording import printable, seconds_text
+from reshard.core.runtime.wording import seconds_text
 from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
 from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.reading import read_version
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.text.options import option
+from reshard.core.text.printing import printable
 
 LOOK_AGAIN_SECONDS = 5.0
 
@@ -116,8 +118,8 @@ def is_converted(target: Location, source: str, files: Files) -> bool:
     others = _other_files(files, load_sources(plan_url, manifest.identity, manifest.plan_digest).records)
     if others:
         raise TargetError(
-            f"{target}: was converted from other files: {others[0]}. Convert step {target.name} with --overwrite, or "
-            "move its conversion away, or name another target"
+            f"{target}: was converted from other files: {others[0]}. Convert step {target.name} with "
+            f"{option('overwrite', True)}, or move its conversion away, or name another target"
         )
     return True
 

@@ -24,10 +24,10 @@ from reshard.core.files.model import (
 )
 from reshard.core.files.remote_reads import PrefetchedEnds
 from reshard.core.files.stage_files import merge_indexes
-from reshard.core.runtime.option_names import source_option
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.urls import Location
+from reshard.core.text.options import source_option
 
 _START_BYTES = 9
 _BLOCK_BYTES = 4 << 20
@@ -155,8 +155,8 @@ def _check_kind(file: SourceFile, format: CheckpointFormat) -> None:
     mode = next((mode for mode, magic in MAGICS.items() if start.startswith(magic)), None)
     if mode is not None and format is CheckpointFormat.CKPT:
         raise KeyMistakeError(
-            f"{file.location}: is encrypted with {mode}: name its key with {source_option('decrypt-key')}, "
-            f"and {source_option('decrypt-mode')} {mode}"
+            f"{file.location}: is encrypted with {mode}: name its key with {source_option('decrypt_key')}, "
+            f"and {source_option('decrypt_mode', mode)}"
         )
     found = _kind(start, file.size_bytes) or _foreign_kind(file, start)
     if found not in (None, f"a .{format} file"):

@@ -48,6 +48,7 @@ from reshard.core.runtime.pickled import Global, PersistentId, Record
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import DType, dtype_from_torch, torch_name
 from reshard.core.tensor.slices import Extent, Shape, row_major_strides
+from reshard.core.text.options import option
 
 EMPTY_FILE = END_START + bytes(END.size - len(END_START))
 """A zip without records: the file of a rank that has no tensors."""
@@ -140,7 +141,7 @@ def _archive_of(entry: OutputEntry) -> _Archive:
         kind = "text" if entry.text is not None else str(entry.dtype)
         raise CheckpointError(
             f"parameter {entry.name!r} is a {kind}, for which PyTorch has no dtype; if the model does without it, "
-            f"leave it out: --exclude {entry.name}"
+            f"leave it out: {option('exclude', [entry.name])}"
         )
     return _archive(entry.dtype, name, entry.shape)
 

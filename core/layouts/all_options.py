@@ -13,4 +13,4 @@ def layout_options_of(name: str) -> LayoutOptions:
 
 
 LAYOUT_OPTIONS = tuple(map(layout_options_of, TargetLayout))
-"""In the order of --layout's values."""
+"""In the order of the values of `layout`."""

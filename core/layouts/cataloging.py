@@ -12,8 +12,8 @@ from reshard.core.checkpoint.shared_bytes import check_bytes_apart
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.files.any_format import format_of
 from reshard.core.layouts.source_layout import CatalogOptions, FoundCheckpoint
-from reshard.core.runtime.wording import listed_lines
 from reshard.core.storage.urls import Location
+from reshard.core.text.printing import listed_lines
 
 _MAX_FILE_ERRORS = 20
 _NO_OPTIONS = CatalogOptions()
@@ -71,5 +71,5 @@ def joined_errors(origin: str, errors: Sequence[InputError], files: int) -> Inpu
     """Return one error for those of several of a number of files."""
     if len(errors) == 1:
         return errors[0]
-    lines = listed_lines([str(error) for error in errors], _MAX_FILE_ERRORS)
+    lines = listed_lines([error.marked for error in errors], _MAX_FILE_ERRORS)
     return CatalogError("\n  ".join([f"{origin}: {len(errors)} of {files} checkpoint files cannot be used:", *lines]))

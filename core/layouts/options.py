@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationInfo, field_validator
 
 from reshard.core.options.validation import RequestModel
 from reshard.core.runtime.frozen import frozen
+from reshard.core.text.options import option, spelled
 
 Model = TypeVar("Model", bound=BaseModel)
 Value = TypeVar("Value")
@@ -25,11 +26,11 @@ class LayoutOptions:
     """What a layout says about the options of a target.
 
     Attributes:
-        name: the value of --layout.
-        description: what the value means, for --layout's description.
+        name: the value of `layout`.
+        description: what the value means, for the description of `layout`.
         model: its own options. URLs among them are opened with the storage options of the source.
         one_target: its own options of a conversion into one target, which scheduled conversions decide themselves.
-        suffix: suffix of the only kind of files that it has; empty: --format decides.
+        suffix: suffix of the only kind of files that it has; empty: `format` decides.
         refused: options of all layouts that do not go with it -> why, and what to do.
     """
 
@@ -124,22 +125,22 @@ def _check_before(request: type[BaseModel], layout: LayoutOptions, given: Mappin
     """Raise ValueError if options that come before the layout do not go with it."""
     for name, why in layout.refused.items():
         if name in given and given[name] != request.model_fields[name].default:
-            raise ValueError(why)
+            raise ValueError(spelled(why))
     of_files = (None, request.model_fields["format"].default, layout.suffix.removeprefix("."))
     if layout.suffix and given.get("format") not in of_files:
-        raise ValueError(f"writes {layout.suffix} files: leave out --format")
+        raise ValueError(spelled(f"writes {layout.suffix} files: leave out {option('format')}"))
 
 
 def _check_after(name: str, layout: LayoutOptions, owner: LayoutOptions | None) -> None:
     """Raise ValueError if an option that comes after the layout does not go with it."""
     if name in layout.refused:
-        raise ValueError(layout.refused[name])
+        raise ValueError(spelled(layout.refused[name]))
     if owner is not None and owner is not layout:
-        raise ValueError(f"only valid with --layout {owner.name}")
+        raise ValueError(spelled(f"only valid with {option('layout', owner.name)}"))
 
 
 def described(layouts: Sequence[LayoutOptions]) -> str:
-    """Return what each value of --layout means."""
+    """Return what each value of `layout` means."""
     return " ".join(f"{each.name}: {each.description}" for each in layouts)
 
 

@@ -20,9 +20,9 @@ from reshard.core.layouts.numbers import Number
 from reshard.core.layouts.place import FoundFile, Place
 from reshard.core.layouts.seen_steps import TrainingSteps
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.option_names import source_option
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import source_option
 
 Document = dict[str, Any]
 """A description, as JSON shows it."""
@@ -130,7 +130,7 @@ class FoundCheckpoint(ABC):
     @property
     def strategy_refusal(self) -> str:
         """The refusal of a named strategy, if it is self-described."""
-        return f"{self.url}: says itself how it is sharded, so leave out {source_option('source-strategy')}"
+        return f"{self.url}: says itself how it is sharded, so leave out {source_option('source_strategy')}"
 
     @property
     def self_evident(self) -> SelfEvident | None:
@@ -201,7 +201,7 @@ class SourceLayout(ABC):
     """One layout, as a source; without answers of its own it has no steps, documents or metadata with strategies."""
 
     name: ClassVar[str]
-    """The layout's name, as `--layout` has it."""
+    """The layout's name, as the option `layout` has it."""
     is_self_described: ClassVar[bool] = True
     """Its checkpoints say themselves how they are sharded."""
 

@@ -14,10 +14,10 @@ from reshard.core.layouts.output_directory import find_output_checkpoint
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, look_at
 from reshard.core.layouts.seen_steps import TrainingSteps
 from reshard.core.layouts.source_layout import FoundCheckpoint
-from reshard.core.runtime.option_names import source_option
 from reshard.core.storage.input_errors import storage_errors_as_input
 from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.urls import parse_url
+from reshard.core.text.options import source_option
 
 _EXTENSIONS = " or ".join(f".{file_format}" for file_format in SELF_CONTAINED)
 
@@ -102,7 +102,7 @@ def _check_not_part(place: Place) -> None:
         if whole := layout.whole_of(place.location.name):
             raise CatalogError(
                 f"{place.location}: by its name it is a part of {whole}, or name its strategy with "
-                f"{source_option('source-strategy')}"
+                f"{source_option('source_strategy')}"
             )
 
 

@@ -1,5 +1,7 @@
 """Translates errors into the built-in exceptions that MindSpore's callers catch; messages stay.
 
+Options that a message names become the parameters of MindSpore's functions; those that these lack, `reshard.convert`'s.
+
 Wrong input, and input that cannot be read, is a ValueError, as MindSpore documents. Output that cannot be written is
 the OSError of its errno.
 """
@@ -9,6 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from reshard.core.errors import ConversionError, InputError, ReshardError, StorageError
+from reshard.core.text.options import Option, keyword, spelled_by
+
+_PARAMETERS = {
+    "source_strategy": "src_strategy_file",
+    "target_strategy": "dst_strategy_file",
+    "decrypt_key": "dec_key",
+    "decrypt_mode": "dec_mode",
+}
 
 
 class MissingDirectoryError(ValueError, NotADirectoryError):
@@ -21,7 +31,7 @@ def reading() -> Iterator[None]:
     try:
         yield
     except ReshardError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(_message(error)) from error
 
 
 @contextmanager
@@ -33,10 +43,22 @@ def writing() -> Iterator[None]:
         # if ranks of a conversion failed, the cause is one rank's error
         refused = error if isinstance(error, StorageError) else error.__cause__
         if not isinstance(refused, StorageError):
-            raise RuntimeError(str(error)) from error
+            raise RuntimeError(_message(error)) from error
         number = getattr(refused.__cause__, "errno", None)
-        raise OSError(number or errno.EIO, str(error)) from error
+        raise OSError(number or errno.EIO, _message(error)) from error
     except InputError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(_message(error)) from error
     except ReshardError as error:
-        raise RuntimeError(str(error)) from error
+        raise RuntimeError(_message(error)) from error
+
+
+def _message(error: ReshardError) -> str:
+    with spelled_by(_parameter):
+        return str(error)
+
+
+def _parameter(option: Option) -> str:
+    """Spell an option as a parameter of MindSpore's functions if they have it, else as `reshard.convert`'s."""
+    if option.name in _PARAMETERS:
+        return keyword(option._replace(name=_PARAMETERS[option.name]))
+    return f"{keyword(option)} of reshard.convert"

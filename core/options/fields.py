@@ -13,11 +13,11 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
-from reshard.core.options.validation import option_of
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.named_values import KEY_ADVICE, NAME_ADVICE, NAME_PATTERN, is_name
-from reshard.core.runtime.secrets import ADVICE, carries_credentials
+from reshard.core.text.options import option, spelled
+from reshard.core.text.secrets import ADVICE, carries_credentials
 
 _DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 _UNITS = _DECIMAL_UNITS | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "PIB": 2**50}
@@ -89,14 +89,14 @@ def check_key_name(name: str) -> str:
     return name
 
 
-def check_mode(mode: EncryptionMode, key: str | None, option: str) -> EncryptionMode:
+def check_mode(mode: EncryptionMode, key: str | None, key_field: str) -> EncryptionMode:
     """Return an encryption mode unchanged; `key` is the name of its key, None if that is wrong and reported already.
 
     Raises:
         ValueError: there is no key, so that nothing would be encrypted, or decrypted, in that mode.
     """
     if key == "" and mode is not EncryptionMode.AES_GCM:
-        raise ValueError(f"needs a key: name it with {option}")
+        raise ValueError(spelled(f"needs a key: name it with {option(key_field)}"))
     return mode
 
 
@@ -104,7 +104,7 @@ def with_key(key_field: str) -> AfterValidator:
     """The check of an encryption mode whose key is named in another field."""
 
     def check(mode: EncryptionMode, info: ValidationInfo) -> EncryptionMode:
-        return check_mode(mode, info.data.get(key_field), option_of(key_field))
+        return check_mode(mode, info.data.get(key_field), key_field)
 
     return AfterValidator(check)
 

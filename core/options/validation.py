@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reshard.core.errors import InputError
-from reshard.core.runtime.secrets import carries_credentials
 from reshard.core.runtime.suggestions import did_you_mean
+from reshard.core.text.secrets import carries_credentials
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -31,20 +31,15 @@ class RequestModel(BaseModel):
 Request = TypeVar("Request", bound=BaseModel)
 
 
-def build_options(model: type[Request], name_of: Callable[[str], str] | None = None, /, **options: object) -> Request:
-    """Build a request of any kind; an InputError names each wrong option by `name_of`, by default `option_of`."""
+def build_options(model: type[Request], name_of: Callable[[str], str] = str, /, **options: object) -> Request:
+    """Build a request of any kind; an InputError names each wrong option by `name_of`, or as a keyword argument."""
     try:
         return model.model_validate(options)
     except ValidationError as error:
-        raise InputError(describe_validation(error, name_of or option_of)) from error
+        raise InputError(describe_validation(error, name_of)) from error
 
 
-def option_of(name: str) -> str:
-    """Return the command line's name of a field."""
-    return name.upper() if name in ("source", "target", "a", "b") else "--" + name.replace("_", "-")
-
-
-def describe_validation(error: ValidationError, name_of: Callable[[str], str] = option_of) -> str:
+def describe_validation(error: ValidationError, name_of: Callable[[str], str]) -> str:
     """Format what is wrong with a request, one line a field."""
     lines = []
     for detail in error.errors():

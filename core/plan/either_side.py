@@ -6,6 +6,7 @@ from glob import escape
 from reshard.core.changes.changes import Changes
 from reshard.core.plan.recipes import NamePatterns, build_recipes
 from reshard.core.runtime.frozen import frozen
+from reshard.core.text.options import option
 
 
 @frozen
@@ -15,7 +16,7 @@ class EitherSide:
     Attributes:
         sources: patterns of the source's parameters of which nothing is left, each of one name.
         results: names of results that are left out.
-        unused: the patterns that match no name on either side, by option: `--include PATTERN`.
+        unused: the patterns that match no name on either side, as marks of their options.
     """
 
     sources: tuple[str, ...]
@@ -38,10 +39,12 @@ def select_on_either_side(
     def is_left_out(either: Sequence[str]) -> bool:
         included = {pattern for name in either for pattern in including.fitting(name)}
         excluded = {pattern for name in either for pattern in excluding.fitting(name)}
-        fitting.update({f"--include {each}" for each in included}, {f"--exclude {each}" for each in excluded})
+        fitting.update(
+            {option("include", [each]) for each in included}, {option("exclude", [each]) for each in excluded}
+        )
         return bool(excluded) or (bool(include) and not included)
 
     results = {result for result, recipe in made.items() if is_left_out([result, *recipe.sources])}
     sources = [name for name, uses in used_by.items() if (results.issuperset(uses) if uses else is_left_out([name]))]
-    patterns = {f"--include {each}" for each in include} | {f"--exclude {each}" for each in exclude}
+    patterns = {option("include", [each]) for each in include} | {option("exclude", [each]) for each in exclude}
     return EitherSide(tuple(map(escape, sources)), frozenset(results), frozenset(patterns - fitting))

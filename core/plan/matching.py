@@ -57,6 +57,7 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
+from reshard.core.text.options import option
 
 _Shards = Mapping[str, Sequence[StageShards]]
 
@@ -129,7 +130,7 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, layout:
         PlanError: the target would get some; names each, and a file that holds it.
     """
     problems = [
-        f"parameter {name!r} has dtype {dtype}, which {_why_foreign(dtype, carriers)}: --exclude {name} "
+        f"parameter {name!r} has dtype {dtype}, which {_why_foreign(dtype, carriers)}: {option('exclude', [name])} "
         f"(it is in {holding_file(catalog, name)})"
         for name, dtype in foreign_parameters(match).items()
         if not (dtype.is_float8 and layout in carriers)
@@ -139,8 +140,8 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, layout:
 
 def _why_foreign(dtype: DType, carriers: Sequence[str]) -> str:
     if dtype.is_float8:
-        layouts = " and ".join(carriers)
-        return f"only --layout {layouts} carry, as it is; write that, or, if the model does without it, leave it out"
+        layouts = option("layout", " and ".join(carriers))
+        return f"only {layouts} carry, as it is; write that, or, if the model does without it, leave it out"
     return "reshard cannot convert; if the model does without it, leave it out"
 
 
@@ -244,7 +245,7 @@ def _dropped_copies(
 def _incomparable(dropped: DroppedCopy) -> str:
     return (
         f"{dropped.rule}: {dropped.name!r} and {dropped.copy_of!r} cannot be compared: no file holds all of them. "
-        f"To leave it out unseen: --exclude {dropped.name}"
+        f"To leave it out unseen: {option('exclude', [dropped.name])}"
     )
 
 
@@ -303,7 +304,7 @@ def _find_missing(inputs: PlanInputs, names: MatchedNames, shards: _Shards, prob
         elsewhere = tuple(name for name in required if name not in from_source)
         required = [name for name in required if name in from_source]
     if required:
-        advice = "allow it with --allow-missing PATTERN if the target can do without"
+        advice = f"allow it with {option('allow_missing', ['PATTERN'])} if the target can do without"
         if source is not None and not source.merged:
             advice += ", or, if the source strategy is one stage's own, name the directory of all strategies"
         problems.extend(
@@ -324,7 +325,7 @@ def _in_absent_parts(inputs: PlanInputs, in_no_file: frozenset[str], problems: l
         problems.append(
             f"its files have the parts of stages {', '.join(map(str, stages))} only, and {len(absent)} "
             f"parameters of its strategy are in none of them ({listed(absent, 6)}): the parts of other stages are "
-            "missing. What the result can do without is allowed with --allow-missing PATTERN"
+            f"missing. What the result can do without is allowed with {option('allow_missing', ['PATTERN'])}"
         )
     return absent
 

@@ -39,6 +39,7 @@ from reshard.core.plan.target_layout import TargetLayout
 from reshard.core.plan.whole_shapes import Whole, wholes_of_match
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.slices import TensorSlice
+from reshard.core.text.options import option
 
 
 class ConversionPlan:
@@ -292,13 +293,13 @@ def build_plan(inputs: PlanInputs, source_shards: SourceShards | None = None) ->
     if inputs.replicas and (inputs.target_strategy is None or len(inputs.target_strategy.ranks) == 1):
         raise PlanError(
             "redundancy cannot be removed: the target has one rank, which shares no slice with others, and MindSpore "
-            "loads such files on several ranks only. Leave out --remove-redundancy"
+            f"loads such files on several ranks only. Leave out {option('remove_redundancy', True)}"
         )
     if plan.has_empty_ranks():
         if not inputs.layout.marks_redundancy:
             raise PlanError(
                 "redundancy cannot be removed: there are fewer slices than target ranks, so that some files would be "
-                "empty. Leave out --remove-redundancy, or keep more --replicas"
+                f"empty. Leave out {option('remove_redundancy', True)}, or keep more {option('replicas')}"
             )
         return ConversionPlan(inputs, replace(match, appended=(redundancy_mark(),)))
     return plan

@@ -19,6 +19,7 @@ from reshard.core.plan.names import fits_any
 from reshard.core.plan.preset_steps import CompiledPreset, Direction, parsed, without_state
 from reshard.core.runtime.wording import counted
 from reshard.core.tensor.slices import Shape
+from reshard.core.text.options import option
 
 _LAYER = "L"
 _MAX_WANTED = 2**20
@@ -64,8 +65,9 @@ def check_names(
     if not may_be_partial and check.has_weights(excluded):
         left = _Names(compiled, [name for name in names if name not in excluded])
         problems += [
-            f"{problem} from what is to be converted, and in the source: --include and --exclude leave it out. If the "
-            "model is to be without, allow it: --allow-missing PATTERN of the source's names"
+            f"{problem} from what is to be converted, and in the source: {option('include')} and {option('exclude')} "
+            f"leave it out. If the model is to be without, allow it: {option('allow_missing', ['PATTERN'])} of the "
+            "source's names"
             for problem in dict.fromkeys(left.missing(allowed))
             if problem not in missing
         ]
@@ -100,7 +102,8 @@ def check_shapes(compiled: CompiledPreset, match: ParameterMatch) -> frozenset[s
     index = NameIndex(targets)
     for template, dtype in _kept_dtypes(compiled):
         problems += [
-            f"parameter {name!r} is {targets[name]}, but has to be {dtype}: --cast {name}={dtype.lower()}"
+            f"parameter {name!r} is {targets[name]}, but has to be {dtype}: "
+            f"{option('cast', [f'{name}={dtype.lower()}'])}"
             for name in index.fitting(template)
             if targets[name].name != dtype
         ]

@@ -23,6 +23,7 @@ from reshard.core.plan.name_index import NameIndex
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.runtime.wording import listed, quoted
+from reshard.core.text.options import option, spelled
 
 _MAX_LISTED = 4
 _MAX_NUMBER = 2**20
@@ -137,7 +138,7 @@ class _Compiler:
         self._variables = dict(self._of_config())
         world = settings.given.get("names")
         if world is not None and world not in preset.worlds:
-            raise InputError(f"--switch names={world}: must be one of {', '.join(preset.worlds)}")
+            raise InputError(f"{option('switch', [f'names={world}'])}: must be one of {', '.join(preset.worlds)}")
         unknown = settings.given.keys() - preset.switches.keys() - {"names"}
         if unknown:
             switch, switches = min(unknown), ", ".join(preset.switches) or "none"
@@ -166,7 +167,9 @@ class _Compiler:
                 "never compared with what that code makes"
             )
         kept = tuple(self._kept(rows, direction))
-        return CompiledPreset(self._preset, direction, changes, rows, names, self._variables, kept, tuple(self._notes))
+        return CompiledPreset(
+            self._preset, direction, changes, rows, names, self._variables, kept, tuple(map(spelled, self._notes))
+        )
 
     def _changes(self, steps: list[dict[str, Any]]) -> Changes:
         origin = f"preset {self._preset.preset}, with the numbers of {self._settings.origin or 'config.json'}"
@@ -196,7 +199,7 @@ class _Compiler:
             raise InputError(
                 f"{self._settings.origin}: config.json is a {quoted(model)} model's, and preset {preset.preset} is for "
                 f"{' and '.join(preset.models)}: name the preset of its family (reshard presets lists them), or, if "
-                f"its names and layouts are those of the preset, --allow-model {model}"
+                f"its names and layouts are those of the preset, {option('allow_model', [model])}"
             )
 
     def _of_config(self) -> Iterator[tuple[str, int]]:
@@ -253,7 +256,7 @@ class _Compiler:
         fitting = {world: self._fitting(_mf_texts(names), self._target) for world, names in self._preset.names.items()}
         best = max(worlds, key=lambda world: len(fitting[world]))
         if not fitting[best]:
-            others = " or ".join(f"--switch names={world}" for world in worlds[1:])
+            others = " or ".join(option("switch", [f"names={world}"]) for world in worlds[1:])
             self._notes.append(f"preset {self._preset.preset}: {best} names, unless asked for others, {others}")
         return best
 
@@ -317,14 +320,16 @@ class _Compiler:
         if self._settings.config is None:
             return InputError(
                 f"preset {self._preset.preset}: {row.name!r} needs numbers of config.json, {wanted}: {where} has none: "
-                f"put the model's there, or name its Hugging Face directory with --like{self._advice_on_states()}"
+                "put the model's there, or name its Hugging Face directory with "
+                f"{option('like')}{self._advice_on_states()}"
             )
         return InputError(f"{where}: has no {wanted}, which preset {self._preset.preset} needs for {row.name!r}")
 
     def _advice_on_states(self) -> str:
         if all(name == without_state(name) for name in self._known.axes):
             return ""
-        return "; the latter only without the optimizer's moments (--select weights-only), which no such directory has"
+        without = option("select", "weights-only")
+        return f"; the latter only without the optimizer's moments ({without}), which no such directory has"
 
     def _is_so(self, name: str, value: str, *, needed: bool) -> bool:
         """True if a switch has a value; it is decided for the first row whose parameters are there, `needed`."""
@@ -340,9 +345,9 @@ class _Compiler:
         shown = self._shown(switch)
         given = self._settings.given.get(name)
         if given is not None and given not in switch.values:
-            raise InputError(f"--switch {name}={given}: must be one of {', '.join(switch.values)}")
+            raise InputError(f"{option('switch', [f'{name}={given}'])}: must be one of {', '.join(switch.values)}")
         if given is not None and shown is not None and given != shown:
-            raise InputError(f"--switch {name}={given}: the names and axes show that it is {shown}")
+            raise InputError(f"{option('switch', [f'{name}={given}'])}: the names and axes show that it is {shown}")
         if shown or given:
             return shown or given
         return self._by_training(name) or switch.otherwise or None
@@ -378,13 +383,13 @@ class _Compiler:
     def _unknown(self, name: str) -> InputError:
         return InputError(
             f"preset {self._preset.preset}: a checkpoint does not show {self._preset.switches[name].about}. Name the "
-            f"training's YAML with --training-config, or say {self._choices(name)}"
+            f"training's YAML with {option('training_config')}, or say {self._choices(name)}"
         )
 
     def _choices(self, name: str) -> str:
         switch = self._preset.switches[name]
         return " or ".join(
-            f"--switch {name}={value} ({meaning}{switch.default_text(value)})"
+            f"{option('switch', [f'{name}={value}'])} ({meaning}{switch.default_text(value)})"
             for value, meaning in switch.values.items()
         )
 

@@ -16,6 +16,7 @@ from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.tensor.slices import Shape
+from reshard.core.text.options import option
 
 
 class StageShards(NamedTuple):
@@ -204,8 +205,8 @@ def with_first(
     numbers = [stage.stage for stage in source.stages] if source else [0]
     if number not in numbers:
         problems.append(
-            f"the copies of stage {number} are to be taken of shared parameters (--shared-parameters), but the source "
-            f"has stages {numbers[0]} to {numbers[-1]}"
+            f"the copies of stage {number} are to be taken of shared parameters ({option('shared_parameters')}), but "
+            f"the source has stages {numbers[0]} to {numbers[-1]}"
         )
     return {name: sorted(stages, key=lambda each: each.stage.stage != number) for name, stages in shards.items()}
 

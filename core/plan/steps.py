@@ -42,6 +42,7 @@ from reshard.core.plan.operations import (
 )
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed, quoted
+from reshard.core.text.options import option
 
 _FACTORED = ("exp_avg_sq_row_", "exp_avg_sq_col_", "exp_avg_insta_row_", "exp_avg_insta_col_")
 """Prefixes of the states of Adafactor and CAME that keep sums along axes of their parameter."""
@@ -372,5 +373,5 @@ class StepNames:
         if each.prefix in _FACTORED:
             self._problems.append(
                 f"{rule}: {each.making.name!r} is a factored state, whose shape is not its parameter's: it can only be "
-                "renamed. Leave it out: --select weights-only"
+                f"renamed. Leave it out: {option('select', 'weights-only')}"
             )

@@ -11,6 +11,7 @@ from reshard.core.runtime.wording import rank_names
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.tensor.segments import whole_piece
+from reshard.core.text.options import option
 
 
 def in_source_order(catalog: CheckpointCatalog, parameters: Iterable[ReshardedParameter]) -> list[ReshardedParameter]:
@@ -50,8 +51,9 @@ def written_once(
         if not alike or (entry.dtype, entry.shape) != (other.dtype, other.shape):
             problems.append(
                 f"parameter {passed.name!r}, which no strategy knows, differs between {rank_names(owners[:1])} and "
-                f"{rank_names([rank])}, {why}: leave it out, --exclude "
-                f"{passed.source_name}, if it is not part of the model; if it is, the source strategy lacks it"
+                f"{rank_names([rank])}, {why}: leave it out, "
+                f"{option('exclude', [passed.source_name])}, if it is not part of the model; if it is, the source "
+                "strategy lacks it"
             )
             break
     copy = SourceCopy(first.rank, whole_layout(len(entry.shape)))

@@ -17,6 +17,7 @@ from reshard.core.changes.option_types import (
 )
 from reshard.core.options.fields import Patterns, SharedParameters, Url
 from reshard.core.options.validation import RequestModel
+from reshard.core.text.options import option, spelled
 
 
 class UnmatchedPolicy(StrEnum):
@@ -79,7 +80,7 @@ class ChangeOptions(RequestModel):
     @classmethod
     def _check_of_preset(cls, value: list[str] | str, info: ValidationInfo) -> list[str] | str:
         if value and not info.data.get("preset", True):
-            raise ValueError("only valid with --preset")
+            raise ValueError(spelled(f"only valid with {option('preset')}"))
         return value
 
 

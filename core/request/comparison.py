@@ -28,7 +28,7 @@ class ComparisonRequest(RequestModel):
 
     a: RequiredUrl = Field(
         description="A checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, or one file; or "
-        "the output of 'reshard fingerprint --json'. A path or any URL that fsspec knows, without a password."
+        "the JSON output of 'reshard fingerprint'. A path or any URL that fsspec knows, without a password."
     )
     b: RequiredUrl = Field(description="The other checkpoint, in the same forms.")
     strategy_a: Url = Field(

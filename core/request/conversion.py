@@ -12,6 +12,7 @@ from reshard.core.options.validation import RequestModel, build_options
 from reshard.core.request.changing import ChangeOptions, MatchingOptions
 from reshard.core.request.reading import FileChoice, SourceOptions
 from reshard.core.request.target import TargetFiles, TargetLayoutOptions, TargetPlace
+from reshard.core.text.options import option, spelled
 
 
 class FlowOptions(RequestModel):
@@ -66,7 +67,7 @@ class ConversionRequest(FileChoice, ConversionOptions):
     @classmethod
     def _check_fault_ranks(cls, value: str, info: ValidationInfo) -> str:
         if value.strip() and not info.data.get("recover"):
-            raise ValueError("only valid with --recover")
+            raise ValueError(spelled(f"only valid with {option('recover', True)}"))
         return value
 
     @property
@@ -82,7 +83,7 @@ class ConversionRequest(FileChoice, ConversionOptions):
         unknown = [rank for rank in chosen if rank not in all_ranks]
         if unknown:
             raise InputError(
-                f"--ranks {self.ranks}: the target has ranks {all_ranks.start} to {all_ranks.stop - 1}, "
+                f"{option('ranks', self.ranks)}: the target has ranks {all_ranks.start} to {all_ranks.stop - 1}, "
                 f"not {', '.join(map(str, unknown[:8]))}"
             )
         return chosen

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from reshard.core.changes.documents import parse_mapping
 from reshard.core.errors import InputError
 from reshard.core.runtime.suggestions import did_you_mean
+from reshard.core.text.options import option
 
 _COMMAND_LINE_ONLY = ("dry_run", "engine", "json")
 """Options of commands that decide how a request is carried out, not what it is."""
@@ -59,5 +60,5 @@ def _dumped(document: dict[str, Any], *, allow_unicode: bool) -> str:
 
 def _advice(name: str, model: type[BaseModel], options: Collection[str]) -> str:
     if name in _COMMAND_LINE_ONLY and name in options:
-        return f"there is no such field; it belongs on the command line: --{name.replace('_', '-')}"
+        return f"there is no such field; it belongs on the command line: {option(name)}"
     return f"there is no such field{did_you_mean(name, model.model_fields)}"

@@ -20,7 +20,7 @@ class LatestConversionRequest(ConversionOptions):
         "or any URL that fsspec knows, without a password."
     )
     target: RequiredUrl = Field(
-        description="The directory for the converted checkpoints: step 10_5 becomes TARGET/10_5; with --layout "
+        description="The directory for the converted checkpoints: step 10_5 becomes TARGET/10_5; in the layout "
         "checkpoint2, iteration 40 becomes TARGET/iteration_00000040."
     )
     settle_seconds: Annotated[int, _SECONDS] = Field(

@@ -20,6 +20,7 @@ from reshard.core.options.fields import (
 )
 from reshard.core.options.validation import RequestModel
 from reshard.core.runtime.keys import EncryptionMode
+from reshard.core.text.options import option, spelled
 
 
 class OutputFormat(StrEnum):
@@ -100,5 +101,5 @@ class TargetFiles(RequestModel):
     @classmethod
     def _check_replicas(cls, value: int, info: ValidationInfo) -> int:
         if value > 1 and not info.data.get("remove_redundancy", True):
-            raise ValueError("only valid with --remove-redundancy")
+            raise ValueError(spelled(f"only valid with {option('remove_redundancy', True)}"))
         return value

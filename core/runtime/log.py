@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from reshard.core.runtime.secrets import scrubbed
-from reshard.core.runtime.wording import printable_lines, seconds_text
+from reshard.core.runtime.wording import seconds_text
+from reshard.core.text.printing import printable_lines
+from reshard.core.text.secrets import scrubbed
 
 LOGGER = logging.getLogger("reshard")
 

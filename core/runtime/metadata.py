@@ -2,7 +2,7 @@
 
 Parsed, a document takes up to a hundred times its bytes, and a gzip file unpacks to a thousand times its own. So a
 parser first takes the memory that it is about to need, estimated from a count of the document's tokens; beyond
-`--memory-limit` (2 GiB where a command has none) the document is refused before it is parsed.
+the memory limit (2 GiB where a command has none) the document is refused before it is parsed.
 
 The limit holds for all threads together: a parse that takes more than a small part of it waits until no other large
 parse runs. Each estimate exceeds what was measured for any document of its kind, and the measured cost of a real one by
@@ -21,6 +21,7 @@ from reshard.core.errors import LimitError
 from reshard.core.runtime.context import having
 from reshard.core.runtime.shortage import release_frames
 from reshard.core.runtime.wording import size_text
+from reshard.core.text.options import option
 
 DEFAULT_LIMIT_BYTES = 2 << 30
 MIN_LIMIT_BYTES = 512 << 20
@@ -63,7 +64,7 @@ def check_metadata(needed_bytes: int, origin: object) -> None:
         raise LimitError(
             f"{origin}: reading its metadata would take {size_text(needed_bytes)} of memory, more than the limit of "
             f"{size_text(limit_bytes)}: damaged, or made to fill the memory. If it is intact, raise "
-            "--memory-limit"
+            f"{option('memory_limit')}"
         )
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from reshard.core.errors import OutOfMemoryError
+from reshard.core.text.options import option
 
 _MESSAGE = (
-    "out of memory: the system refused more to this process. Run it on a larger machine, or with fewer --workers or a "
-    "smaller --memory-limit"
+    "out of memory: the system refused more to this process. Run it on a larger machine, or with fewer "
+    f"{option('workers')} or a smaller {option('memory_limit')}"
 )
 
 

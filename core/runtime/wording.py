@@ -1,11 +1,12 @@
 """Formats sizes, durations, ranks, counts and foreign names for people.
 
-Names of files and parameters are not trusted: control characters and lone surrogates are shown as escapes wherever text
-leaves the program. `printable` is for a name, `printable_lines` for a message of ours that may contain names.
+Names of files and parameters are not trusted: `reshard.core.text.printing` says how they are shown.
 """
 
 import math
 from collections.abc import Iterable, Sequence
+
+from reshard.core.text.printing import printable
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -29,7 +30,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Format ascending ranks as `0-3,7`, the syntax of --ranks."""
+    """Format ascending ranks as `0-3,7`, as options take them."""
     return _format_spans(_spans(ranks))
 
 
@@ -53,20 +54,6 @@ def listed_ranks(ranks: Iterable[int], limit: int) -> str:
     spans = _spans(ranks)
     more = sum(last - first + 1 for first, last in spans[limit:])
     return f"{_format_spans(spans[:limit])} and {more} more" if more else _format_spans(spans)
-
-
-def printable(text: str) -> str:
-    """Format on one line, with escapes for control characters, line breaks and lone surrogates."""
-    return text if text.isprintable() else "".join(map(_printable_character, text))
-
-
-def printable_lines(text: str) -> str:
-    """Format a text of several lines; only its line breaks stay as they are."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
-def _printable_character(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def utf8_text(text: str) -> str:
@@ -123,9 +110,3 @@ def listed(items: Sequence[str], limit: int | None = MAX_LISTED, separator: str 
     """Join items by a separator; beyond `limit` items, `and N more`."""
     shown = separator.join(map(printable, items[:limit]))
     return shown if limit is None or len(items) <= limit else f"{shown} and {len(items) - limit} more"
-
-
-def listed_lines(items: Sequence[str], limit: int = 20) -> list[str]:
-    """Return one line per item; beyond `limit` items, a last line `and N more`."""
-    more = len(items) - limit
-    return [*items[:limit], f"and {more} more"] if more > 0 else list(items)

@@ -11,11 +11,11 @@ from reshard.core.checkpoint.torn_files import has_uniform_replicas
 from reshard.core.errors import StrategyError
 from reshard.core.plan.stage_shards import StageShards
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import counted, listed, ranks_text
 from reshard.core.source.findings import OWN_STRATEGY, Finding
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.staging import Layer, layer_of_name, owner_of
+from reshard.core.text.options import option, source_option
 
 Shards = Mapping[str, Sequence[StageShards]]
 UNEXPLAINED = "the strategy does not explain which ranks hold what: "
@@ -66,8 +66,8 @@ def absence_findings(catalog: CheckpointCatalog, strategy: Strategy, shards: Sha
             f"{listed(_grouped(strategy, scattered), _MAX_EXAMPLES, '; ')}",
             means="the strategy is another job's, or files are incomplete: where redundancy was removed, every slice "
             "has the same number of replicas",
-            advice=f"{OWN_STRATEGY}; if it is right, 'reshard recover --trust-strategy' tells whether other ranks hold "
-            "the same",
+            advice=f"{OWN_STRATEGY}; if it is right, 'reshard recover' with {option('trust_strategy', True)} tells "
+            "whether other ranks hold the same",
         )
     ]
 
@@ -84,7 +84,7 @@ def check_absences(catalog: CheckpointCatalog, strategy: Strategy, shards: Shard
         raise StrategyError(
             f"{strategy.origin}: does not explain which ranks of {catalog.url} hold what: {finding.found}: "
             f"{finding.means}. Name the strategy of the job that saved the checkpoint; 'reshard doctor' tells more. If "
-            f"the strategy is right and some of its ranks lack these, pass {source_option('trust-strategy')}"
+            f"the strategy is right and some of its ranks lack these, pass {source_option('trust_strategy', True)}"
         )
     return tuple(f"{UNEXPLAINED}{each.found}: {each.means}" for each in findings)
 

@@ -17,6 +17,7 @@ from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout
+from reshard.core.text.options import option
 
 _MAX_BOXES = 3
 _MAX_RANKS = 8
@@ -80,12 +81,12 @@ def damage_policy(
 
 
 def recovery_advice(catalog: CheckpointCatalog, match: ParameterMatch) -> str:
-    """A sentence: whether `--recover` would succeed for a catalog with lost ranks."""
+    """A sentence: whether recovering would succeed for a catalog with lost ranks."""
     lost = rank_names(catalog.lost, _MAX_RANKS)
     if not match.lost:
-        return f"--recover would succeed: what {lost} should hold is on other ranks as well"
+        return f"{option('recover', True)} would succeed: what {lost} should hold is on other ranks as well"
     return (
-        f"--recover would not be enough: not all of what {lost} should hold is on other ranks as well "
+        f"{option('recover', True)} would not be enough: not all of what {lost} should hold is on other ranks as well "
         f"({listed([*map(lost_text, match.lost)], _MAX_BOXES, '; ')}). "
         "'reshard recover' lists it, and names older steps"
     )

@@ -55,6 +55,7 @@ from reshard.core.source.sibling_checks import sibling_findings
 from reshard.core.source.strategy_checks import name_findings, stage_findings
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import option
 
 if TYPE_CHECKING:
     from reshard.core.plan.preset_steps import CompiledPreset
@@ -236,7 +237,7 @@ def _check_not_compared(found: FoundCheckpoint, reference: _Reference) -> None:
     if reference.like or reference.preset:
         raise CatalogError(
             f"{found.url}: no strategy makes whole shapes of its shards, so there is nothing to compare them with: "
-            "leave out --like and --preset"
+            f"leave out {option('like')} and {option('preset')}"
         )
 
 
@@ -257,7 +258,7 @@ def _check_parameters(
             check="shapes",
             found=problem,
             means="ranks of one stage were saved by different jobs or steps, or they are of different stages",
-            advice="name one step with --step, or the files of one job",
+            advice=f"name one step with {option('step')}, or the files of one job",
         )
         for problem in source_shards.problems
     ]
@@ -267,7 +268,8 @@ def _check_parameters(
             check="files",
             found=f"one file is two slices: {problem}",
             means="links, or copies made as hard links, lead to another rank's file",
-            advice="put each rank's own file there; pass --integrated-save yes if every rank holds whole tensors",
+            advice=f"put each rank's own file there; pass {option('integrated_save', 'yes')} if every rank holds whole "
+            "tensors",
         )
         for problem in shared_bytes(within, None if source_shards.are_whole(asked) else strategy)
     ]
@@ -313,7 +315,8 @@ def _undecided_finding(samples: SampleFindings) -> Finding:
         found=f"ranks hold the same although the strategy cuts it: {listed(samples.whole, separator='; ')}",
         means="the checkpoint was saved whole on every rank (integrated_save), or its slices are equal (experts copied "
         "from one, layers initialized from one seed); no known shape decides it",
-        advice="pass --integrated-save yes if the tensors are whole, --integrated-save no if they are slices",
+        advice=f"pass {option('integrated_save', 'yes')} if the tensors are whole, {option('integrated_save', 'no')} "
+        "if they are slices",
     )
 
 
@@ -322,7 +325,7 @@ def _not_integrated_finding(samples: SampleFindings) -> Finding:
         check="contents",
         found=f"ranks are taken to hold whole tensors, but these differ: {listed(samples.sliced, separator='; ')}",
         means="ranks hold slices, or replicas that were saved at different moments",
-        advice="pass --integrated-save no if they are slices",
+        advice=f"pass {option('integrated_save', 'no')} if they are slices",
     )
 
 
@@ -357,7 +360,7 @@ def _check_match(
             check="files",
             found=problem,
             means="rank folders were copied from different steps",
-            advice="name a step with --step, or copy the folders again",
+            advice=f"name a step with {option('step')}, or copy the folders again",
         )
         for problem in mixed_steps(catalog, match)
     ]
@@ -417,7 +420,7 @@ def _diagnose_self_evident(
         check="ranks",
         found=evident.superfluous,
         means=evident.origin,
-        advice="leave out --source-strategy: it needs none",
+        advice=f"leave out {option('source_strategy')}: it needs none",
     )
     files = counted(evident.file_count, "file")
     return Diagnosis(

@@ -7,6 +7,7 @@ from reshard.core.errors import CatalogError, InputError, PlanError, ReshardErro
 from reshard.core.layouts.survey import survey
 from reshard.core.request.source import SourceRequest
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import option
 
 
 @contextmanager
@@ -17,19 +18,19 @@ def naming_exchanged(request: SourceRequest, target: Strategy | None) -> Iterato
     except (CatalogError, PlanError, StrategyError) as error:
         if target is None or not _are_exchanged(request, target):
             raise
-        raise type(error)(f"{_text(request, target)}:\n{error}") from error
+        raise type(error)(f"{_text(request, target)}:\n{error.marked}") from error
 
 
 def check_not_exchanged(request: SourceRequest, target: Strategy | None) -> None:
     """Raise StrategyError if the target's strategy fits the source, and the source's does not."""
     if target is not None and _are_exchanged(request, target):
-        raise StrategyError(f"{_text(request, target)}. If they are right, pass --trust-strategy")
+        raise StrategyError(f"{_text(request, target)}. If they are right, pass {option('trust_strategy', True)}")
 
 
 def _text(request: SourceRequest, target: Strategy) -> str:
     return (
-        f"--source-strategy and --target-strategy seem to be exchanged: {target.origin}, given as the target's, fits "
-        f"the source {request.source}, and {request.source_strategy} does not"
+        f"{option('source_strategy')} and {option('target_strategy')} seem to be exchanged: {target.origin}, given as "
+        f"the target's, fits the source {request.source}, and {request.source_strategy} does not"
     )
 
 

@@ -4,6 +4,7 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.runtime.wording import counted, listed, ranks_text
 from reshard.core.source.file_checks import ranks_with_files
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import option, spelled
 
 _MAX_GROUPS = 8
 
@@ -49,7 +50,9 @@ def needed_text(catalog: CheckpointCatalog) -> str:
     groups = len({frozenset(index.entries) for index in catalog.indexes()})
     is_staged = count % groups == 0 and groups <= count // 2
     of_stages = f", of {counted(groups, 'stage')} it seems" if is_staged else ""
-    return f"a strategy of {count} ranks{of_stages}: --source-strategy, the directory that the job's ranks wrote"
+    return spelled(
+        f"a strategy of {count} ranks{of_stages}: {option('source_strategy')}, the directory that the job's ranks wrote"
+    )
 
 
 def sizes_text(strategy: Strategy) -> str:

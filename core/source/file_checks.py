@@ -10,6 +10,7 @@ from reshard.core.source.absences import is_marked
 from reshard.core.source.findings import OWN_STRATEGY, Finding, Severity
 from reshard.core.source.own_strategy import OwnStrategy, file_mismatch
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import option
 
 _MAX_RANKS = 10
 REDUNDANCY_REMOVED = Finding(
@@ -99,8 +100,8 @@ def file_findings(catalog: CheckpointCatalog, strategy: Strategy) -> list[Findin
             check="files",
             found=f"{_files_of(ranks)} cannot be used: {why}",
             means="damaged, not written to the end, or not written at all",
-            advice="'reshard recover' tells whether other ranks hold the same, and 'convert --recover' takes it from "
-            "them",
+            advice="'reshard recover' tells whether other ranks hold the same, and 'reshard convert' with "
+            f"{option('recover', True)} takes it from them",
         )
         for why, ranks in ranks_of.items()
     ]
@@ -120,7 +121,7 @@ def record_findings(catalog: CheckpointCatalog, own: OwnStrategy) -> list[Findin
             check="files",
             found=mismatch,
             means="files were replaced since reshard converted it: its own strategy may not be theirs",
-            advice="name their strategy with --source-strategy",
+            advice=f"name their strategy with {option('source_strategy')}",
         )
     ]
 

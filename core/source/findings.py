@@ -2,19 +2,24 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator
 
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import listed
 from reshard.core.strategy.optimizer_shards import has_optimizer_shard, with_optimizer_shard, without_optimizer_shard
 from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
+from reshard.core.text.options import option, spelled
 
 OWN_STRATEGY = "use the strategy of the job that saved the checkpoint"
 WITHOUT_OPTIMIZER_SHARDS = (
-    "use a strategy without optimizer parallel: 'reshard make-strategy' of the same sizes, without --optimizer-parallel"
+    "use a strategy without optimizer parallel: 'reshard make-strategy' of the same sizes, without "
+    f"{option('optimizer_parallel', True)}"
 )
 WITH_OPTIMIZER_SHARDS = (
-    f"{OWN_STRATEGY}; 'reshard make-strategy' with the same sizes and --optimizer-parallel makes one with equal shards"
+    f"{OWN_STRATEGY}; 'reshard make-strategy' with the same sizes and {option('optimizer_parallel', True)} makes one "
+    "with equal shards"
 )
 OPTIMIZER_PARALLEL_OFF = (
     "optimizer parallel was off when the checkpoint was saved, or its shards were gathered for saving"
@@ -26,6 +31,10 @@ class Severity(StrEnum):
 
     PROBLEM = "problem"
     NOTE = "note"
+
+
+Spelled = Annotated[str, AfterValidator(spelled)]
+"""A text whose options are spelled for its reader."""
 
 
 class Finding(Summary):
@@ -41,9 +50,9 @@ class Finding(Summary):
 
     check: str
     severity: Severity = Severity.PROBLEM
-    found: str
-    means: str
-    advice: str = ""
+    found: Spelled
+    means: Spelled
+    advice: Spelled = ""
 
 
 class Cause(NamedTuple):

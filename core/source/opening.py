@@ -18,7 +18,6 @@ from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.log import detail, timed
-from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed, size_text
 from reshard.core.source.damage import damage_policy
@@ -31,6 +30,7 @@ from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import source_option
 
 if TYPE_CHECKING:
     from reshard.core.plan.preset_steps import CompiledPreset
@@ -190,8 +190,8 @@ def _found(request: SourceRequest, given: GivenStrategy) -> FoundCheckpoint:
 
 def _options(request: SourceRequest, strategy: Strategy | None, target: TargetOutline) -> CatalogOptions:
     about_ranks = {
-        source_option("integrated-save"): request.integrated_save is not IntegratedSave.AUTO,
-        source_option("decrypt-key"): source_key() is not None,
+        source_option("integrated_save"): request.integrated_save is not IntegratedSave.AUTO,
+        source_option("decrypt_key"): source_key() is not None,
     }
     return CatalogOptions(
         ranks=strategy.ranks if strategy else None,
@@ -258,7 +258,7 @@ def _check_not_scattered(catalog: CheckpointCatalog) -> None:
             raise CatalogError(
                 f"{record.location}: was saved with remove_redundancy=True: slices that several ranks share are in one "
                 "rank's file only. Name the checkpoint of all ranks, and its strategy with "
-                f"{source_option('source-strategy')}"
+                f"{source_option('source_strategy')}"
             )
 
 
@@ -269,7 +269,7 @@ def _with_known_stages(catalog: CheckpointCatalog) -> CheckpointCatalog:
     if missing:
         raise CatalogError(
             f"{catalog.url}: {found}, not of {listed(list(map(str, missing)), 6)}. Add them, or name the checkpoint's "
-            f"strategy with {source_option('source-strategy')}: it tells whether parameters are missing"
+            f"strategy with {source_option('source_strategy')}: it tells whether parameters are missing"
         )
     note = f"{found}: whether parts of others are missing cannot be known without the checkpoint's strategy"
     return dataclasses.replace(catalog, notes=(note, *catalog.notes))

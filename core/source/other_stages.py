@@ -6,9 +6,11 @@ Without a sign of other stages, a part of the target could pass for all of it.
 
 from reshard.core.errors import PlanError
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.wording import listed, printable
+from reshard.core.runtime.wording import listed
 from reshard.core.source.opening import Source
 from reshard.core.strategy.files import stages_beside
+from reshard.core.text.options import option
+from reshard.core.text.printing import printable
 
 
 def check_part(source: Source, plan: ConversionPlan) -> None:
@@ -28,8 +30,8 @@ def check_part(source: Source, plan: ConversionPlan) -> None:
     absent = plan.match.elsewhere
     url, strategy_url = printable(request.source), printable(request.source_strategy)
     raise PlanError(
-        f"{url}: cannot be converted: {len(absent)} parameters of the target's strategy are in no source "
-        f"file ({listed(absent, 6)}). Allow it with --allow-missing PATTERN if the target can do without. If "
-        f"{strategy_url} is the first of several pipeline stages' and its part of the target is wanted, put "
-        "another stage's strategy beside it; to convert all stages at once, name the directory of all strategies"
+        f"{url}: cannot be converted: {len(absent)} parameters of the target's strategy are in no source file "
+        f"({listed(absent, 6)}). Allow it with {option('allow_missing', ['PATTERN'])} if the target can do without. If "
+        f"{strategy_url} is the first of several pipeline stages' and its part of the target is wanted, put another "
+        "stage's strategy beside it; to convert all stages at once, name the directory of all strategies"
     )

@@ -21,7 +21,6 @@ from reshard.core.layouts.targets import side_named
 from reshard.core.records.plan_file import load_target_strategy
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import Keys, keys_in_force, source_key
-from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import unless_missing
@@ -31,6 +30,7 @@ from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.text.options import source_option
 
 _MAX_LISTED = 4
 
@@ -90,7 +90,7 @@ def check_own_files(catalog: CheckpointCatalog, own: OwnStrategy) -> CheckpointC
     if mismatch is not None:
         raise StrategyError(
             f"{catalog.url}: was converted by reshard, but changed since ({mismatch}): its own strategy may not be its "
-            f"files'. Name their strategy with {source_option('source-strategy')}"
+            f"files'. Name their strategy with {source_option('source_strategy')}"
         )
     return replace(catalog, notes=(own.note, *catalog.notes))
 
@@ -113,8 +113,8 @@ def check_named(catalog: CheckpointCatalog, named: Strategy, *, trusted: bool) -
     )
     if not trusted:
         raise StrategyError(
-            f"{difference}. Leave out {source_option('source-strategy')}, and the source's own is used; or, if its "
-            f"files are of the named one, pass {source_option('trust-strategy')}"
+            f"{difference}. Leave out {source_option('source_strategy')}, and the source's own is used; or, if its "
+            f"files are of the named one, pass {source_option('trust_strategy', True)}"
         )
     return replace(catalog, notes=(difference, *catalog.notes))
 
@@ -128,8 +128,8 @@ def _refused_by_name(location: Location) -> Iterator[None]:
         if isinstance(error, UnusableStorageError) or (isinstance(error, StorageError) and error.transient):
             raise
         raise StrategyError(
-            f"{location}: its records hold its strategy, but cannot be used: {error}. Name the strategy with "
-            f"{source_option('source-strategy')}, or, if it needs none, move {STATE_DIRECTORY} away"
+            f"{location}: its records hold its strategy, but cannot be used: {error.marked}. Name the strategy with "
+            f"{source_option('source_strategy')}, or, if it needs none, move {STATE_DIRECTORY} away"
         ) from error
 
 

@@ -27,6 +27,7 @@ from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import Source, find_strategy, open_by_strategy
 from reshard.core.strategy.groups import Groups, read_groups
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import option
 
 _MAX_NEWER_STEPS = 5
 
@@ -122,7 +123,8 @@ class _Assessor:
         if self._given is None and not self._groups:
             survey(request.source, request.step)  # it may be that there is no source, or another library's
             raise InputError(
-                "nothing says which ranks hold the same: name --source-strategy, or --group-info if there is none"
+                f"nothing says which ranks hold the same: name {option('source_strategy')}, or {option('group_info')} "
+                "if there is none"
             )
         if isinstance(self._given, FoundCheckpoint):
             check_usable(self._given, _options(self._request))
@@ -221,7 +223,7 @@ def _check_replicas_of_files(catalog: CheckpointCatalog, groups: Groups) -> None
                 raise CatalogError(
                     f"{record.location}: does not hold the same parameters as the other files of its group "
                     f"({rank_names(group, 8)}): redundancy was removed. Only the strategy tells which rank holds what: "
-                    "name it with --source-strategy"
+                    f"name it with {option('source_strategy')}"
                 )
 
 

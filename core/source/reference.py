@@ -32,6 +32,7 @@ from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.publishing import list_names
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import TEXT, DType
+from reshard.core.text.options import option
 
 _CONFIG_NAMES = {name: spelled for spelled, name in FLOAT_NAMES.items()}
 """Name of a dtype -> its name in `config.json`."""
@@ -72,7 +73,8 @@ def read_reference(url: str) -> Reference:
     if "config.json" not in names:
         near = "" if names else did_you_mean(directory)
         raise InputError(
-            f"{url}: has no config.json: --like names a Hugging Face directory, of which config.json is part{near}"
+            f"{url}: has no config.json: {option('like')} names a Hugging Face directory, of which config.json is "
+            f"part{near}"
         )
     weights = _read_weights(url) if any(is_unified_name(name) for name in names) else None
     scaled = _scaled(weights or {})
@@ -169,7 +171,7 @@ def _differences(
         if parameter.dtype is not expected and name not in reference.scaled:
             yield (
                 f"parameter {name!r} is {parameter.dtype}, the reference's is {entry.dtype}: "
-                f"--cast {name}={_CONFIG_NAMES.get(expected.name, expected.name)}, if it is to be that"
+                f"{option('cast', [f'{name}={_CONFIG_NAMES.get(expected.name, expected.name)}'])}, if it is to be that"
             )
 
 
@@ -179,16 +181,17 @@ def _surplus(parameter: ReshardedParameter, weights: Mapping[str, TensorEntry]) 
     if parameter.name == "lm_head.weight" and "model.embed_tokens.weight" in weights:
         return (
             f"parameter {parameter.name!r}{made} is not in the reference, whose head is tied to its embedding: if the "
-            f"two are equal in the source as well, leave it out, --exclude {parameter.sources[0].name}"
+            f"two are equal in the source as well, leave it out, {option('exclude', [parameter.sources[0].name])}"
         )
     if without_state(parameter.name) != parameter.name:
         return (
             f"parameter {parameter.name!r}{made} is an optimizer's, which no directory of Hugging Face's has: leave "
-            f"such out, --select weights-only, or do without --like and put its {CONFIG_NAME} beside the source"
+            f"such out, {option('select', 'weights-only')}, or do without {option('like')} and put its {CONFIG_NAME} "
+            "beside the source"
         )
     return (
         f"parameter {parameter.name!r}{made} is not in the reference: it has another name there, or the reference is "
-        "another model's. Training state is left out by --select weights-only"
+        f"another model's. Training state is left out by {option('select', 'weights-only')}"
     )
 
 
@@ -196,9 +199,9 @@ def _missing_advice(name: str, reference: Reference) -> str:
     if name == "lm_head.weight" and reference.config.get("tie_word_embeddings"):
         return (
             ": the source has none, and the reference's config.json ties it to the embedding: leave it to that with "
-            "--allow-missing lm_head.weight"
+            f"{option('allow_missing', ['lm_head.weight'])}"
         )
-    return "; what the result can do without is allowed with --allow-missing PATTERN"
+    return f"; what the result can do without is allowed with {option('allow_missing', ['PATTERN'])}"
 
 
 def _note(companions: Companions, reference: Reference, dtype: DType, names: Collection[str]) -> str:

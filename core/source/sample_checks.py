@@ -35,6 +35,7 @@ from reshard.core.strategy.optimizer_shards import has_optimizer_shard
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import ParameterLayout, ShardGrid, whole_layout
 from reshard.core.tensor.slices import Shape
+from reshard.core.text.options import option
 
 _SAMPLES_PER_KIND = 2
 _SAMPLED_SHARDS = 8
@@ -62,7 +63,7 @@ _CUT_BY_OPTIMIZER = Cause(
 _UNEXPLAINED = Cause(
     "ranks do not hold what the strategy says they share",
     "another arrangement of devices, rank folders that were swapped, files of different steps, or a damaged replica",
-    f"{OWN_STRATEGY}; 'reshard convert --check-replicas' compares all replicas",
+    f"{OWN_STRATEGY}; 'reshard convert' with {option('check_replicas', True)} compares all replicas",
 )
 
 

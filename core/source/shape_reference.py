@@ -11,6 +11,7 @@ from reshard.core.runtime.wording import listed
 from reshard.core.source.findings import OWN_STRATEGY, Cause, Finding, findings_by_cause
 from reshard.core.source.opening import open_source
 from reshard.core.tensor.slices import Shape
+from reshard.core.text.options import option
 
 _JSON = ".json"
 _INDEX = ".index.json"
@@ -43,7 +44,7 @@ def compare_shapes(match: ParameterMatch, known: Mapping[str, Shape], url: str) 
     if not common:
         raise InputError(
             f"{url}: has none of the parameters ({listed([*map(repr, shapes)], 3)}); if it calls them by Hugging "
-            "Face's names, add --preset"
+            f"Face's names, add {option('preset')}"
         )
     differing = [name for name in common if shapes[name] != known[name]]
     cause = Cause(

@@ -13,6 +13,7 @@ from reshard.core.source.rename_guess import guess_renaming
 from reshard.core.strategy.model import Strategy
 from reshard.core.strategy.staging import owner_of
 from reshard.core.tensor.slices import Shape
+from reshard.core.text.options import option
 
 _Names = frozenset[str]
 
@@ -49,8 +50,8 @@ def stage_findings(catalog: CheckpointCatalog, strategy: Strategy) -> list[Findi
                     f"strategy gives to {_stages(owners)} only{also}",
                     means="the saving job assigned layers to stages in another way, or had another number of stages "
                     "or of devices in each",
-                    advice="use the strategy that the saving job wrote; 'reshard make-strategy --layers' makes one "
-                    "with other layers in each stage",
+                    advice="use the strategy that the saving job wrote; 'reshard make-strategy' with "
+                    f"{option('layers')} makes one with other layers in each stage",
                 )
             )
     for stage, names in present.items():
@@ -130,7 +131,7 @@ def _missing_finding(missing: Sequence[str], saved: _Names, strategy: Strategy) 
             severity=Severity.NOTE,
             found=found,
             means="optimizer states were not saved",
-            advice="nothing, if the target has no place for them; else allow it with --allow-missing",
+            advice=f"nothing, if the target has no place for them; else allow it with {option('allow_missing')}",
         )
     return Finding(check="names", found=found, means="another network, or not all of it was saved", advice=OWN_STRATEGY)
 

@@ -18,7 +18,6 @@ from reshard.core.plan.model import ParameterMatch
 from reshard.core.plan.stage_shards import SourceShards, StageShards, integrated_by_shapes
 from reshard.core.plan.whole_shapes import Whole
 from reshard.core.runtime.keys import source_key
-from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import listed
 from reshard.core.source.findings import Finding, Severity
 from reshard.core.source.sample_checks import SampleFindings, sample_findings
@@ -28,6 +27,7 @@ from reshard.core.source.strategy_checks import stage_findings
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import source_option, spelled
 
 WARNING = "is this strategy the checkpoint's own? "
 """How each warning begins."""
@@ -67,7 +67,7 @@ def strategy_warnings(
             f"{source.origin}: is not the strategy of the checkpoint {catalog.url}: {refutation}:\n  "
             + "\n  ".join(f"{finding.found}: {finding.means}" for finding in findings)
             + "\nName the strategy of the job that saved the checkpoint; 'reshard doctor' tells more. If ranks are "
-            f"meant to hold this, pass {source_option('trust-strategy')}"
+            f"meant to hold this, pass {source_option('trust_strategy', True)}"
         )
     may_be_whole = samples.whole or integrated_save is IntegratedSave.YES
     if not may_be_whole and not integrated_by_shapes(by_name, None, {}):
@@ -97,7 +97,7 @@ def integrated_save_warnings(
 ) -> tuple[str, ...]:
     """Warnings for the user where samples contradict that ranks hold whole tensors, or slices.
 
-    `samples` are read if they are None and matter. `trusted` is --trust-strategy; None where there is no such option.
+    `samples` are read if they are None and matter. `trusted` is `trust_strategy`; None where there is no such option.
     `shards` are the source's, if they are grouped already.
 
     Raises:
@@ -115,29 +115,29 @@ def integrated_save_warnings(
         return ()
     if not trusted:
         if match.integrated and trusted is not None:
-            advice += f", or {source_option('trust-strategy')} to take one rank's values"
+            advice += f", or {source_option('trust_strategy', True)} to take one rank's values"
         raise StrategyError(f"{catalog.url}: {contradiction}{advice}")
     outcome = "One rank's values are taken" if match.integrated else "The strategy is followed"
     on_one_line = contradiction.replace("\n  ", " ").replace("\n", ". ")
-    return (f"{WARNING}{on_one_line}{outcome}",)
+    return (spelled(f"{WARNING}{on_one_line}{outcome}"),)
 
 
 def _contradiction(
     source: Strategy, match: ParameterMatch, asked: IntegratedSave, samples: SampleFindings
 ) -> tuple[str, str]:
     """Samples that contradict taking ranks to hold whole tensors, or slices, and advice; empty if none does."""
-    option = source_option("integrated-save")
+    whole, slices = (source_option("integrated_save", each) for each in ("yes", "no"))
     if match.integrated and samples.sliced:
-        says = f"{option} yes says" if asked is IntegratedSave.YES else "the shape of a parameter shows"
+        says = f"{whole} says" if asked is IntegratedSave.YES else "the shape of a parameter shows"
         found = f"{says} that every rank holds whole tensors, but they differ between ranks:{_lines(samples.sliced)}"
-        return found, f"Pass {option} no if ranks hold slices of the strategy {source.origin}"
+        return found, f"Pass {slices} if ranks hold slices of the strategy {source.origin}"
     if not match.integrated and samples.whole:
         found = (
             f"ranks hold the same where the strategy {source.origin} gives them different slices:"
             f"{_lines(samples.whole)}Either every rank was saved whole (integrated_save=True), or slices are equal "
             "(experts copied from one, layers initialized from one seed); no known shape decides it. "
         )
-        advice = f"Pass {option} yes to take each rank's tensors as whole, or {option} no to join them as slices"
+        advice = f"Pass {whole} to take each rank's tensors as whole, or {slices} to join them as slices"
         return found, advice
     return "", ""
 

@@ -12,6 +12,7 @@ from reshard.core.errors import CatalogError
 from reshard.core.layouts.source_layout import ListedParameters
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.runtime.wording import counted, listed
+from reshard.core.text.options import option
 
 _CLASS = re.compile(r"(adam_[mv]|muon_m|accu_grads|exp_avg\w*|[^.]*?placeholder)\.")
 _MAX_CLASSES = 8
@@ -37,8 +38,8 @@ def with_unheld_noted(
     left = [name for name in names if not any(fnmatchcase(name, each) for each in allowed)]
     if left and whole:
         raise CatalogError(
-            f"{found.origin}: lists {counted(len(left), 'parameter')} that no file holds: {_by_class(left)}. "
-            "Convert without them: --select weights-only, or --allow-missing PATTERN for each kind"
+            f"{found.origin}: lists {counted(len(left), 'parameter')} that no file holds: {_by_class(left)}. Convert "
+            f"without them: {option('select', 'weights-only')}, or {option('allow_missing', ['PATTERN'])} for each kind"
         )
     if whole:  # the plan's note lists what the result lacks
         return catalog

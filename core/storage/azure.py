@@ -8,8 +8,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from reshard.core.runtime.secrets import scrubbed
 from reshard.core.storage.s3_answers import Reason, causes_of
+from reshard.core.text.secrets import scrubbed
 
 _FIRST_PAUSE_SECONDS = 0.2
 _MORE_SECONDS = 1

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from reshard.core.runtime.secrets import carries_credentials
+from reshard.core.text.secrets import carries_credentials
 
 _ENVIRONMENT = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _OBS_ENVIRONMENT = ("OBS_ENDPOINT",)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from reshard.core.errors import ReshardError, StorageError, UnusableStorageError, is_transient
-from reshard.core.runtime.secrets import scrubbed
 from reshard.core.storage import azure
 from reshard.core.storage.s3_answers import Reason, reason_of
 from reshard.core.storage.urls import Location
+from reshard.core.text.secrets import scrubbed
 
 # by name, because the packages need not be installed; some raise errors that are no OSErrors
 _CLIENT_PACKAGES = ("botocore", "aiobotocore", "aiohttp", "requests", "paramiko", "gcsfs")

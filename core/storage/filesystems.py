@@ -11,12 +11,12 @@ from typing import Any
 from weakref import WeakSet
 
 from reshard.core.errors import InputError
-from reshard.core.runtime.secrets import ADVICE, carries_credentials, scrubbed
 from reshard.core.runtime.suggestions import close_words
 from reshard.core.storage.azure import is_azure, shorten_retries
 from reshard.core.storage.endpoints import check_endpoint, same_server
 from reshard.core.storage.local_disk import LOCAL_DISK
 from reshard.core.storage.object_ranges import CONNECT_SECONDS, READ_SECONDS
+from reshard.core.text.secrets import ADVICE, carries_credentials, scrubbed
 
 Options = Mapping[str, Any]
 """fsspec's storage options: the keyword arguments of a filesystem."""

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 
 from reshard.core.errors import TargetBusyError, TargetError
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.wording import printable
+from reshard.core.text.options import option
+from reshard.core.text.printing import printable
 
 MAX_LEASE_BYTES = 2**20
 _MAX_LISTED = 8
@@ -53,7 +54,7 @@ class LeaseHolder:
             if ranks:
                 shown = ", ".join(map(str, ranks[:_MAX_LISTED])) + (" …" if len(ranks) > _MAX_LISTED else "")
                 raise TargetBusyError(
-                    f"{busy}. It holds target ranks {shown}. Wait for it, or convert other ranks with --ranks"
+                    f"{busy}. It holds target ranks {shown}. Wait for it, or convert other ranks with {option('ranks')}"
                 )
 
     def _common_ranks(self, other: "LeaseHolder") -> list[int]:

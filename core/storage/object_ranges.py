@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from reshard.core.runtime.secrets import scrubbed
+from reshard.core.text.secrets import scrubbed
 
 Keys = tuple[str, str, str | None]
 """Key, secret and token."""

@@ -6,6 +6,7 @@ from reshard.core.storage.listing import kind_of
 from reshard.core.storage.patterns import Relation, relation_of
 from reshard.core.storage.publishing import PARTIAL_SUFFIX, REPLACED_SUFFIX
 from reshard.core.storage.urls import Location
+from reshard.core.text.options import option
 
 
 def check_apart(source: Location, final: Location) -> None:
@@ -50,4 +51,6 @@ def check_new_file(location: Location, source: Location, overwrite: bool) -> Non
     if kind == "directory":
         raise InputError(f"{location}: is a directory; name the file to be written")
     if not overwrite and kind is not None:
-        raise InputError(f"{location}: already exists. Name another file, or pass --overwrite to replace it")
+        raise InputError(
+            f"{location}: already exists. Name another file, or pass {option('overwrite', True)} to replace it"
+        )

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.secrets import scrubbed
+from reshard.core.text.secrets import scrubbed
 
 
 @frozen

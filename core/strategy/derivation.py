@@ -26,6 +26,7 @@ from reshard.core.strategy.staging import Staging, assign_stages, fits, owner_of
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
 from reshard.core.tensor.slices import Shape
+from reshard.core.text.options import option, spelled
 
 _ASSUMED_ITEMSIZE = 4
 _MAX_SIZE = 1 << 20
@@ -108,7 +109,7 @@ def derive_strategy(source: Strategy, job: TargetJob, facts: Mapping[str, Tensor
         *_unchecked_note(unchecked, len(names), job.optimizer_parallel),
     )
     origin = f"a strategy like {source.origin}"
-    return DerivedStrategy(Strategy(stages, origin), roles, staging, unchecked, notes)
+    return DerivedStrategy(Strategy(stages, origin), roles, staging, unchecked, tuple(map(spelled, notes)))
 
 
 def _derive_stages(
@@ -146,13 +147,13 @@ def _derive_stages(
 
 
 def _check_sizes(job: TargetJob) -> None:
-    for option, number in (
-        ("--data-parallel", job.data_parallel),
-        ("--model-parallel", job.model_parallel),
-        ("--pipeline", job.pipeline),
+    for name, number in (
+        ("data_parallel", job.data_parallel),
+        ("model_parallel", job.model_parallel),
+        ("pipeline", job.pipeline),
     ):
         if not 1 <= number <= _MAX_SIZE:
-            raise StrategyError(f"{option} {number}: it has to be a number from 1 to {_MAX_SIZE}")
+            raise StrategyError(f"{option(name, number)}: it has to be a number from 1 to {_MAX_SIZE}")
 
 
 class _OptimizerSharder:
@@ -209,7 +210,7 @@ class _OptimizerSharder:
         if facts is None:
             raise LayoutError(
                 "whether optimizer parallel cuts a parameter depends on its shape, which this strategy does not have. "
-                "Name a checkpoint of it with --checkpoint, or a JSON strategy"
+                f"Name a checkpoint of it with {option('checkpoint')}, or a JSON strategy"
             )
         if facts.dtype is None:
             self._assumed = True
@@ -238,7 +239,7 @@ class _OptimizerSharder:
         if self._assumed:
             notes.append(
                 "optimizer parallel's threshold was applied assuming 4 bytes a value, since the strategy has no "
-                "dtypes; --checkpoint provides them"
+                f"dtypes; {option('checkpoint')} provides them"
             )
         return notes
 
@@ -250,7 +251,7 @@ def _rules_of(texts: Sequence[str], names: frozenset[str]) -> dict[str, CutRule]
         rule = parse_cut(text)
         fitting = [name for name in names if fits(rule.pattern, name, names)]
         if not fitting:
-            raise StrategyError(f"--cut {text}: no parameter matches {rule.pattern!r}")
+            raise StrategyError(f"{option('cuts', [text])}: no parameter matches {rule.pattern!r}")
         rules |= dict.fromkeys(fitting, rule)
     return rules
 
@@ -262,5 +263,5 @@ def _unchecked_note(unchecked: int, count: int, optimizer_parallel: bool) -> Ite
         also = " (what optimizer parallel shards depends on it, too)" if optimizer_parallel else ""
         yield (
             f"{which} {are} known, so it was not checked whether they divide evenly{also}; name a checkpoint of "
-            "this strategy with --checkpoint to be sure"
+            f"this strategy with {option('checkpoint')} to be sure"
         )

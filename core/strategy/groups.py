@@ -11,6 +11,7 @@ from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import storage_errors_as_strategy
 from reshard.core.strategy.strategy_pb2 import ParallelGroupMap
+from reshard.core.text.options import option
 
 MAX_FILE_BYTES = 64 << 20
 # ranks get enumerated, so an implausible number is refused first
@@ -33,7 +34,7 @@ def read_groups(urls: Iterable[str]) -> Groups:
         missing = (rank for rank in range(highest) if rank not in seen)
         raise StrategyError(
             f"group info: ranks {listed_ranks(missing, MAX_LISTED)} are in no group. MindSpore's group file "
-            "describes the group of one rank only: name the files of all ranks, by one --group-info each"
+            f"describes the group of one rank only: name the files of all ranks, by one {option('group_info')} each"
         )
     return tuple(sorted(groups))
 

@@ -12,6 +12,7 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.strategy.roles import Roles, is_cut_by_steps, model_axes_of
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Shape
+from reshard.core.text.options import option
 
 _DATA, _MODEL = "data", "model"
 _DATA_AXIS = -1
@@ -30,17 +31,17 @@ def parse_cut(text: str) -> CutRule:
     """Parse a rule: `PATTERN=0`, `PATTERN=0:model,1:data` or `PATTERN=whole`."""
     pattern, equals, cut = text.rpartition("=")
     if not pattern or not equals:
-        raise StrategyError(f"--cut {text!r}: {_CUT_FORM}")
+        raise StrategyError(f"{option('cuts', [text])}: {_CUT_FORM}")
     if cut == "whole":
         return CutRule(pattern, ())
     axes = []
     for part in cut.split(","):
         axis, _, role = part.strip().partition(":")
         if not (axis.isascii() and axis.isdecimal()) or len(axis) > 3 or (role or _MODEL) not in (_DATA, _MODEL):
-            raise StrategyError(f"--cut {text!r}: {_CUT_FORM}")
+            raise StrategyError(f"{option('cuts', [text])}: {_CUT_FORM}")
         axes.append((int(axis), role or _MODEL))
     if len({role for _, role in axes}) < len(axes):
-        raise StrategyError(f"--cut {text!r}: the same devices cannot cut it twice")
+        raise StrategyError(f"{option('cuts', [text])}: the same devices cannot cut it twice")
     return CutRule(pattern, tuple(axes))
 
 
@@ -66,7 +67,7 @@ class Rescaler:
             yield (
                 f"{self._roles.conflict or self._roles.kinds}. All into {self._roles.pieces} pieces, so this is taken "
                 "for one model parallel, arranged in several ways. If it is tensor and expert parallel, say how the "
-                "fewer of them are to be cut, with --cut"
+                f"fewer of them are to be cut, with {option('cuts')}"
             )
 
     def check(self, origin: str) -> None:
@@ -77,17 +78,19 @@ class Rescaler:
         if had == 1 and not self._has_rules:
             raise StrategyError(
                 f"{origin}: cuts no parameter by model parallel, so it does not show which tensor axes "
-                f"--model-parallel {self._model} should cut. Name them with --cut PATTERN=AXIS for each kind of "
-                "parameter, such as --cut '*.wq.weight=0' --cut '*.wo.weight=1', or name a strategy of the network "
-                "that was compiled with model parallel"
+                f"{option('model_parallel', self._model)} should cut. Name them with "
+                f"{option('cuts', ['PATTERN=AXIS'])} for each kind of parameter, such as "
+                f"{option('cuts', ['*.wq.weight=0', '*.wo.weight=1'])}, or name a strategy of the "
+                "network that was compiled with model parallel"
             )
         if self._roles.several_sizes:
-            kept = "" if self._roles.conflict else f"keep --model-parallel {had}, or "
+            kept = "" if self._roles.conflict else f"keep {option('model_parallel', had)}, or "
             raise StrategyError(
                 f"{origin}: its layouts say data parallel {data} and model parallel {had}, which cannot become "
                 f"{self._data} and {self._model}: {self._roles.several_sizes}. Say how the fewer of them are to be "
-                "cut, with --cut PATTERN=AXIS (by model parallel), --cut PATTERN=AXIS:data,AXIS:model (by both) or "
-                f"--cut PATTERN=whole; or {kept}take --model-parallel 1"
+                f"cut, with {option('cuts', ['PATTERN=AXIS'])} (by model parallel), "
+                f"{option('cuts', ['PATTERN=AXIS:data,AXIS:model'])} (by both) or {option('cuts', ['PATTERN=whole'])}; "
+                f"or {kept}take {option('model_parallel', 1)}"
             )
 
     def rescaled(
@@ -111,7 +114,7 @@ class Rescaler:
         if uneven and (rule or not self._keeps_model):
             raise LayoutError(
                 f"axis 0 is cut unevenly, into {list(uneven)}: the cut for other devices is unknown. "
-                "Keep the size of model parallel, take 1, or say --cut PATTERN=whole"
+                f"Keep the size of model parallel, take 1, or say {option('cuts', ['PATTERN=whole'])}"
             )
         return replace(
             layout,
@@ -151,6 +154,6 @@ def _by_rule(rule: CutRule, axis_count: int) -> tuple[Shape, ...]:
     tensor_map: list[list[int]] = [[] for _ in range(axis_count)]
     for axis, role in rule.axes:
         if axis >= axis_count:
-            raise LayoutError(f"has no axis {axis}, which --cut {rule.pattern} names: it has {axis_count}")
+            raise LayoutError(f"has no axis {axis}, which {option('cuts', [rule.pattern])} names: it has {axis_count}")
         tensor_map[axis].append(int(role == _DATA))
     return tuple(map(tuple, tensor_map))

@@ -15,6 +15,7 @@ from reshard.core.errors import StrategyError
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import counted, listed, ranks_text
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import option
 
 _NUMBER = re.compile(r"(?:^|(?<=[._]))(?:(?:layers?|blocks?|h)_?)?([0-9]{1,6})(?=\.)")
 _STATE_WORDS = frozenset(
@@ -47,9 +48,10 @@ class PlaceRule:
             elif re.fullmatch(r"[0-9]{1,6}", place) and int(place) < stage_count:
                 found.add(int(place))
             else:
+                rule = f"{self.pattern}={','.join(self.places)}"
                 raise StrategyError(
-                    f"--place {self.pattern}={','.join(self.places)}: {place!r} is not a stage: first, last, all, or "
-                    f"a number from 0 to {stage_count - 1}"
+                    f"{option('places', [rule])}: {place!r} is not a stage: first, "
+                    f"last, all, or a number from 0 to {stage_count - 1}"
                 )
         return tuple(sorted(found))
 
@@ -77,7 +79,9 @@ def parse_place(text: str) -> PlaceRule:
     """Parse a rule: `PATTERN=first,last`."""
     pattern, equals, places = text.rpartition("=")
     if not pattern or not equals or not places:
-        raise StrategyError(f"--place {text!r}: it has to be PATTERN=first, =last, =all or numbers of stages: 0,3")
+        raise StrategyError(
+            f"{option('places', [text])}: it has to be PATTERN=first, =last, =all or numbers of stages: 0,3"
+        )
     return PlaceRule(pattern, tuple(place.strip() for place in places.split(",")))
 
 
@@ -136,7 +140,7 @@ def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequen
     empty = [str(stage) for stage, names in enumerate(sources) if not names]
     if empty:
         which = f"stage{'' if len(empty) == 1 else 's'} {listed(empty)}"
-        why = ": --place moves all whose names fit, those of layers, too" if rules else ""
+        why = f": {option('places')} moves all whose names fit, those of layers, too" if rules else ""
         raise StrategyError(f"{source.origin}: {which} would hold no parameter{why}")
     texts = tuple(_layers_text({parameters.layers[name] for name in names}, ordered) for names in sources)
     return Staging(sources, texts, tuple(notes))
@@ -174,7 +178,7 @@ def _stages_of_layers(
     if stage_count > 1 and not layers and _take_turns(parameters, ordered):
         notes.append(
             "the source's stages hold layers in turns, as interleaved pipelines do; here they hold them one after "
-            "another. Give them with --layers as the network does: 0-3+8-11,4-7+12-15"
+            f"another. Give them with {option('layers')} as the network does: 0-3+8-11,4-7+12-15"
         )
     stages: dict[str, tuple[int, ...]] = {}
     for name, layer in parameters.layers.items():
@@ -204,7 +208,7 @@ def _stage_of_layers(ordered: Sequence[Layer], stage_count: int, layers: str, no
     if more:
         notes.append(
             f"{len(ordered)} layers do not divide evenly over {stage_count} stages: they have "
-            f"{', '.join(map(str, counts))}. Give them with --layers as the network does"
+            f"{', '.join(map(str, counts))}. Give them with {option('layers')} as the network does"
         )
     numbers = [stage for stage, count in enumerate(counts) for _ in range(count)]
     return dict(zip(ordered, numbers, strict=True))
@@ -216,8 +220,8 @@ def _as_given(ordered: Sequence[Layer], stage_count: int, layers: str) -> Mappin
     stages = [_numbers(part, layers) for part in layers.split(",")]
     if len(stages) != stage_count:
         raise StrategyError(
-            f"--layers {layers}: gives layers to {counted(len(stages), 'stage')}, but --pipeline says {stage_count}; "
-            "ranges of one stage are joined by a plus sign: 0-3+8-11"
+            f"{option('layers', layers)}: gives layers to {counted(len(stages), 'stage')}, but {option('pipeline')} "
+            f"says {stage_count}; ranges of one stage are joined by a plus sign: 0-3+8-11"
         )
     stage_of: dict[Layer, int] = {}
     for stage, numbers in enumerate(stages):
@@ -225,11 +229,11 @@ def _as_given(ordered: Sequence[Layer], stage_count: int, layers: str) -> Mappin
             layer = numbered.get(number)
             if layer is None or layer in stage_of:
                 why = "is given twice" if layer else f"there are layers {ranks_text(sorted(numbered)) or 'none'}"
-                raise StrategyError(f"--layers {layers}: layer {number}: {why}")
+                raise StrategyError(f"{option('layers', layers)}: layer {number}: {why}")
             stage_of[layer] = stage
     left = sorted(number for number, layer in numbered.items() if layer not in stage_of)
     if left:
-        raise StrategyError(f"--layers {layers}: gives no stage to layers {ranks_text(left)}")
+        raise StrategyError(f"{option('layers', layers)}: gives no stage to layers {ranks_text(left)}")
     return stage_of
 
 
@@ -238,7 +242,7 @@ def _numbers(part: str, layers: str) -> list[int]:
     for span in part.split("+"):
         found = re.fullmatch(r"\s*([0-9]{1,6})\s*(?:-\s*([0-9]{1,6})\s*)?", span)
         if not found or int(found[2] or found[1]) < int(found[1]):
-            raise StrategyError(f"--layers {layers}: {span!r} is not a range of layers, such as 0-11,12-23")
+            raise StrategyError(f"{option('layers', layers)}: {span!r} is not a range of layers, such as 0-11,12-23")
         numbers += range(int(found[1]), int(found[2] or found[1]) + 1)
     return numbers
 
@@ -249,7 +253,7 @@ def _placed(parameters: _Parameters, rules: Sequence[PlaceRule], stage_count: in
     for rule in rules:
         fitting = parameters.fitting(rule.pattern)
         if not fitting:
-            raise StrategyError(f"--place {rule.pattern}: no parameter matches {rule.pattern!r}")
+            raise StrategyError(f"{option('places', [rule.pattern])}: no parameter matches {rule.pattern!r}")
         placed |= dict.fromkeys(fitting, rule.stages(stage_count))
     return placed
 
@@ -286,7 +290,7 @@ def _stages_beside_layers(
     if in_both:
         notes.append(
             f"in both of the source's stages, so taken to be in the first and the last: {listed(in_both)}. If all "
-            "stages hold one of these, such as a table of positions, use --place PATTERN=all"
+            f"stages hold one of these, such as a table of positions, use {option('places', ['PATTERN=all'])}"
         )
     return stages
 
@@ -310,7 +314,7 @@ def _stages_by_name(
     if by_name:
         notes.append(
             f"placed by their names, since the source has one stage: {listed(by_name)}. If embeddings are tied, or one "
-            "of these is elsewhere, use --place PATTERN=first,last"
+            f"of these is elsewhere, use {option('places', ['PATTERN=first,last'])}"
         )
     return stages
 
@@ -319,7 +323,7 @@ def _refuse_unplaced(names: Sequence[str]) -> None:
     if names:
         raise StrategyError(
             f"the stage of {listed(list(map(repr, names)))} is unknown: they belong to no layer, and no "
-            "stage of the source shows it. Use --place PATTERN=first, =last, =first,last or =all"
+            f"stage of the source shows it. Use {option('places', ['PATTERN=first'])}, =last, =first,last or =all"
         )
 
 

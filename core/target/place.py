@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from reshard.core.checkpoint.manifest import Manifest
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.layouts.manifests import read_manifest
-from reshard.core.runtime.wording import printable
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.own_files import check_replaced, check_working
 from reshard.core.storage.publishing import (
@@ -22,6 +21,8 @@ from reshard.core.storage.publishing import (
 from reshard.core.storage.urls import Location
 from reshard.core.target.own_names import may_be_own, own_names
 from reshard.core.target.workspace import IDENTITY_NAME, STATE_LISTING, read_identity
+from reshard.core.text.options import option
+from reshard.core.text.printing import printable
 
 
 def check_free(final: Location, source: Location, *, overwrite: bool, brings_others: bool = False) -> None:
@@ -38,7 +39,7 @@ def check_free(final: Location, source: Location, *, overwrite: bool, brings_oth
         if manifest is not None and not overwrite and manifest.source not in (str(source), str(source.parent)):
             raise TargetError(
                 f"{final}: is not empty: it was converted from another source, {manifest.source}. Name another target, "
-                "or pass --overwrite to replace it"
+                f"or pass {option('overwrite', True)} to replace it"
             )
         if names and manifest is None and read_identity(final.child(STATE_DIRECTORY)) is None:
             refuse_occupied(final, overwrite=overwrite, brings_others=brings_others)
@@ -82,13 +83,16 @@ def refuse_occupied(
     foreign = foreign_names(final, own_names(final))
     if foreign:
         # for example a model's config.json
-        later = ", and back when the checkpoint is complete; --like copies a model's files" if brings_others else ""
+        copies = f"{option('like')} copies a model's files"
+        later = f", and back when the checkpoint is complete; {copies}" if brings_others else ""
         raise TargetError(
             f"{final}: is not empty and holds foreign files ({', '.join(map(printable, foreign[:5]))}). "
             f"Name another target, or move them away{later}"
         )
     if not overwrite:
-        raise TargetError(f"{final}: is not empty. Name another target, or pass --overwrite to replace it{touched()}")
+        raise TargetError(
+            f"{final}: is not empty. Name another target, or pass {option('overwrite', True)} to replace it{touched()}"
+        )
 
 
 def manifest_to_keep(final: Location, *, overwrite: bool) -> Manifest | None:
@@ -98,7 +102,9 @@ def manifest_to_keep(final: Location, *, overwrite: bool) -> Manifest | None:
     except TargetError as error:
         if overwrite:
             return None
-        raise TargetError(f"{error}. Restore it, or pass --overwrite to convert again") from error
+        raise TargetError(
+            f"{error.marked}. Restore it, or pass {option('overwrite', True)} to convert again"
+        ) from error
 
 
 def check_beside(final: Location) -> None:

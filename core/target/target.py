@@ -67,6 +67,7 @@ from reshard.core.target.workspace import (
     read_identity,
     read_records,
 )
+from reshard.core.text.options import option
 
 
 @frozen
@@ -200,7 +201,7 @@ class Target:
         if is_unfinished and not self._is_ours(look) and not self.overwrite:
             raise TargetError(
                 f"{self.final}: an unfinished conversion by another plan, or of a source that has changed since, is in "
-                f"{self.workspace.directory}. Finish that one, or pass --overwrite to discard it"
+                f"{self.workspace.directory}. Finish that one, or pass {option('overwrite', True)} to discard it"
                 f"{touched_text(self.final, self.workspace, self.plan)}"
             )
         if look.names and not self._is_committed(look) and not self.is_resumed_in_place(look):

@@ -15,6 +15,7 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
 from reshard.core.storage.urls import Location
 from reshard.core.target.workspace import Workspace, read_identity
+from reshard.core.text.options import option
 
 
 @frozen
@@ -52,7 +53,7 @@ def touched_text(final: Location, other: Workspace, plan: ConversionPlan) -> str
     if file is None:
         return ""
     is_final = other.directory.path == final.path
-    advice = f"; reshard verify {final} --level content compares the values" if is_final else ""
+    advice = f"; 'reshard verify' of {final} with {option('level', 'content')} compares the values" if is_final else ""
     return f" (it was made from the same source, of which {file} is {TOUCHED}{advice})"
 
 

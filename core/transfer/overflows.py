@@ -9,6 +9,7 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.tensor.casting import Overflow
 from reshard.core.tensor.slices import TensorSlice
+from reshard.core.text.options import option
 
 _MAX_LISTED = 6
 
@@ -42,8 +43,9 @@ class OverflowTally:
         raise CastError(
             f"parameter {name!r}: {overflow.count} finite {source} {became} infinite as {parameter.dtype}; the first "
             f"is at {list(overflow.first)}, the largest is {overflow.largest:.6g}. Cast it to a dtype that holds them "
-            "(bfloat16 has the range of float32), leave it as it is, or let them become infinite: --cast-overflow "
-            "allow. A conversion that has begun otherwise is replaced with --overwrite"
+            "(bfloat16 has the range of float32), leave it as it is, or let them become infinite: "
+            f"{option('cast_overflow', 'allow')}. A conversion that has begun otherwise is replaced with "
+            f"{option('overwrite', True)}"
         )
 
 

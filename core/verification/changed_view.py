@@ -29,6 +29,7 @@ from reshard.core.source.opening import TargetOutline, open_source
 from reshard.core.source.preset_changes import PresetChoice, compiled_for, with_preset, with_preset_checked
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import ELEMENT_BYTES
+from reshard.core.text.options import option
 from reshard.core.verification.fingerprint_file import ModelFingerprint, fingerprint_of_all
 from reshard.core.verification.values import ContentCheck
 from reshard.core.verification.views import FingerprintsView, Tensor, view_of
@@ -116,7 +117,7 @@ def _plan(
         if each.dtype.itemsize not in ELEMENT_BYTES:
             raise PlanError(
                 f"{catalog.url}: parameter {each.name!r} has dtype {each.dtype}, which reshard cannot compare; leave "
-                f"out what it is made of: --exclude {each.sources[0].name}"
+                f"out what it is made of: {option('exclude', [each.sources[0].name])}"
             )
     return plan, selected
 

@@ -17,11 +17,12 @@ from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.named_values import Resolver
-from reshard.core.runtime.option_names import options_of_side
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from reshard.core.runtime.threads import in_threads
-from reshard.core.runtime.wording import counted, printable, size_text
+from reshard.core.runtime.wording import counted, size_text
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
+from reshard.core.text.options import option, options_of_side, spelled
+from reshard.core.text.printing import printable
 from reshard.core.verification.accumulator import Contents
 from reshard.core.verification.common_values import InCommon, held_against_common
 from reshard.core.verification.comparison_report import (
@@ -77,8 +78,10 @@ def compare_checkpoints(
             notes.append("fingerprints alone do not show where contents differ, and by how much")
         if only_a and only_b and len(only_a) == len(a.tensors):
             notes.append(
-                "A and B have no parameter name in common; if parameters of one were renamed, convert the other with "
-                "the same --rename, and compare the result"
+                spelled(
+                    "A and B have no parameter name in common; if parameters of one were renamed, convert the other "
+                    f"with the same {option('rename')}, and compare the result"
+                )
             )
         sides = (_summary(a, comparison.contents_a), _summary(b, comparison.contents_b))
         faults = list(_faults(sides, only_a, only_b, differences))

@@ -106,7 +106,7 @@ def read_model_fingerprint(url: str) -> ModelFingerprint:
         raise InputError(str(error)) from error
     except (ValidationError, CheckpointError):
         raise InputError(
-            f"{location}: is neither a checkpoint nor a document of 'reshard fingerprint --json': name the "
+            f"{location}: is neither a checkpoint nor a JSON document of 'reshard fingerprint': name the "
             "checkpoint's directory, a pattern with {rank}, or its file"
         ) from None
     try:

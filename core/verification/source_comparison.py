@@ -21,6 +21,7 @@ from reshard.core.storage.reading import read_version
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.workspace import Workspace
 from reshard.core.tensor.slices import Shape
+from reshard.core.text.options import option
 from reshard.core.verification.values import ContentCheck, target_starts
 
 
@@ -47,7 +48,7 @@ class SourceComparison:
     def read_source(self, workers: int, advance: Callable[[int], None], stop: threading.Event) -> None:
         """Read the source and add its contributions."""
         source = f"{self._target}: its values are to be compared with those of {self._plan.inputs.catalog.url}"
-        advice = "restore it, or use `--level checksum`, which needs only the checkpoint itself"
+        advice = f"restore it, or use `{option('level', 'checksum')}`, which needs only the checkpoint itself"
         ranks = self._content.source_ranks
         try:
             self._check_readable(source)
@@ -55,9 +56,9 @@ class SourceComparison:
         except StorageError as error:
             if not has_no_file(error):
                 raise
-            raise InputError(f"{source}, which no longer exists: {advice}\n  {error}") from error
+            raise InputError(f"{source}, which no longer exists: {advice}\n  {error.marked}") from error
         except CatalogError as error:
-            raise InputError(f"{source}, which has changed: {advice}\n  {error}") from error
+            raise InputError(f"{source}, which has changed: {advice}\n  {error.marked}") from error
         for rank, parts in zip(ranks, found, strict=True):
             self._content.add_source(rank, parts)
 
@@ -75,7 +76,8 @@ class SourceComparison:
         if not is_same:
             raise InputError(
                 f"{source}, but {record.location} cannot be read as it was for the conversion. If it is encrypted, "
-                "name its key with --source-decrypt-key, and the mode with --source-decrypt-mode; if not, name no key"
+                f"name its key with {option('source_decrypt_key')}, and the mode with {option('source_decrypt_mode')}; "
+                "if not, name no key"
             )
 
     def add(self, record: ShardRecord) -> None:
@@ -99,7 +101,7 @@ def _plan_of(workspace: Workspace, manifest: Manifest) -> ConversionPlan:
             raise
         raise InputError(
             f"{workspace.directory}: has no plan beside it, which would name the values to compare with; "
-            "`--level checksum` needs none"
+            f"`{option('level', 'checksum')}` needs none"
         ) from error
 
 

@@ -17,6 +17,7 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.slices import Shape
+from reshard.core.text.options import option
 from reshard.core.verification.values import target_starts
 from reshard.core.verification.wholes import first_difference
 
@@ -48,7 +49,7 @@ def with_tied_compared(plan: ConversionPlan, fails: bool) -> ConversionPlan:
     if fails:
         raise PlanError(
             f"{plan.inputs.catalog.url}: pipeline stages hold different copies of tied parameters: {text}. "
-            "Name the stage whose copies are right: --shared-parameters STAGE, or first"
+            f"Name the stage whose copies are right: {option('shared_parameters', 'STAGE')}, or first"
         )
     return plan.with_notes(differing_note(text))
 

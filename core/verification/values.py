@@ -23,12 +23,14 @@ from reshard.core.plan.model import ReshardedParameter, SourceTensor
 from reshard.core.plan.ownership import NO_RANK, SourceCopies, common_units, lacks_shards, units_of
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.wording import listed_lines, rank_names
+from reshard.core.runtime.wording import rank_names
 from reshard.core.source.replicas import differing_replicas_text
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import box_fingerprint, combined, fingerprint_text
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice
+from reshard.core.text.options import option
+from reshard.core.text.printing import listed_lines
 from reshard.core.transfer.scales import ScaleReader
 from reshard.core.verification.accumulator import Addend, FingerprintAccumulator, stored_bytes
 from reshard.core.verification.fingerprint_file import ParameterFingerprint, fingerprint_of_all
@@ -66,7 +68,7 @@ def content_problems_text(target: str, problems: Sequence[ContentProblem]) -> st
     else:
         advice = (
             "Replicas in the source differ: find out which ranks' are right, and leave the others out with "
-            "--recover --fault-ranks RANKS"
+            f"{option('recover', True)} and {option('fault_ranks', 'RANKS')}"
         )
     lines = listed_lines([problem.message for problem in problems])
     return "\n  - ".join([f"{target}: its values differ from the source's. {advice}", *lines])

@@ -32,7 +32,7 @@ from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import advancing, current_progress
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_threads
-from reshard.core.runtime.wording import printable, utf8_text
+from reshard.core.runtime.wording import utf8_text
 from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import Source, open_source
 from reshard.core.storage.urls import parse_url
@@ -40,6 +40,8 @@ from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import DType, dtype_from_ckpt
 from reshard.core.tensor.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
+from reshard.core.text.options import option
+from reshard.core.text.printing import printable
 from reshard.core.transfer.whole_reader import WholeReader
 from reshard.core.verification.accumulator import CheckpointFingerprints, Contents, stored_bytes
 from reshard.core.verification.fingerprint_file import (
@@ -208,7 +210,7 @@ class CheckpointView(_Facts):
             if everything[name].dtype.itemsize not in ELEMENT_BYTES:
                 raise PlanError(
                     f"{self.url}: parameter {name!r} ({holding_file(self.plan.inputs.catalog, name)}) has dtype "
-                    f"{everything[name].dtype}, which reshard cannot compare; leave it out: --exclude {name}"
+                    f"{everything[name].dtype}, which reshard cannot compare; leave it out: {option('exclude', [name])}"
                 )
         return replace(self, tensors={name: everything[name] for name in chosen})
 
@@ -352,5 +354,5 @@ def _chosen(request: FingerprintRequest, names: Collection[str]) -> tuple[list[s
     selection = Changes(select=request.select, include=tuple(request.include), exclude=tuple(request.exclude))
     excluded = excluded_names(list(names), selection, fitting)
     patterns = {("include", pattern) for pattern in request.include} | {("exclude", each) for each in request.exclude}
-    unused = frozenset(f"--{option} {pattern}" for option, pattern in patterns if (option, pattern) not in fitting)
+    unused = frozenset(option(name, [pattern]) for name, pattern in patterns if (name, pattern) not in fitting)
     return [name for name in names if name not in excluded], unused

@@ -112,7 +112,7 @@ def test_a_checkpoint_of_pytorch_is_a_source(target: Path) -> None:
 def test_an_occupied_target_is_refused_before_anything_is_read(target: Path) -> None:
     (target / "rank_0").mkdir(parents=True)
     run = converted(FOUR_TO_THREE.request(target, source="/nowhere", source_strategy="/nowhere"))
-    assert run.state.message == f"{target}: is not empty. Name another target, or pass --overwrite to replace it"
+    assert run.state.message == f"{target}: is not empty. Name another target, or pass overwrite=True to replace it"
     assert "conversion-plan" not in run.artifacts
 
 

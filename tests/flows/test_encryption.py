@@ -75,7 +75,7 @@ def test_keys_in_blocks_are_nowhere_repeated(
     mode = EncryptionMode.AES_CBC
     asked = VerificationRequest(target=str(target), decrypt_key="block:new-key", decrypt_mode=mode)
     assert verify_checkpoint(asked).level is VerifyLevel.CHECKSUM
-    with pytest.raises(InputError, match="is encrypted with AES-CBC: name its key with --decrypt-key"):
+    with pytest.raises(InputError, match="is encrypted with AES-CBC: name its key with 'decrypt_key'"):
         verify_checkpoint(VerificationRequest(target=str(target)))
     with pytest.raises(InputError, match="block:old-key is not the key that it was written with"):
         verify_checkpoint(asked.model_copy(update={"decrypt_key": "block:old-key"}))

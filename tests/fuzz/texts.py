@@ -14,9 +14,9 @@ from reshard.core.options.fields import parse_ranks, parse_size
 from reshard.core.options.validation import build_options
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.runtime.secrets import scrubbed
 from reshard.core.storage.named_options import resolve_storages
 from reshard.core.storage.s3_answers import reason_of
+from reshard.core.text.secrets import scrubbed
 from tests.fuzz.mutations import damaged_json
 from tests.fuzz.parsers import Parser
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prefect.assets import Asset
 
 from reshard.core.errors import InputError
-from reshard.core.runtime.secrets import scrubbed
+from reshard.core.text.secrets import scrubbed
 from reshard.tasks.assets import asset_key, records_assets
 
 PATHS = st.text(st.characters(codec=None), min_size=1).map(lambda text: f"/{text}")

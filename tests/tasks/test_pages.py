@@ -23,8 +23,9 @@ from reshard.core.errors import (
 from reshard.core.layouts.manifests import parse_manifest
 from reshard.core.request.comparison import build_comparison
 from reshard.core.runtime.budget import Budget
-from reshard.core.runtime.wording import printable, size_text
+from reshard.core.runtime.wording import size_text
 from reshard.core.source.damage import Substitute
+from reshard.core.text.printing import printable
 from reshard.core.verification.compare import compare_checkpoints
 from reshard.core.verification.published import verify_target
 from reshard.core.verification.report import VerificationReport

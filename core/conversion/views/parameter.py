@@ -10,6 +10,7 @@ from reshard.core.plan.overlaps import ParameterOverlaps, TargetCell, overlaps_o
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.tensor.slices import Extent, bounding_extent, contiguous_axis
+from reshard.core.text.options import option
 
 
 def find_overlaps(plan: ConversionPlan, name: str) -> ParameterOverlaps:
@@ -18,7 +19,9 @@ def find_overlaps(plan: ConversionPlan, name: str) -> ParameterOverlaps:
     if parameter is not None:
         return overlaps_of(plan, parameter)
     if any(each.name == name for each in plan.match.passed_through):
-        raise InputError(f"no strategy knows {name!r}: every target rank gets a whole copy; --rank R shows its source")
+        raise InputError(
+            f"no strategy knows {name!r}: every target rank gets a whole copy; {option('rank', 'R')} shows its source"
+        )
     if any(appended.name == name for appended in plan.match.appended):
         raise InputError(f"{name!r} is appended to every target file; no source rank has it")
     if name in plan.match.dropped:

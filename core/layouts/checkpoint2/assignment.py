@@ -24,6 +24,7 @@ from reshard.core.plan.target_files import in_source_order, refuse_single_stage,
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
+from reshard.core.text.options import option
 
 GLOBAL_STEP = "global_step"
 """MindFormers saves it in every optimizer file, and in none if redundancy is removed; it loads that of common.json."""
@@ -98,7 +99,7 @@ def _misfits(passed_through: Sequence[PassedThroughParameter]) -> Iterator[str]:
             kind = "text" if each.dtype is TEXT else str(each.dtype)
             yield (
                 f"parameter {each.name!r} is a {kind}, for which it has no place; if the model does without it, leave "
-                f"it out: --exclude {each.name}"
+                f"it out: {option('exclude', [each.name])}"
             )
 
 
@@ -164,7 +165,7 @@ def _in_lowest_stages(
         raise PlanError(
             f"redundancy cannot be removed: the target's stage {empty[0].stage} shares all its parameters of the "
             f"{_KIND_TEXTS[empty[0].kind]} with lower stages, so that its files would be empty. Leave out "
-            "--remove-redundancy"
+            f"{option('remove_redundancy', True)}"
         )
     return lowest
 

@@ -12,9 +12,11 @@ from reshard.core.files.model import CheckpointFormat, FileIndex
 from reshard.core.layouts.checkpoint2.iterations import Iteration, joint_files
 from reshard.core.layouts.checkpoint2.names import METADATA_NAME, UNLISTED_PARAMETERS
 from reshard.core.layouts.source_layout import CatalogOptions
-from reshard.core.runtime.wording import listed, listed_lines, rank_names
+from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.storage.reading import read_version
 from reshard.core.storage.urls import parse_url
+from reshard.core.text.options import option
+from reshard.core.text.printing import listed_lines
 
 if TYPE_CHECKING:
     from reshard.core.layouts.checkpoint2.metadata import Metadata
@@ -111,8 +113,8 @@ def _lost_before_reading(iteration: Iteration, damage: DamagePolicy) -> dict[int
     strangers = [rank for rank in damage.faulty if rank not in ranks]
     if strangers:
         raise CatalogError(
-            f"{iteration.url}: {rank_names(strangers, 10)} cannot be faulty (--fault-ranks): the source has ranks "
-            f"{ranks.start} to {ranks.stop - 1}"
+            f"{iteration.url}: {rank_names(strangers, 10)} cannot be faulty ({option('fault_ranks')}): the source has "
+            f"ranks {ranks.start} to {ranks.stop - 1}"
         )
     missing = {rank: names for rank in iteration.files if (names := iteration.missing_from(rank))}
     lost = {rank: _missing_text(iteration.files[rank], names) for rank, names in missing.items()}
@@ -120,7 +122,7 @@ def _lost_before_reading(iteration: Iteration, damage: DamagePolicy) -> dict[int
         files = [name for each in missing.values() for name in each]
         raise CatalogError(
             f"{iteration.url}: files that {METADATA_NAME} lists are missing: {listed(files, _MAX_NAMES)}. Get them as "
-            "well, or --recover, if other ranks hold what was in them ('reshard recover' tells)"
+            f"well, or {option('recover', True)}, if other ranks hold what was in them ('reshard recover' tells)"
         )
     lost |= dict.fromkeys(damage.faulty, NAMED_AS_FAULTY)
     if iteration.files and not iteration.files.keys() - lost.keys():
@@ -185,7 +187,7 @@ def _absent_notes(catalog: CheckpointCatalog, iteration: Iteration) -> tuple[str
 
 
 def _joined(url: str, errors: Sequence[InputError], damage: DamagePolicy, catalog: CheckpointCatalog) -> InputError:
-    lines = listed_lines([str(error) for error in errors], _MAX_ERRORS)
+    lines = listed_lines([error.marked for error in errors], _MAX_ERRORS)
     advice = ""
     if damage.advice is not None and catalog.records and all(map(is_damage, errors)):
         advice = damage.advice(catalog)

@@ -20,6 +20,7 @@ from reshard.core.layouts.options import own_options
 from reshard.core.layouts.survey import find_number, survey
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.casting import NUMPY_TYPES
+from reshard.core.text.options import option
 
 
 def choose_number(request: Any) -> dict[str, str]:
@@ -39,7 +40,7 @@ def choose_number(request: Any) -> dict[str, str]:
         survey(request.source, request.step)  # it may be that there is no source
         raise InputError(
             f"{parse_url(request.source)}: does not say which iteration it is, as a Checkpoint 2.0 does: give its "
-            "number with --iteration"
+            f"number with {option('iteration')}"
         )
     return {"step": step, "iteration": str(number)}
 
@@ -56,7 +57,7 @@ def choose_iteration(request: Any, catalog: CheckpointCatalog) -> IterationTarge
     if values.get(GLOBAL_STEP) is None:
         raise PlanError(
             f"{catalog.url}: neither its files nor its common.json say at which {GLOBAL_STEP} it was saved, and "
-            f"MindFormers resumes from there: give it with --common {GLOBAL_STEP}=N"
+            f"MindFormers resumes from there: give it with {option('common', [f'{GLOBAL_STEP}=N'])}"
         )
     common = tuple((key, values[key]) for key in (*COMMON_KEYS, *NEWER_KEYS) if key in values)
     number = int(own_options(request, IterationOptions).iteration)
@@ -83,7 +84,7 @@ def _number(catalog: CheckpointCatalog, record: CatalogRecord, entry: TensorEntr
     if entry.text is not None or dtype is None or entry.size_bytes != dtype.itemsize or len(entry.extents) != 1:
         raise CatalogError(
             f"{record.location}: {entry.name!r} is {entry.dtype} {list(entry.shape)}, not the number that it is in "
-            "common.json: leave it out, --exclude, and give the number with --common"
+            f"common.json: leave it out, {option('exclude')}, and give the number with {option('common')}"
         )
     [content] = read_samples(catalog, [record.rank], entry.name, entry.size_bytes)
     value: int | float = np.frombuffer(content, dtype).item()

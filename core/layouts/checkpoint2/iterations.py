@@ -23,7 +23,6 @@ from reshard.core.layouts.checkpoint2.names import (
 from reshard.core.layouts.checkpoint2.tracker import read_tracker
 from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.joined import joined_files
 from reshard.core.storage.listing import names_in
@@ -31,6 +30,7 @@ from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import option, source_option, spelled
 
 if TYPE_CHECKING:
     from reshard.core.layouts.checkpoint2.metadata import Metadata
@@ -213,7 +213,10 @@ def _choose(root: Location, names: Sequence[str], step: str) -> tuple[int, tuple
 
 def _newer_note(root: Location, number: int, tracked: int) -> str:
     problem = incomplete(names_in(_directory(root, number)))
-    why = f"it is incomplete: {problem}" if problem else f"the tracker names {tracked}; --step {number} reads it"
+    if problem:
+        why = f"it is incomplete: {problem}"
+    else:
+        why = spelled(f"the tracker names {tracked}; {option('step', str(number))} reads it")
     return f"iteration {number} is newer, and passed over: {why}"
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
 from reshard.core.layouts.checkpoint2.metadata import parse_metadata
 from reshard.core.layouts.checkpoint2.names import UNLISTED_PARAMETERS
-from reshard.core.runtime.wording import printable
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
+from reshard.core.text.printing import printable
 
 
 def metadata_problem(location: Location, index: IndexSummary, records: Iterable[ShardRecord]) -> str | None:

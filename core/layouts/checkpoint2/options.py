@@ -14,6 +14,7 @@ from reshard.core.layouts.options import LayoutOptions, own_options
 from reshard.core.options.fields import matching, parsed_by, pattern_of
 from reshard.core.options.validation import RequestModel
 from reshard.core.runtime.frozen import frozen
+from reshard.core.text.options import option
 
 Iteration = Annotated[
     str,
@@ -82,8 +83,8 @@ class _Checkpoint2(LayoutOptions):
         """A step is an iteration of the same target."""
         if not step.isdigit():
             raise InputError(
-                f"step {step} of {source} has no number of an iteration, which a Checkpoint 2.0 has: convert it by "
-                "reshard convert --iteration N"
+                f"step {step} of {source} has no number of an iteration, which a Checkpoint 2.0 has: convert it alone, "
+                f"with {option('iteration', 'N')}"
             )
         return {"iteration": step}
 
@@ -104,6 +105,7 @@ OPTIONS = _Checkpoint2(
         "encrypt_key": "a Checkpoint 2.0 is .safetensors files, of which MindSpore knows no encrypted ones: name no "
         "key",
         "write_crc": "MindFormers reads no CRC in a Checkpoint 2.0: leave it out",
-        "append_info": "a Checkpoint 2.0 has its state of training in common.json: give values with --common",
+        "append_info": "a Checkpoint 2.0 has its state of training in common.json: give values with "
+        f"{option('common')}",
     },
 )

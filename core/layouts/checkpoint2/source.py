@@ -39,12 +39,12 @@ from reshard.core.layouts.source_layout import (
     TrackedSteps,
 )
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.option_names import source_option
 from reshard.core.storage.links import check_links
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import option, source_option
 
 _TITLE = "Checkpoint 2.0"
 
@@ -67,13 +67,15 @@ class FoundIteration(FoundCheckpoint):
         """Its metadata is the only right one."""
         return (
             f"{self.url}: is a {_TITLE}: {METADATA_NAME} says how it is sharded, so leave out "
-            f"{source_option('source-strategy')}"
+            f"{source_option('source_strategy')}"
         )
 
     def check_options(self, options: CatalogOptions) -> None:
         """Refuse a choice of files."""
         if options.source_prefix:
-            raise CatalogError(f"{self.url}: is a {_TITLE}, whose metadata names its files: leave out --source-prefix")
+            raise CatalogError(
+                f"{self.url}: is a {_TITLE}, whose metadata names its files: leave out {option('source_prefix')}"
+            )
 
     def catalog(self, options: CatalogOptions) -> CheckpointCatalog:
         """Open its files, and compare them with the metadata."""

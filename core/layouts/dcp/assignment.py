@@ -20,6 +20,7 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import TEXT, torch_name
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.tensor.slices import Shape
+from reshard.core.text.options import option
 
 _ONCE = "and a DCP checkpoint has it once"
 
@@ -63,10 +64,10 @@ def _misfits(parameters: Sequence[ReshardedParameter]) -> Iterator[str]:
             kind = "text" if each.dtype is TEXT else str(each.dtype)
             yield (
                 f"parameter {each.name!r} is a {kind}, for which PyTorch has no dtype; if the model does without it, "
-                f"leave it out: --exclude {each.name}"
+                f"leave it out: {option('exclude', [each.name])}"
             )
         if not each.name:
-            yield "a parameter has no name: give it one, --rename"
+            yield f"a parameter has no name: give it one, {option('rename')}"
 
 
 def _file_stages(strategy: Strategy | None, layout: DcpTarget) -> Iterator[FileStage]:

@@ -22,11 +22,12 @@ from reshard.core.layouts.dcp.metadata import Chunk, ListedTensor, Place
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
 from reshard.core.layouts.source_layout import CatalogOptions
 from reshard.core.runtime.progress import current_progress
-from reshard.core.runtime.wording import listed, listed_lines
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.reading import SourceFile, open_source, read_bytes
 from reshard.core.tensor.dtypes import DType, foreign_dtype
 from reshard.core.tensor.slices import Extent
+from reshard.core.text.printing import listed_lines
 
 _MAX_ERRORS = 20
 _MAX_NAMES = 6
@@ -285,5 +286,5 @@ def _dtype(stored: StoredTensor) -> DType:
 def _joined(url: str, errors: Sequence[InputError]) -> InputError:
     if len(errors) == 1:
         return errors[0]
-    lines = listed_lines([str(error) for error in errors], _MAX_ERRORS)
+    lines = listed_lines([error.marked for error in errors], _MAX_ERRORS)
     return CatalogError("\n  ".join([f"{url}: {len(errors)} of its files cannot be used:", *lines]))

@@ -6,9 +6,9 @@ from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord, record_e
 from reshard.core.files.distcp import archive_extents
 from reshard.core.layouts.dcp.metadata import parse_dcp_metadata
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.wording import printable
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
+from reshard.core.text.printing import printable
 
 
 def dcp_metadata_problem(

@@ -13,12 +13,12 @@ from reshard.core.layouts.place import Place, PlaceKind, directory_at, lacks_man
 from reshard.core.layouts.seen_steps import SeenStep, StepObserver
 from reshard.core.layouts.source_layout import CatalogOptions, Document, FoundCheckpoint, SelfEvident, SourceLayout
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.option_names import source_option
 from reshard.core.storage.links import check_links
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import option, source_option
 
 
 @frozen
@@ -39,7 +39,7 @@ class FoundDcp(FoundCheckpoint):
         """Its metadata is the only right one."""
         return (
             f"{self.url}: is a DCP checkpoint: {DCP_METADATA_NAME} says how it is sharded, so leave out "
-            f"{source_option('source-strategy')}"
+            f"{source_option('source_strategy')}"
         )
 
     @property
@@ -58,11 +58,12 @@ class FoundDcp(FoundCheckpoint):
         if options.source_prefix or (options.step and self.checkpoint.step is None):
             raise CatalogError(
                 f"{self.url}: is one DCP checkpoint, it has no steps or prefixes: leave out {source_option('step')} "
-                "and --source-prefix"
+                f"and {option('source_prefix')}"
             )
         if options.damage.recovers:
             raise CatalogError(
-                f"{self.url}: is a DCP checkpoint, which has each slice once: nothing can be recovered, --recover"
+                f"{self.url}: is a DCP checkpoint, which has each slice once: nothing can be recovered, "
+                f"{option('recover', True)}"
             )
 
     def catalog(self, options: CatalogOptions) -> CheckpointCatalog:

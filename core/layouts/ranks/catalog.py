@@ -19,10 +19,10 @@ from reshard.core.layouts.ranks.checkpoint import FoundRanks, RankShape
 from reshard.core.layouts.ranks.mindformers import strategies_beside
 from reshard.core.layouts.source_layout import CatalogOptions
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import counted, rank_names
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.urls import parse_url
+from reshard.core.text.options import option, source_option
 
 
 @frozen
@@ -101,8 +101,8 @@ def _without_files(found: FoundRanks, needed: range, step: str | None, damage: D
     strangers = [rank for rank in damage.faulty if rank not in needed]
     if strangers:
         raise CatalogError(
-            f"{found.url}: {rank_names(strangers, 10)} cannot be faulty (--fault-ranks): the source has ranks "
-            f"{needed.start} to {needed.stop - 1}"
+            f"{found.url}: {rank_names(strangers, 10)} cannot be faulty ({option('fault_ranks')}): the source has "
+            f"ranks {needed.start} to {needed.stop - 1}"
         )
     lost = dict.fromkeys(damage.faulty, NAMED_AS_FAULTY)
     if damage.recovers and not found.is_one_rank:
@@ -138,7 +138,7 @@ def _check_ranks(found: FoundRanks, needed: range, lost: Collection[int], option
         where = " in one folder" if found.shape is RankShape.RANK_FILES else ""
         raise CatalogError(
             f"{there}{where} ({rank_names(found.ranks, 3)}): several ranks need a source strategy, none is given: "
-            f"name it with {source_option('source-strategy')}{_strategies_there(found)}"
+            f"name it with {source_option('source_strategy')}{_strategies_there(found)}"
         )
     if missing:
         empty = [rank for rank in missing if rank in found.files]

@@ -14,11 +14,11 @@ from reshard.core.files.file_names import parse_name, rank_in, rank_template
 from reshard.core.layouts.place import RANK_FOLDER
 from reshard.core.layouts.unified.names import parse_shard
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import rank_names
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.patterns import matched_rank
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.text.options import source_option
 
 _MAX_LISTED = 10
 
@@ -54,8 +54,8 @@ def with_parts_beside_noted(
     if refuses_others:
         raise CatalogError(
             f"{what}. Name {one.place} and its strategy with "
-            f"{source_option('source-strategy')}; if every rank holds whole tensors, pass "
-            f"{source_option('integrated-save')} yes"
+            f"{source_option('source_strategy')}; if every rank holds whole tensors, pass "
+            f"{source_option('integrated_save', 'yes')}"
         )
     return replace(catalog, notes=(*catalog.notes, what))
 

@@ -27,6 +27,7 @@ from reshard.core.storage.patterns import spelled_for
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location
+from reshard.core.text.options import option
 
 _MAX_LISTED = 10
 
@@ -140,7 +141,7 @@ def _spelling(found: FoundRanks, ranks: Sequence[int], asked: str | None) -> str
         # raises with the choices and the option
         names = {rank: [file.name for file in found.files[rank]] for rank in ranks}
         select_files(found.url, names, source_prefix=asked)
-        raise CatalogError(f"{found.url}: prefixes {listed(meant)}: --source-prefix chooses one")
+        raise CatalogError(f"{found.url}: prefixes {listed(meant)}: {option('source_prefix')} chooses one")
     return meant[0]
 
 

@@ -19,6 +19,7 @@ from reshard.core.plan.model import ParameterMatch, PlanInputs, ReshardedParamet
 from reshard.core.plan.target_files import in_source_order, written_once
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout
+from reshard.core.text.options import option
 
 _ONCE = "and a unified checkpoint has it once"
 
@@ -36,7 +37,7 @@ def unified_match(inputs: PlanInputs, match: ParameterMatch, layout: UnifiedTarg
     whole = [*match.resharded, *(written_once(catalog, passed, _ONCE, problems) for passed in match.passed_through)]
     problems += [
         f"parameter {each.name!r} is a {each.dtype}, which .safetensors files cannot hold; if the model does without "
-        f"it, leave it out: --exclude {each.name}"
+        f"it, leave it out: {option('exclude', [each.name])}"
         for each in whole
         if each.dtype is MAP_TENSOR
     ]

@@ -18,6 +18,7 @@ from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.links import check_links
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.text.options import option
 
 _QUANTIZATION = "quantization_config"
 
@@ -73,7 +74,9 @@ def companion_content(companions: Companions, file: CompanionFile) -> bytes:
     data = _content(parse_url(companions.url), file.name, companions.dtype)
     if _file(file.name, data) != file:
         location = parse_url(companions.url).child(file.name)
-        raise InputError(f"{location}: has changed since the conversion was planned; start again, with --overwrite")
+        raise InputError(
+            f"{location}: has changed since the conversion was planned; start again, with {option('overwrite', True)}"
+        )
     return data
 
 

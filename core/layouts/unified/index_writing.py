@@ -10,9 +10,9 @@ from reshard.core.layouts.unified.weight_maps import dump_sorted_weight_map, dum
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.wording import printable
 from reshard.core.storage.urls import Location
 from reshard.core.tensor.dtypes import TEXT
+from reshard.core.text.printing import printable
 
 
 def build_index(plan: ConversionPlan, name: str) -> bytes:

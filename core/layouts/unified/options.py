@@ -8,6 +8,7 @@ from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.options.fields import ShardSize, Url, parse_size
 from reshard.core.options.validation import RequestModel
 from reshard.core.runtime.frozen import frozen
+from reshard.core.text.options import option, spelled
 
 
 class UnifiedOptions(RequestModel):
@@ -35,7 +36,7 @@ class UnifiedOptions(RequestModel):
     @classmethod
     def _check_naming(cls, value: UnifiedNaming, info: ValidationInfo) -> UnifiedNaming:
         if value is UnifiedNaming.MINDSPORE and info.data.get("like"):
-            raise ValueError("--like makes a Hugging Face directory: leave out one of the two")
+            raise ValueError(spelled(f"{option('like')} makes a Hugging Face directory: leave out one of the two"))
         return value
 
     @property
@@ -60,8 +61,8 @@ OPTIONS = _Unified(
     model=UnifiedOptions,
     suffix=".safetensors",
     refused={
-        "target_strategy": "whole tensors are cut by no strategy: name no --target-strategy",
-        "prefix": "the files of a unified target have names of their own (--unified-naming): leave it out",
+        "target_strategy": f"whole tensors are cut by no strategy: name no {option('target_strategy')}",
+        "prefix": f"the files of a unified target have names of their own ({option('unified_naming')}): leave it out",
         "encrypt_key": "a unified target is .safetensors files, of which MindSpore knows no encrypted ones: name no "
         "key",
         "remove_redundancy": "a unified target has everything once: leave it out",

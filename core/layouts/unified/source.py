@@ -15,12 +15,12 @@ from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME, SINGLE_NAM
 from reshard.core.layouts.unified.strategy import unified_strategy
 from reshard.core.layouts.unified.weight_maps import check_file_names, read_weight_map
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.links import check_links
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import option, source_option
 
 
 @frozen
@@ -37,7 +37,7 @@ class FoundUnified(FoundCheckpoint):
         """Its tensors are whole."""
         return (
             f"{self.url}: is unified, its tensors are whole: name no strategy for it "
-            f"({source_option('source-strategy')})"
+            f"({source_option('source_strategy')})"
         )
 
     @property
@@ -58,10 +58,12 @@ class FoundUnified(FoundCheckpoint):
         if options.step or options.source_prefix:
             raise CatalogError(
                 f"{self.url}: is unified, it has no steps or prefixes: leave out {source_option('step')} and "
-                "--source-prefix"
+                f"{option('source_prefix')}"
             )
         if options.damage.recovers:
-            raise CatalogError(f"{self.url}: is unified, it has everything once: nothing can be recovered, --recover")
+            raise CatalogError(
+                f"{self.url}: is unified, it has everything once: nothing can be recovered, {option('recover', True)}"
+            )
 
     def catalog(self, options: CatalogOptions) -> CheckpointCatalog:
         """Open its files, and compare its index with them."""

@@ -60,7 +60,7 @@ class TestTexts:
     def test_what_is_none(self, texts: list[str], message: str) -> None:
         with pytest.raises(ValueError, match=re.escape(message)):
             parse_info(texts)
-        with pytest.raises(InputError, match="--append-info.*" + re.escape(message)):
+        with pytest.raises(InputError, match="append_info.*" + re.escape(message)):
             build_request(source="a", target="b", append_info=texts)
 
     @given(

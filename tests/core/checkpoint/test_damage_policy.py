@@ -31,8 +31,8 @@ def test_a_missing_file_is_damage(tmp_path: Path) -> None:
 
 
 def test_advice_ends_an_error_of_the_same_class() -> None:
-    error = with_advice(CheckpointError("truncated"), "--recover would succeed")
-    assert (type(error), str(error)) == (CheckpointError, "truncated\n--recover would succeed")
+    error = with_advice(CheckpointError("truncated"), "recover=True would succeed")
+    assert (type(error), str(error)) == (CheckpointError, "truncated\nrecover=True would succeed")
     assert with_advice(error, "") is error
 
 

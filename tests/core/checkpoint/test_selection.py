@@ -86,7 +86,7 @@ def test_breakpoint_files_are_ignored_unless_asked_for() -> None:
     selection = select(folder, folder)
     assert chosen(selection) == ["CKP-9_5.ckpt"] * 2
     assert selection.notes[1:] == (
-        "ignored checkpoints saved on an exception, which --step can ask for: 11_5_breakpoint, 10_5_breakpoint",
+        "ignored checkpoints saved on an exception, which 'step' can ask for: 11_5_breakpoint, 10_5_breakpoint",
     )
     asked = select(folder, folder, step="10_5_breakpoint")
     assert chosen(asked) == ["CKP-10_5_breakpoint.ckpt"] * 2
@@ -106,7 +106,7 @@ def test_breakpoint_prefix_is_no_rival() -> None:
 def test_only_breakpoint_files() -> None:
     message = refused("CKP-9_5.ckpt", "CKP-9_5_breakpoint.ckpt CKP-10_5_breakpoint.ckpt")
     assert message == (
-        "/ck: rank_1: only checkpoints saved on an exception; they are used if --step asks for one: "
+        "/ck: rank_1: only checkpoints saved on an exception; they are used if 'step' asks for one: "
         "10_5_breakpoint, 9_5_breakpoint"
     )
 
@@ -118,7 +118,7 @@ def test_breakpoint_file_that_the_user_named() -> None:
 def test_prefixes_that_differ_in_a_number_may_be_ranks() -> None:
     assert refused("ckpt_0.ckpt ckpt_1.ckpt ckpt_2.ckpt") == (
         "/ck: checkpoints of several prefixes: ckpt_0, ckpt_1, ckpt_2. If their numbers are ranks, name "
-        "/ck/ckpt_{rank}.ckpt and its strategy; if each is whole, --source-prefix chooses one"
+        "/ck/ckpt_{rank}.ckpt and its strategy; if each is whole, 'source_prefix' chooses one"
     )
     assert "name /ck/a2b{rank}c-1_2.safetensors and" in refused("a2b0c-1_2.safetensors a2b13c-1_2.safetensors")
     assert "ranks" not in refused("a_0.ckpt b_1.ckpt") + refused("a.ckpt a_1.ckpt") + refused("a_00.ckpt a_01.ckpt")
@@ -127,7 +127,7 @@ def test_prefixes_that_differ_in_a_number_may_be_ranks() -> None:
 def test_several_prefixes() -> None:
     folder = "CKP-9_5.ckpt CKP_1-10_5.ckpt"
     message = refused(folder, folder)
-    assert message == "/ck: checkpoints of several prefixes: CKP, CKP_1. --source-prefix chooses one"
+    assert message == "/ck: checkpoints of several prefixes: CKP, CKP_1. 'source_prefix' chooses one"
     assert chosen(select(folder, folder, source_prefix="CKP")) == ["CKP-9_5.ckpt"] * 2
     assert chosen(select(folder, folder, source_prefix="CKP_1")) == ["CKP_1-10_5.ckpt"] * 2
 
@@ -146,7 +146,7 @@ def test_prefix_of_some_ranks_is_ignored_with_a_note() -> None:
 def test_unknown_source_prefix() -> None:
     message = refused("CKP-9_5.ckpt", "CKP-9_5.ckpt", source_prefix="CPK")
     assert message == (
-        "/ck: no files of prefix CPK (--source-prefix) for rank_0, rank_1. There are: CKP (rank_0, rank_1)"
+        "/ck: no files of prefix CPK ('source_prefix') for rank_0, rank_1. There are: CKP (rank_0, rank_1)"
     )
 
 
@@ -189,7 +189,7 @@ def test_files_with_and_without_a_step() -> None:
     folder = "CKP.ckpt CKP-1_2.ckpt"
     message = refused(folder, folder)
     assert message == (
-        "/ck, prefix CKP: CKP.ckpt carries no step, others do: it is unclear which is newer. --step chooses one of 1_2"
+        "/ck, prefix CKP: CKP.ckpt carries no step, others do: it is unclear which is newer. 'step' chooses one of 1_2"
     )
     assert chosen(select(folder, folder, step="1_2")) == ["CKP-1_2.ckpt"] * 2
 

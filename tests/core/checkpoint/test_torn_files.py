@@ -19,7 +19,7 @@ def test_a_file_cut_off_between_two_entries_is_damaged(tmp_path: Path) -> None:
     assert "rank_3/net-1_1.ckpt: seems to have been cut off after 2 parameters, with which rank_0's file" in str(
         refusal.value
     )
-    assert "--recover would succeed: what rank_3 should hold is on other ranks as well" in str(refusal.value)
+    assert "recover=True would succeed: what rank_3 should hold is on other ranks as well" in str(refusal.value)
     report = convert(request_of(directory, recover=True))
     assert read_tree(tmp_path / "out")[0] == whole_model()
     assert [(each.rank, each.stand_in, each.slices) for each in report.stand_ins] == [(3, 1, 3)]

@@ -303,7 +303,7 @@ class TestRuns:
     def test_another_conversion_of_the_iteration_needs_overwrite(self, tmp_path: Path) -> None:
         convert(iteration_request(SEVERAL.source, tmp_path, target_strategy=own_strategy(SEVERAL)))
         other = {"target_strategy": str(SEVERAL.target_strategy)}
-        with pytest.raises(TargetError, match=r"iteration_00000040: is not empty.* pass --overwrite to replace it"):
+        with pytest.raises(TargetError, match=r"iteration_00000040: is not empty.* pass overwrite=True to replace it"):
             convert(iteration_request(SEVERAL.source, tmp_path, **other))
         convert(iteration_request(SEVERAL.source, tmp_path, overwrite=True, verify="content", **other))
         assert verify_target(str(tmp_path / "iteration_00000040"), VerifyLevel.CONTENT).problems == ()
@@ -391,7 +391,7 @@ class TestRefusals:
             os.path.relpath(source), tmp_path / "out", source_strategy=str(OLD.directory / "src_strategy.ckpt")
         )
         assert said == (
-            f"{source}: does not say which iteration it is, as a Checkpoint 2.0 does: give its number with --iteration"
+            f"{source}: does not say which iteration it is, as a Checkpoint 2.0 does: give its number with 'iteration'"
         )
 
     def test_a_missing_source_is_what_is_wrong(self, tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ class TestRefusals:
         said = refusal(case.source, tmp_path / "out", target_strategy=own_strategy(case))
         assert said.endswith(
             "neither its files nor its common.json say at which global_step it was saved, and MindFormers resumes from "
-            "there: give it with --common global_step=N"
+            "there: give it with common=['global_step=N']"
         )
         options = {"target_strategy": own_strategy(case), "common": ["global_step=41", "loss_scale=null"]}
         convert(iteration_request(case.source, tmp_path / "out", **options))
@@ -427,7 +427,7 @@ class TestRefusals:
         said = refusal(tmp_path / "whole.safetensors", tmp_path / "out", remove_redundancy=True, **given)
         assert said.endswith(
             "redundancy cannot be removed: the target's stage 1 shares all its parameters of the network with lower "
-            "stages, so that its files would be empty. Leave out --remove-redundancy"
+            "stages, so that its files would be empty. Leave out remove_redundancy=True"
         )
         convert(iteration_request(tmp_path / "whole.safetensors", tmp_path / "out", **given))
         assert verify_target(str(tmp_path / "out"), VerifyLevel.CONTENT).problems == ()

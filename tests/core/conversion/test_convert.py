@@ -141,7 +141,7 @@ def test_another_checkpoint_at_the_target_needs_overwrite(target: Path) -> None:
     shutil.copytree(PIPELINES.directory / "src", target)
     for file in target.rglob("*.ckpt"):
         file.chmod(0o400)
-    with pytest.raises(TargetError, match=r"is not empty.*--overwrite"):
+    with pytest.raises(TargetError, match=r"is not empty.*overwrite=True"):
         convert(FOUR_TO_THREE.request(target))
     assert len(read_tree(target)) == 8
     report = convert(FOUR_TO_THREE.request(target, overwrite=True))
@@ -354,7 +354,7 @@ def plan_of(target: Path) -> ConversionPlan:
 def test_a_damaged_manifest_can_be_overwritten(target: Path) -> None:
     convert(FOUR_TO_THREE.request(target))
     (target / ".reshard" / "manifest.json").write_text("{")
-    with pytest.raises(TargetError, match=r"not a readable manifest.*Restore it, or pass --overwrite"):
+    with pytest.raises(TargetError, match=r"not a readable manifest.*Restore it, or pass overwrite=True"):
         convert(FOUR_TO_THREE.request(target))
     assert convert(FOUR_TO_THREE.request(target, overwrite=True)).committed
     assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems

@@ -265,7 +265,7 @@ class TestRuns:
     def test_what_torch_saved_is_replaced_only_if_asked(self, tmp_path: Path) -> None:
         shutil.copytree(UNEVEN.source, tmp_path / "out")
         (tmp_path / "out").chmod(0o755)
-        with pytest.raises(TargetError, match=r"is not empty. Name another target, or pass --overwrite"):
+        with pytest.raises(TargetError, match=r"is not empty. Name another target, or pass overwrite=True"):
             convert(dcp_request(DTYPES.source, tmp_path / "out"))
         convert(dcp_request(DTYPES.source, tmp_path / "out", overwrite=True, shards=2))
         assert read_dcp(tmp_path / "out") == DTYPES.whole

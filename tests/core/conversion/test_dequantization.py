@@ -137,7 +137,7 @@ def test_without_a_scale_or_in_another_type_nothing_is_scaled(tmp_path: Path) ->
         (
             quantized(1, (48, 24)),
             [{"transpose": {"parameters": "w"}}],
-            "'w' has dtype F8_E4M3, which only --layout unified ",
+            "'w' has dtype F8_E4M3, which only layout='unified' ",
         ),
         (
             {"v": ("F32", np.ones((24, 24), np.float32))},
@@ -210,4 +210,4 @@ def test_a_replica_of_a_scale_that_differs_is_found_although_it_was_not_read(tmp
     differing = "source: parameter 'w_scale_inv', [0:3, 0:1]: one content on rank_0, rank_1, another on rank_2"
     assert differing in str(caught.value)
     assert "of the target" not in str(caught.value)  # its ranks are not to blame
-    assert "--recover --fault-ranks" in str(caught.value)
+    assert "recover=True and fault_ranks='RANKS'" in str(caught.value)

@@ -50,7 +50,7 @@ def test_a_target_with_a_checkpoint(final: Location, way: Way) -> None:
     write_bytes(final.child("rank_0", "net.ckpt"), b"x")
     with pytest.raises(TargetError) as caught:
         way(into(final))
-    assert str(caught.value) == f"{final}: is not empty. Name another target, or pass --overwrite to replace it"
+    assert str(caught.value) == f"{final}: is not empty. Name another target, or pass overwrite=True to replace it"
     with pytest.raises(InputError, match="/nowhere/strategy.ckpt"):
         way(into(final, overwrite=True))
 
@@ -62,7 +62,7 @@ def test_a_target_that_was_converted_from_another_source(final: Location, way: W
         way(into(final))
     assert str(caught.value) == (
         f"{final}: is not empty: it was converted from another source, {FOUR_TO_THREE.directory / 'src'}. Name another "
-        "target, or pass --overwrite to replace it"
+        "target, or pass overwrite=True to replace it"
     )
     for request in (into(final, overwrite=True), into(final, source=str(FOUR_TO_THREE.directory / "src"))):
         with pytest.raises(InputError, match="/nowhere/strategy.ckpt"):
@@ -73,7 +73,7 @@ def test_a_target_that_was_converted_from_another_source(final: Location, way: W
 def test_a_target_with_a_damaged_manifest(final: Location, way: Way) -> None:
     write_bytes(final.child(".reshard", "manifest.json"), b"{")
     write_bytes(final.child("rank_0", "net.ckpt"), b"x")
-    with pytest.raises(TargetError, match=r"not a readable manifest: .* Restore it, or pass --overwrite to convert ag"):
+    with pytest.raises(TargetError, match=r"not a readable manifest: .* Restore it, or pass overwrite=True"):
         way(into(final))
 
 

@@ -190,7 +190,7 @@ def test_a_tampered_block_is_one_error_before_anything_is_written(target: Path, 
 
 def test_the_key_is_missing_or_one_too_many(target: Path, tmp_path: Path) -> None:
     source = encrypted_source(FOUR_TO_THREE, tmp_path / "src")
-    with pytest.raises(CatalogError, match=r"rank_0/\S+: is encrypted with AES-GCM: name its key with --decrypt-key"):
+    with pytest.raises(CatalogError, match=r"rank_0/\S+: is encrypted with AES-GCM: name its key with 'decrypt_key'"):
         convert(FOUR_TO_THREE.request(target, source=source))
     with pytest.raises(CatalogError, match=r"rank_0/\S+: is not encrypted, but env:KEY is named as its key"):
         convert(FOUR_TO_THREE.request(target, **from_key()))
@@ -201,7 +201,7 @@ def test_the_key_is_missing_or_one_too_many(target: Path, tmp_path: Path) -> Non
 def test_safetensors_cannot_be_encrypted(target: Path, tmp_path: Path) -> None:
     convert(FOUR_TO_THREE.request(tmp_path / "plain", format="safetensors", target_strategy=""))
     request = FOUR_TO_THREE.request(target, source=str(tmp_path / "plain"), source_strategy="", **to_key())
-    with pytest.raises(PlanError, match=r"holds .safetensors files, .* MindSpore knows no encrypted ones: --format"):
+    with pytest.raises(PlanError, match=r"holds .safetensors files, .* MindSpore knows no encrypted ones: format="):
         convert(request)
     with pytest.raises(InputError, match=r"is not encrypted, but env:KEY is named as its key"):
         convert(FOUR_TO_THREE.request(target, source=str(tmp_path / "plain"), source_strategy="", **from_key()))
@@ -209,14 +209,14 @@ def test_safetensors_cannot_be_encrypted(target: Path, tmp_path: Path) -> None:
 
 def test_what_excludes_what() -> None:
     cases: list[tuple[dict[str, object], str]] = [
-        ({"format": "safetensors"}, "--encrypt-key: MindSpore knows no encrypted .safetensors files"),
-        ({"write_crc": True}, "--write-crc True: an encrypted file has no CRC"),
+        ({"format": "safetensors"}, "encrypt_key: MindSpore knows no encrypted .safetensors files"),
+        ({"write_crc": True}, "write_crc True: an encrypted file has no CRC"),
     ]
     for options, reason in cases:
         with pytest.raises(InputError, match=reason):
             FOUR_TO_THREE.request("out", **(to_key() | options))
     for side in ("decrypt", "encrypt"):
-        with pytest.raises(InputError, match=f"--{side}-mode .*needs a key: name it with --{side}-key"):
+        with pytest.raises(InputError, match=f"{side}_mode .*needs a key: name it with '{side}_key'"):
             FOUR_TO_THREE.request("out", **{f"{side}_mode": "AES-CBC"})
 
 
@@ -225,7 +225,7 @@ def test_the_key_itself_for_its_name_is_refused_and_not_repeated() -> None:
         with pytest.raises(InputError) as caught:
             FOUR_TO_THREE.request("out", encrypt_key=name)
         assert str(caught.value).startswith(
-            "--encrypt-key: must be env:NAME, file:PATH or block:NAME, which says where the key is kept; "
+            "encrypt_key: must be env:NAME, file:PATH or block:NAME, which says where the key is kept; "
             "never the key itself. "
         )
         assert SECRET not in str(caught.value)
@@ -301,7 +301,7 @@ def test_a_file_that_was_decrypted_in_place_is_found(target: Path, tmp_path: Pat
 
 def test_verifying_takes_the_key(target: Path, tmp_path: Path) -> None:
     convert(FOUR_TO_THREE.request(target, **to_key(EncryptionMode.AES_CBC)))
-    advice = "name its key with --decrypt-key, and --decrypt-mode AES-CBC"
+    advice = "name its key with 'decrypt_key', and decrypt_mode='AES-CBC'"
     for name, reason in [
         ("", f"{target}: is encrypted with AES-CBC: {advice}"),
         ("env:KEY", f"{target}: is encrypted with AES-CBC, not with AES-GCM: {advice}"),
@@ -470,7 +470,7 @@ def test_a_scheduled_conversion(training: Path, target: Path, tmp_path: Path) ->
 
 
 def test_a_scheduled_conversion_without_the_key_does_not_wait_for_it(training: Path, target: Path) -> None:
-    with pytest.raises(CatalogError, match="is encrypted with AES-GCM: name its key with --decrypt-key"):
+    with pytest.raises(CatalogError, match="is encrypted with AES-GCM: name its key with 'decrypt_key'"):
         convert_latest(latest(training, target))
 
 
@@ -482,7 +482,7 @@ def test_a_scheduled_conversion_waits_for_a_file_that_is_still_empty(training: P
 
 def test_a_missing_key_is_no_damage(target: Path, tmp_path: Path) -> None:
     source = encrypted_source(PIPELINES, tmp_path / "src")
-    with pytest.raises(InputError, match="is encrypted with AES-GCM: name its key with --decrypt-key"):
+    with pytest.raises(InputError, match="is encrypted with AES-GCM: name its key with 'decrypt_key'"):
         convert(PIPELINES.request(target, source=source, recover=True))
 
 

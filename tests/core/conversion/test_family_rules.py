@@ -327,14 +327,14 @@ def test_todays_names_unless_asked_for_others(tmp_path: Path) -> None:
     family = Family("deepseek3")
     options = {"preset": "deepseek3", "switch": ["use_interleaved_weight_layout_mlp=true", "mla_qkv_concat=false"]}
     report = convert(build_request(source=str(family.hf), target=str(tmp_path / "mf"), **options))
-    said = "preset deepseek3: mcore names, unless asked for others, --switch names=legacy"
+    said = "preset deepseek3: mcore names, unless asked for others, switch=['names=legacy']"
     assert said in report.notes
     assert read_safetensors(tmp_path / "mf/rank_0/checkpoint_0.safetensors") == read_safetensors(family.mf)
 
 
 def test_names_that_a_preset_does_not_have(tmp_path: Path) -> None:
     text = refusal(Family("deepseek3").hf, InputError, switch=["names=new"])
-    assert text == "--switch names=new: must be one of mcore, legacy"
+    assert text == "switch=['names=new']: must be one of mcore, legacy"
 
 
 def test_what_was_never_run_is_said(tmp_path: Path) -> None:
@@ -434,11 +434,11 @@ def test_moments_have_no_place_in_a_reference(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     made = "made from 'adam_m.decoder.layers.0.mlp.linear_fc2.weight', is an optimizer's, which no directory"
     assert f"parameter 'adam_m.{name}', {made} of Hugging Face's has: leave such out" in text
-    assert "--select weights-only, or do without --like and put its config.json beside the source" in text
+    assert "select='weights-only', or do without 'like' and put its config.json beside the source" in text
     text = refusal(source, InputError, **options)
     assert (
-        "has none: put the model's there, or name its Hugging Face directory with --like; the latter only without the "
-        "optimizer's moments (--select weights-only), which no such directory has" in text
+        "has none: put the model's there, or name its Hugging Face directory with 'like'; the latter only without the "
+        "optimizer's moments (select='weights-only'), which no such directory has" in text
     )
 
 
@@ -502,7 +502,7 @@ def test_switches_that_names_show_are_not_taken_otherwise(tmp_path: Path) -> Non
     for switch in ("qkv_concat", "mlp_concat"):
         given = [*case.switch, f"{switch}=true"]
         text = refusal(mf, InputError, preset="chatglm", switch=given)
-        assert text == f"--switch {switch}=true: the names and axes show that it is false"
+        assert text == f"switch=['{switch}=true']: the names and axes show that it is false"
 
 
 def test_a_fused_weight_with_rearranged_rows_is_refused(tmp_path: Path) -> None:
@@ -546,4 +546,4 @@ def test_how_fused_weights_lie_is_asked_for(tmp_path: Path) -> None:
     mf = written(tmp_path / "mf", case.rules(model), model.config)
     text = refusal(mf, InputError, preset="qwen2_moe", switch=["use_gmm=false", "bias_groups=true"])
     assert "a checkpoint does not show how w_qkv is laid out" in text
-    assert "--switch qkv_grouped=true (for each group of heads its q, k and v" in text
+    assert "switch=['qkv_grouped=true'] (for each group of heads its q, k and v" in text

@@ -133,17 +133,17 @@ def test_a_conversion_names_file_parameter_dtype_and_what_helps(
     if odd is FLOAT8 and layout == "unified":
         return
     why = (
-        "only --layout unified and dcp carry, as it is; write that, or," if odd is FLOAT8 else "reshard cannot convert;"
+        "only layout='unified' and dcp carry, as it is; write that, or," if odd is FLOAT8 else "reshard cannot convert;"
     )
     with pytest.raises(InputError) as caught:
         make_plan(build_request(target=str(tmp_path / "out"), layout=layout, **given))
     assert str(caught.value) == (
         f"{given['source']}: cannot be converted\n"
         f"  - parameter 'odd' has dtype {shown_name(odd)}, which {why} if the model does without it, leave it out: "
-        "--exclude odd "
+        "exclude=['odd'] "
         f"(it is in {given['source']}/rank_0/net.{odd.format})"
     )
-    with pytest.raises(InputError, match="leave it out: --exclude odd"):
+    with pytest.raises(InputError, match=r"leave it out: exclude=\['odd'\]"):
         next(load_rank(given["source"], given["source_strategy"]))
 
 
@@ -229,7 +229,7 @@ def test_fingerprints_and_diff_take_what_has_whole_elements(
     if odd.item_bytes not in (1, 2, 4, 8):
         message = (
             rf"parameter 'odd' \({given['source']}/rank_0/net.{odd.format}\) has dtype {odd.dtype}, which reshard "
-            "cannot compare; leave it out: --exclude odd"
+            r"cannot compare; leave it out: exclude=\['odd'\]"
         )
         with pytest.raises(InputError, match=message):
             fingerprint_checkpoint(request)
@@ -300,5 +300,5 @@ def test_it_cannot_be_changed_either(odd: Odd, tmp_path: Path) -> None:
     path = tmp_path / f"net.{odd.format}"
     path.write_bytes(file_bytes(odd))
     request = build_request(source=str(path), target=str(tmp_path / "out"), transpose=["odd"])
-    with pytest.raises(InputError, match="leave it out: --exclude odd"):
+    with pytest.raises(InputError, match=r"leave it out: exclude=\['odd'\]"):
         make_plan(request)

@@ -40,8 +40,8 @@ REFUSAL = (
     r"ranks hold the same where the strategy .* gives them different slices:\n"
     r"  'experts' is the same on rank_0, rank_1, which should hold different slices "
     r"\(\[2, 32, 16\] on each, \[8, 32, 16\] if these are slices\)\n"
-    r"Either every rank was saved whole .* Pass --integrated-save yes to take each rank's tensors as whole, or "
-    r"--integrated-save no to join them as slices"
+    r"Either every rank was saved whole .* Pass integrated_save='yes' to take each rank's tensors as whole, or "
+    r"integrated_save='no' to join them as slices"
 )
 
 
@@ -157,8 +157,8 @@ def sliced(tmp_path: Path) -> Path:
 def test_slices_said_to_be_whole_tensors_are_refused(sliced: Path) -> None:
     with pytest.raises(
         StrategyError,
-        match=r"--integrated-save yes says that every rank holds whole tensors, but they differ between ranks:\n"
-        r"  'w' differs on rank_0, rank_1\n  'v' differs on rank_0, rank_1\nPass --integrated-save no",
+        match=r"integrated_save='yes' says that every rank holds whole tensors, but they differ between ranks:\n"
+        r"  'w' differs on rank_0, rank_1\n  'v' differs on rank_0, rank_1\nPass integrated_save='no'",
     ):
         run(sliced, target_strategy="", integrated_save="yes")
     assert not list(sliced.glob("out*"))
@@ -166,7 +166,7 @@ def test_slices_said_to_be_whole_tensors_are_refused(sliced: Path) -> None:
 
 def test_a_fingerprint_of_slices_said_to_be_whole_names_its_own_options(sliced: Path) -> None:
     source = {"source": str(sliced / "src"), "source_strategy": str(sliced / "source.ckpt")}
-    with pytest.raises(StrategyError, match=r"--integrated-save no if ranks hold .* \S+, or --trust-strategy to take"):
+    with pytest.raises(StrategyError, match=r"integrated_save='no' if ranks hold .* \S+, or trust_strategy=True to"):
         fingerprint_checkpoint(build_options(FingerprintRequest, **source, integrated_save="yes"))
 
 
@@ -190,7 +190,7 @@ def test_ranks_saved_whole_by_a_job_are_converted_when_the_request_says_so(tmp_p
         (tmp_path / f"src/rank_{rank}").mkdir(parents=True)
         shutil.copy(conversion.directory / "full/rank_0/full_0.ckpt", tmp_path / f"src/rank_{rank}/m.ckpt")
     request = conversion.request(tmp_path / "out", source=str(tmp_path / "src"))
-    with pytest.raises(StrategyError, match="--integrated-save yes"):
+    with pytest.raises(StrategyError, match="integrated_save='yes'"):
         convert(request)
     report = convert(request.model_copy(update={"integrated_save": IntegratedSave.YES, "check_replicas": True}))
     assert any("integrated_save" in note for note in report.notes)
@@ -212,9 +212,9 @@ def test_a_comparison_asks_for_each_side(job: Path) -> None:
     run(job, integrated_save="no")
     sides = {"a": str(job / "src"), "b": str(job / "out")}
     named = {"strategy_a": str(job / "source.ckpt"), "strategy_b": str(job / "target.ckpt")}
-    with pytest.raises(StrategyError, match=r"Pass --integrated-save-a yes .* or --integrated-save-a no"):
+    with pytest.raises(StrategyError, match=r"Pass integrated_save_a='yes' .* or integrated_save_a='no'"):
         compare_checkpoints(build_comparison(**sides, **named))
-    with pytest.raises(StrategyError, match=r"Pass --integrated-save-b yes"):
+    with pytest.raises(StrategyError, match=r"Pass integrated_save_b='yes'"):
         compare_checkpoints(build_comparison(**sides, **named, integrated_save_a="no"))
     assert compare_checkpoints(build_comparison(**sides, **named, integrated_save_a="no", integrated_save_b="no")).same
     differing = build_comparison(**sides, **named, integrated_save_a="yes", integrated_save_b="no")
@@ -233,7 +233,7 @@ def test_a_fingerprint_of_equal_slices_needs_a_decision(job: Path) -> None:
 def test_recovery_of_equal_slices_needs_a_decision(job: Path) -> None:
     shutil.rmtree(job / "src/rank_3")
     source = {"source": str(job / "src"), "source_strategy": str(job / "source.ckpt")}
-    with pytest.raises(StrategyError, match="--integrated-save yes"):
+    with pytest.raises(StrategyError, match="integrated_save='yes'"):
         assess_recovery(build_options(SourceRequest, **source))
     assert assess_recovery(build_options(SourceRequest, **source, integrated_save="yes")).recoverable
     assert not assess_recovery(build_options(SourceRequest, **source, integrated_save="no")).recoverable
@@ -264,7 +264,7 @@ def test_doctor_shows_that_nothing_decides(job: Path) -> None:
     assert not diagnosis.fits
     [problem] = [each for each in diagnosis.findings if each.severity == "problem"]
     assert "'experts' is the same on rank_0, rank_1" in problem.found
-    assert "--integrated-save yes" in problem.advice
+    assert "integrated_save='yes'" in problem.advice
     assert examined(job, IntegratedSave.NO).fits
     assert examined(job, IntegratedSave.YES).fits
 

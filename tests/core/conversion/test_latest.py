@@ -218,9 +218,9 @@ def test_a_conversion_that_was_interrupted_is_gone_on_with(source: Path, target:
 def test_several_prefixes_leave_a_choice_as_for_any_conversion(source: Path, target: Path) -> None:
     save_step(source, "1_9")
     save_step(source, "2_1", prefix="other")
-    with pytest.raises(CatalogError, match="checkpoints of several prefixes: CKP, other. --source-prefix chooses one"):
+    with pytest.raises(CatalogError, match="checkpoints of several prefixes: CKP, other. 'source_prefix' chooses one"):
         convert_latest(latest_request(source, target))
-    with pytest.raises(CatalogError, match=r"no files of prefix third \(--source-prefix\)"):
+    with pytest.raises(CatalogError, match=r"no files of prefix third \('source_prefix'\)"):
         convert_latest(latest_request(source, target, source_prefix="third"))
     assert convert_latest(latest_request(source, target, source_prefix="CKP")).step == "1_9"
 
@@ -446,22 +446,22 @@ def test_a_dry_run_of_what_is_converted(source: Path, target: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"settle_seconds": -1}, "--settle-seconds -1: Input should be greater than or equal to 0"),
+        ({"settle_seconds": -1}, "settle_seconds -1: Input should be greater than or equal to 0"),
         (
             {"settle_seconds": 601},
-            "--patience-seconds 600: must be at least the settling time, 601: no step could be awaited",
+            "patience_seconds 600: must be at least the settling time, 601: no step could be awaited",
         ),
-        ({"patience_seconds": 59}, "--patience-seconds 59: must be at least the settling time, 60"),
-        ({"keep_checkpoint_max": -1}, "--keep-checkpoint-max -1: Input should be greater than or equal to 0"),
+        ({"patience_seconds": 59}, "patience_seconds 59: must be at least the settling time, 60"),
+        ({"keep_checkpoint_max": -1}, "keep_checkpoint_max -1: Input should be greater than or equal to 0"),
         (
             {"keep_checkpoint_per_n_minutes": "x"},
-            "--keep-checkpoint-per-n-minutes 'x': Input should be a valid integer",
+            "keep_checkpoint_per_n_minutes 'x': Input should be a valid integer",
         ),
-        ({"dry_run": "maybe"}, "--dry-run 'maybe': Input should be a valid boolean"),
-        ({"step": "1_1"}, "--step '1_1': Extra inputs are not permitted"),
-        ({"source": ""}, "SOURCE '': String should have at least 1 character"),
-        ({"target": "s3://u:p@b/x"}, "TARGET: "),
-        ({"prefix": "a/b"}, "--prefix 'a/b': must be a plain name"),
+        ({"dry_run": "maybe"}, "dry_run 'maybe': Input should be a valid boolean"),
+        ({"step": "1_1"}, "step '1_1': Extra inputs are not permitted"),
+        ({"source": ""}, "source '': String should have at least 1 character"),
+        ({"target": "s3://u:p@b/x"}, "target: "),
+        ({"prefix": "a/b"}, "prefix 'a/b': must be a plain name"),
     ],
 )
 def test_refusals(options: dict[str, object], reason: str, source: Path, target: Path) -> None:

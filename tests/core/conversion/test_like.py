@@ -87,12 +87,12 @@ def test_names_shapes_and_dtypes_are_held_against_the_reference(tmp_path: Path, 
         "transpose": ["*.0.mlp.up_proj.weight"],
         "cast": ["model.norm.weight=float32"],
     }
-    missing = "is missing; what the result can do without is allowed with --allow-missing PATTERN"
+    missing = "is missing; what the result can do without is allowed with allow_missing=['PATTERN']"
     surplus = (
         "is not in the reference: it has another name there, or the reference is another model's. Training state is "
-        "left out by --select weights-only"
+        "left out by select='weights-only'"
     )
-    cast = "--cast model.norm.weight=bfloat16, if it is to be that"
+    cast = "cast=['model.norm.weight=bfloat16'], if it is to be that"
     assert set(refusal(request_of(tmp_path, reference, **options)).splitlines()[1:]) == {
         f"  - parameter 'input_norm', made from 'model.layers.0.input_layernorm.weight', {surplus}",
         f"  - parameter 'model.layers.0.input_layernorm.weight' {missing}",
@@ -119,7 +119,7 @@ def test_the_reference_decides_about_tied_heads(tmp_path: Path, reference: Path)
     text = refusal(request_of(tmp_path, tied.hf))
     assert (
         "parameter 'lm_head.weight' is not in the reference, whose head is tied to its embedding: if the two are equal "
-        "in the source as well, leave it out, --exclude lm_head.weight" in text
+        "in the source as well, leave it out, exclude=['lm_head.weight']" in text
     )
     path = reference / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
@@ -128,7 +128,7 @@ def test_the_reference_decides_about_tied_heads(tmp_path: Path, reference: Path)
 
 
 def test_what_is_no_hugging_face_directory(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no config.json: --like names a Hugging Face directory"):
+    with pytest.raises(InputError, match="has no config.json: 'like' names a Hugging Face directory"):
         make_plan(request_of(tmp_path, tmp_path))
 
 

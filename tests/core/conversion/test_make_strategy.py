@@ -124,7 +124,7 @@ def test_a_directory_of_whole_tensors_needs_no_strategy(tmp_path: Path, name: st
         assert ("embed" in shard, "layers.0.norm" in shard, "step" in shard) == (layer == 0, layer == 0, True)
     with pytest.raises(StrategyError, match=r"/hf: cannot be converted .*\n  - axis 0 has 7 elements, which 4 devices"):
         make_strategy_file(like, str(tmp_path / "other"), TargetJob(1, 4, 1, cuts=("embed=0",)))
-    with pytest.raises(StrategyError, match=r"/hf: stage 1 would hold no parameter: --place moves all whose names fit"):
+    with pytest.raises(StrategyError, match=r"/hf: stage 1 would hold no parameter: 'places' moves all whose names"):
         make_strategy_file(like, str(tmp_path / "other"), TargetJob(1, 1, 2, places=("*=first",)))
 
 

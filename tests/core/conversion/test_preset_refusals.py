@@ -71,9 +71,9 @@ def test_a_model_of_another_family_is_refused_though_its_names_fit(
     assert str(error.value) == (
         f"{tmp_path}/like: config.json is a {model!r} model's, and preset {family} is for {models}: name the preset of "
         "its family (reshard presets lists them), or, if its names and layouts are those of the preset, "
-        f"--allow-model {model}"
+        f"allow_model=['{model}']"
     )
-    with pytest.raises(InputError, match="--allow-model"):
+    with pytest.raises(InputError, match="allow_model="):
         make_plan(request.model_copy(update={"allow_model": ["another"]}))
     plan = make_plan(request.model_copy(update={"allow_model": [model]}))
     assert f"preset {family}: made for {models}, and used for {model}, as allowed" in plan_notes(plan)
@@ -85,7 +85,7 @@ def test_a_comparison_refuses_a_model_of_another_family_too(tmp_path: Path) -> N
     for weights in family.hf.glob("*.safetensors*"):
         shutil.copy(weights, other)
     options = {"a": str(family.mf), "b": str(other), "preset": "llama"}
-    with pytest.raises(InputError, match="--allow-model gemma"):
+    with pytest.raises(InputError, match=r"allow_model=\['gemma'\]"):
         compare_checkpoints(build_comparison(**options))
     assert compare_checkpoints(build_comparison(**options, allow_model=["gemma"])).same
 
@@ -117,7 +117,7 @@ def test_what_a_model_needs_is_not_left_out_unnoticed(options: dict[str, Any], m
     with pytest.raises(PlanError) as error:
         make_plan(exported(family, tmp_path / "out", **options))
     assert missing in str(error.value)
-    assert "in the source: --include and --exclude leave it out. If the model is to be without, allow it:" in str(
+    assert "in the source: 'include' and 'exclude' leave it out. If the model is to be without, allow it:" in str(
         error.value
     )
     plan = make_plan(exported(family, tmp_path / "out", allow_missing=["*"], **options))

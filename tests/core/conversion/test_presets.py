@@ -274,9 +274,9 @@ def test_a_wrong_switch_is_found(family: Family, wrong: str, found: str, tmp_pat
 def test_switches_that_a_checkpoint_does_not_show_are_asked_for(tmp_path: Path) -> None:
     assert refusal(export(QWEN3, tmp_path / "out", switch=switches_of(QWEN3)[1:])) == (
         "preset qwen3: a checkpoint does not show how linear_fc1 is laid out. Name the training's YAML with "
-        "--training-config, or say --switch use_interleaved_weight_layout_mlp=true (a row of gate, a row of up, and so "
-        "on; the default of MindFormers 1.7 and later) or --switch use_interleaved_weight_layout_mlp=false (all rows "
-        "of gate, then all of up; the default of MindFormers 1.6)"
+        "'training_config', or say switch=['use_interleaved_weight_layout_mlp=true'] (a row of gate, a row of up, "
+        "and so on; the default of MindFormers 1.7 and later) or switch=['use_interleaved_weight_layout_mlp=false'] "
+        "(all rows of gate, then all of up; the default of MindFormers 1.6)"
     )
 
 
@@ -305,7 +305,7 @@ def test_a_configuration_that_contradicts_itself(tmp_path: Path) -> None:
     name = "use_interleaved_weight_layout_mlp"
     config = training_yaml(tmp_path, {"a": {name: True}, "b": {name: False}})
     text = refusal(export(QWEN3, tmp_path / "out", switch=[], training_config=config))
-    assert f"has {name} as true and as false: say which value counts with --switch {name}=VALUE" in text
+    assert f"has {name} as true and as false: say which value counts with switch=['{name}=VALUE']" in text
     assert make_plan(export(QWEN3, tmp_path / "out", switch=[f"{name}=true"], training_config=config)).match.resharded
     for value, shown in (("maybe", "maybe"), (None, "null")):
         config = training_yaml(tmp_path, {"a": {name: value}})
@@ -332,12 +332,12 @@ def test_switches_that_do_not_exist(switch: list[str], problem: str, tmp_path: P
             {"preset": "llama", "switch": [], "allow_model": ["qwen3"]},
             "preset llama: none of the source's names is one of its (",
         ),
-        ({"preset": "", "allow_model": ["qwen3"]}, "only valid with --preset"),
+        ({"preset": "", "allow_model": ["qwen3"]}, "only valid with 'preset'"),
         (
             {"like": "", "layout": "ranks"},
-            "has none: put the model's there, or name its Hugging Face directory with --like",
+            "has none: put the model's there, or name its Hugging Face directory with 'like'",
         ),
-        ({"preset": "", "switch": ["a=b"]}, "only valid with --preset"),
+        ({"preset": "", "switch": ["a=b"]}, "only valid with 'preset'"),
         ({"switch": ["a"]}, "'a' must be NAME=VALUE"),
     ],
 )
@@ -450,7 +450,7 @@ def test_a_configuration_that_shows_no_version_is_a_question(family: Family, tmp
     text = refusal(export(family, tmp_path / "out", switch=switch, training_config=config))
     assert (
         f"training.yaml: says neither {name} nor anything else that shows MindFormers' version, on which its default "
-        f"depends: say --switch {name}=true (" in text
+        f"depends: say switch=['{name}=true'] (" in text
     )
     given = [*switch, f"{name}=true"]
     assert make_plan(export(family, tmp_path / "out", switch=given, training_config=config)).match.resharded

@@ -221,7 +221,7 @@ def test_a_source_rewritten_with_its_old_time_after_its_conversion(own_source: P
     convert(request)
     rewrite_with_its_old_time(own_source / "rank_1/checkpoint_1.ckpt")
     with pytest.raises(
-        TargetError, match=r"is not empty.*--overwrite to replace it .*it was made from the same source"
+        TargetError, match=r"is not empty.*overwrite=True to replace it .*it was made from the same source"
     ):
         convert(request)
     assert verify_target(str(target), VerifyLevel.CHECKSUM).problems == ()
@@ -237,10 +237,10 @@ def test_a_source_of_which_only_the_mode_or_the_links_changed(own_source: Path, 
     with pytest.raises(TargetError) as caught:
         convert(request)
     assert str(caught.value) == (
-        f"{target}: is not empty. Name another target, or pass --overwrite to replace it (it was made from the same "
+        f"{target}: is not empty. Name another target, or pass overwrite=True to replace it (it was made from the same "
         f"source, of which {own_source}/rank_2/checkpoint_2.ckpt is of the same size and modification time, but "
         "changed since: it was rewritten and given its old time, or its mode, owner or links were changed; "
-        f"reshard verify {target} --level content compares the values)"
+        f"'reshard verify' of {target} with level='content' compares the values)"
     )
     assert verify_target(str(target), VerifyLevel.CONTENT).problems == ()
 

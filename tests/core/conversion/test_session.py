@@ -65,7 +65,7 @@ def test_a_finished_target_is_mended(target: Path) -> None:
 
 def test_another_plan_does_not_take_over_unfinished_work(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_before_commit(monkeypatch, FOUR_TO_THREE.request(target))
-    with pytest.raises(TargetError, match="an unfinished conversion by another plan.*--overwrite"):
+    with pytest.raises(TargetError, match="an unfinished conversion by another plan.*overwrite=True"):
         convert(FOUR_TO_THREE.request(target, prefix="other_"))
     report = convert(FOUR_TO_THREE.request(target, prefix="other_", overwrite=True))
     assert outcomes(report) == ["written"] * 3
@@ -161,7 +161,7 @@ def test_a_target_that_is_replaced_by_another_plan_while_it_is_looked_at(
         return function(*arguments)
 
     monkeypatch.setattr(look, slow_look)
-    with pytest.raises(TargetError, match="is not empty. Name another target, or pass --overwrite"):
+    with pytest.raises(TargetError, match="is not empty. Name another target, or pass overwrite=True"):
         convert(FOUR_TO_THREE.request(target))
     assert read_tree(target) == FOUR_TO_THREE.want
     assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems

@@ -106,7 +106,7 @@ def test_shared_parameters_that_differ_are_named(tmp_path: Path) -> None:
         join_parts(parts, str(tmp_path / "joined"))
     assert str(caught.value) == (
         f"{parts[0]}, {parts[1]}: have different copies of parameters that their stages share: tied (stage 0's is "
-        "used; it differs from that of stage 1). Name the stage whose copies are right: --shared-parameters STAGE, "
+        "used; it differs from that of stage 1). Name the stage whose copies are right: shared_parameters='STAGE', "
         "or first"
     )
     assert not (tmp_path / "joined").exists()
@@ -132,7 +132,7 @@ def test_joined_again_with_another_choice(tmp_path: Path) -> None:
 def test_a_part_that_has_nothing_else_for_a_rank(tmp_path: Path) -> None:
     job, target = Job(tmp_path, state=False), str(tmp_path / "joined")
     parts = job.parts(remove_redundancy=True)  # of what it shares, each rank has something, of its own not all have
-    with pytest.raises(InputError, match=r"part1: has nothing for rank_. but what .*--shared-parameters 1,"):
+    with pytest.raises(InputError, match=r"part1: has nothing for rank_. but what .*shared_parameters='1',"):
         join_parts(parts, target)
     join_parts(parts, target, shared_parameters="1")
     assert not verify_target(target, VerifyLevel.CHECKSUM).problems
@@ -144,7 +144,7 @@ def test_a_part_that_has_nothing_else_for_a_rank(tmp_path: Path) -> None:
     [
         ("2", r"the copies of stage 2 are to be taken .* but there are the parts of stages 0, 1"),
         ("9" * 5000, "must be first, fail, or the number of a stage"),
-        ("last", r"--shared-parameters last: must be first, fail, or the number of a stage"),
+        ("last", r"shared_parameters='last': must be first, fail, or the number of a stage"),
     ],
 )
 def test_choices_that_are_none(tmp_path: Path, choice: str, message: str) -> None:

@@ -115,7 +115,7 @@ def test_it_is_in_the_reference(shown: dict[str, Any]) -> None:
 
 def test_what_does_not_go_with_it_is_refused(shown: dict[str, Any]) -> None:
     assert shown["refusals"] == [
-        "--layout 'paper': writes .pdf files: leave out --format",
-        "--write-crc True: no ink",
-        "--sheet-size 'A3': only valid with --layout paper",
+        "layout 'paper': writes .pdf files: leave out 'format'",
+        "write_crc True: no ink",
+        "sheet_size 'A3': only valid with layout='paper'",
     ]

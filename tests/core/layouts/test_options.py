@@ -93,13 +93,13 @@ def test_a_layout_sees_its_own_options_in_a_request() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"handle": "square"}, "--handle 'square': only valid with --layout drawers"),
-        ({"drawer": 2}, "--drawer 2: only valid with --layout drawers"),
-        ({"layout": "drawers", "boards": 4}, "--boards 4: only valid with --layout shelves"),
-        ({"lock": True}, "--lock True: open"),
-        ({"layout": "drawers", "room": "kitchen"}, "--layout 'drawers': bring no room"),
-        ({"layout": "shelves", "format": "box"}, "--layout 'shelves': writes .board files: leave out --format"),
-        ({"boards": 0}, "--boards 0: Input should be greater than or equal to 1"),
+        ({"handle": "square"}, "handle 'square': only valid with layout='drawers'"),
+        ({"drawer": 2}, "drawer 2: only valid with layout='drawers'"),
+        ({"layout": "drawers", "boards": 4}, "boards 4: only valid with layout='shelves'"),
+        ({"lock": True}, "lock True: open"),
+        ({"layout": "drawers", "room": "kitchen"}, "layout 'drawers': bring no room"),
+        ({"layout": "shelves", "format": "box"}, "layout 'shelves': writes .board files: leave out 'format'"),
+        ({"boards": 0}, "boards 0: Input should be greater than or equal to 1"),
     ],
 )
 def test_options_that_do_not_go_with_the_layout_are_refused_by_name(options: dict[str, object], message: str) -> None:

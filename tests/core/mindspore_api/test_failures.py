@@ -1,11 +1,13 @@
 """The built-in exceptions that errors become."""
 
 import errno
+import re
 
 import pytest
 
 from reshard.core.errors import CatalogError, ConversionError, ReshardError, StorageError, VerificationError
 from reshard.core.mindspore_api.failures import MissingDirectoryError, reading, writing
+from reshard.core.text.options import option
 
 
 def storage_error(number: int | None) -> StorageError:
@@ -45,6 +47,14 @@ def test_the_storages_failure_of_one_rank_is_the_errno_of_all() -> None:
 def test_other_failures_of_writing(error: ReshardError, kind: type[Exception]) -> None:
     with pytest.raises(kind, match="wrong"), writing():
         raise error
+
+
+@pytest.mark.parametrize("translated", [reading, writing])
+def test_advice_names_parameters_that_the_functions_have(translated) -> None:
+    message = f"name it with {option('source_strategy')}, or leave it out: {option('exclude', ['w'])}"
+    shown = "name it with 'src_strategy_file', or leave it out: exclude=['w'] of reshard.convert"
+    with pytest.raises(ValueError, match=re.escape(shown)), translated():
+        raise CatalogError(message)
 
 
 def test_a_missing_directory_is_what_mindspore_raises_and_what_it_documents() -> None:

@@ -10,9 +10,9 @@ from tests.support.requests import refusal
 def test_what_is_missing_is_named_alone() -> None:
     with pytest.raises(InputError) as caught:
         build_request(source="/src", ranks="1")
-    assert str(caught.value) == "TARGET: Field required"
+    assert str(caught.value) == "target: Field required"
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     lines = refusal(ranks="x", step="y", workers=-1).splitlines()
-    assert [line.split()[0] for line in lines] == ["--workers", "--step", "--ranks"]
+    assert [line.split()[0] for line in lines] == ["workers", "step", "ranks"]

@@ -162,7 +162,7 @@ def test_parameters_outside_the_strategy_are_on_every_rank() -> None:
 
 
 def test_copies_alone_are_refused() -> None:
-    with pytest.raises(InputError, match=r"--replicas 2: only valid with --remove-redundancy"):
+    with pytest.raises(InputError, match=r"replicas 2: only valid with remove_redundancy=True"):
         build_request(source="a", target="b", replicas=2)
     assert build_request(source="a", target="b", replicas=2, remove_redundancy=True).replicas == 2
 

@@ -59,7 +59,7 @@ def test_missing_parameters_are_named_unless_excused() -> None:
     catalog = make_catalog({0: [entry("w", (2,))]})
     source = make_strategy({"w": vector(1)})
     target = make_strategy({"w": vector(1), "adam_m.w": vector(1), "x": vector(1)})
-    with pytest.raises(PlanError, match=r"'adam_m\.w' of the target's.*\n.*'x' of the target's.*--allow-missing"):
+    with pytest.raises(PlanError, match=r"'adam_m\.w' of the target's.*\n.*'x' of the target's.*allow_missing="):
         plan_of(catalog, source, target)
     plan = plan_of(catalog, source, target, allow_missing=("adam_*", "x"))
     assert plan.match.missing == ("adam_m.w", "x")

@@ -82,7 +82,7 @@ def test_factored_states_can_only_be_renamed() -> None:
     [problem] = refused(entries, {"transpose": {"parameters": "w"}})
     assert problem == (
         "the transposition of 'w': 'exp_avg_insta_row_w' is a factored state, whose shape is not its parameter's: it "
-        "can only be renamed. Leave it out: --select weights-only"
+        "can only be renamed. Leave it out: select='weights-only'"
     )
 
 
@@ -231,7 +231,7 @@ def test_a_copy_to_be_dropped_may_be_in_the_strategy_alone() -> None:
     assert [each.name for each in plan.rank_plan(0).parameters] == ["a"]
     message = (
         "the drop of 'b': 'b' and 'a' cannot be compared: no file holds all of them. To leave it out unseen: "
-        "--exclude b"
+        r"exclude=\['b'\]"
     )
     with pytest.raises(PlanError, match=message):
         plan_of(make_catalog({0: tensors("b")}), strategy, None, changes=drop)

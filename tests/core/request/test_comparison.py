@@ -29,15 +29,15 @@ def test_each_side_has_its_own_options_and_the_shared_ones() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"a": ""}, "A '': String should have at least 1 character"),
-        ({"b": "s3://user:password@bucket/x"}, "B: a URL must not carry credentials"),
-        ({"strategy_a": "s3://user:password@bucket/x"}, "--strategy-a: a URL must not carry credentials"),
-        ({"step_b": "10_"}, "--step-b '10_': must be EPOCH_STEP"),
-        ({"decrypt_key_a": "secret"}, "--decrypt-key-a: must be env:NAME, file:PATH or block:NAME"),
-        ({"decrypt_mode_b": "AES-CBC"}, "--decrypt-mode-b 'AES-CBC': needs a key"),
-        ({"storage_b": "secret"}, "--storage-b: must be env:NAME, file:PATH or block:NAME"),
-        ({"include": [""]}, "--include: a pattern is empty"),
-        ({"memory_limit": "1MiB"}, "--memory-limit '1MiB': must be at least 16MiB"),
+        ({"a": ""}, "a '': String should have at least 1 character"),
+        ({"b": "s3://user:password@bucket/x"}, "b: a URL must not carry credentials"),
+        ({"strategy_a": "s3://user:password@bucket/x"}, "strategy_a: a URL must not carry credentials"),
+        ({"step_b": "10_"}, "step_b '10_': must be EPOCH_STEP"),
+        ({"decrypt_key_a": "secret"}, "decrypt_key_a: must be env:NAME, file:PATH or block:NAME"),
+        ({"decrypt_mode_b": "AES-CBC"}, "decrypt_mode_b 'AES-CBC': needs a key"),
+        ({"storage_b": "secret"}, "storage_b: must be env:NAME, file:PATH or block:NAME"),
+        ({"include": [""]}, "include: a pattern is empty"),
+        ({"memory_limit": "1MiB"}, "memory_limit '1MiB': must be at least 16MiB"),
     ],
 )
 def test_refusals(options: dict[str, object], message: str) -> None:

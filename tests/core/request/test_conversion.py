@@ -105,25 +105,25 @@ def test_a_request_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": ""}, "SOURCE '': String should have at least 1 character"),
-        ({"target": ""}, "TARGET '': String should have at least 1 character"),
-        ({"target": 5}, "TARGET 5: Input should be a valid string"),
-        ({"source_strategy": None}, "--source-strategy None: Input should be a valid string"),
-        ({"format": "npz"}, "--format 'npz': Input should be 'same', 'ckpt' or 'safetensors'"),
-        ({"verify": "all"}, "--verify 'all': Input should be 'none', 'structure', 'checksum' or 'content'"),
-        ({"unmatched": "keep"}, "--unmatched 'keep': Input should be 'drop' or 'fail'"),
-        ({"workers": -1}, "--workers -1: Input should be greater than or equal to 0"),
-        ({"workers": 1025}, "--workers 1025: Input should be less than or equal to 1024"),
-        ({"workers": "many"}, "--workers 'many': Input should be a valid integer"),
-        ({"memory_limit": "16MB"}, "--memory-limit '16MB': must be at least 16MiB"),
-        ({"memory_limit": "lots"}, "--memory-limit 'lots': must be a size such as 512MiB or 2GiB"),
-        ({"ranks": "0-"}, "--ranks '0-': must be ranks such as 0-3,7"),
-        ({"dask_scheduler": "10.0.0.5"}, "--dask-scheduler '10.0.0.5': must be the address of a Dask scheduler"),
-        ({"step": "10_"}, "--step '10_': must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration"),
-        ({"allow_missing": ["a", 5]}, "--allow-missing 5: Input should be a valid string"),
-        ({"allow_missing": "adam_*"}, "--allow-missing 'adam_*': Input should be a valid list"),
-        ({"overwrite": "perhaps"}, "--overwrite 'perhaps': Input should be a valid boolean"),
-        ({"target_strat": "x"}, "--target-strat 'x': Extra inputs are not permitted"),
+        ({"source": ""}, "source '': String should have at least 1 character"),
+        ({"target": ""}, "target '': String should have at least 1 character"),
+        ({"target": 5}, "target 5: Input should be a valid string"),
+        ({"source_strategy": None}, "source_strategy None: Input should be a valid string"),
+        ({"format": "npz"}, "format 'npz': Input should be 'same', 'ckpt' or 'safetensors'"),
+        ({"verify": "all"}, "verify 'all': Input should be 'none', 'structure', 'checksum' or 'content'"),
+        ({"unmatched": "keep"}, "unmatched 'keep': Input should be 'drop' or 'fail'"),
+        ({"workers": -1}, "workers -1: Input should be greater than or equal to 0"),
+        ({"workers": 1025}, "workers 1025: Input should be less than or equal to 1024"),
+        ({"workers": "many"}, "workers 'many': Input should be a valid integer"),
+        ({"memory_limit": "16MB"}, "memory_limit '16MB': must be at least 16MiB"),
+        ({"memory_limit": "lots"}, "memory_limit 'lots': must be a size such as 512MiB or 2GiB"),
+        ({"ranks": "0-"}, "ranks '0-': must be ranks such as 0-3,7"),
+        ({"dask_scheduler": "10.0.0.5"}, "dask_scheduler '10.0.0.5': must be the address of a Dask scheduler"),
+        ({"step": "10_"}, "step '10_': must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration"),
+        ({"allow_missing": ["a", 5]}, "allow_missing 5: Input should be a valid string"),
+        ({"allow_missing": "adam_*"}, "allow_missing 'adam_*': Input should be a valid list"),
+        ({"overwrite": "perhaps"}, "overwrite 'perhaps': Input should be a valid boolean"),
+        ({"target_strat": "x"}, "target_strat 'x': Extra inputs are not permitted"),
     ],
 )
 def test_refusals(options: dict[str, object], message: str) -> None:
@@ -141,7 +141,7 @@ def test_chosen_ranks() -> None:
     assert request().chosen_ranks(everything) == tuple(everything)
     assert request(ranks=" ").chosen_ranks(everything) == tuple(everything)
     assert request(ranks="15,8-9").chosen_ranks(everything) == (8, 9, 15)
-    with pytest.raises(InputError, match="--ranks 0-20: the target has ranks 8 to 15, not 0, 1, 2, 3, 4, 5, 6, 7$"):
+    with pytest.raises(InputError, match="ranks='0-20': the target has ranks 8 to 15, not 0, 1, 2, 3, 4, 5, 6, 7$"):
         request(ranks="0-20").chosen_ranks(everything)
 
 

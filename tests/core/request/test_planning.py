@@ -12,5 +12,5 @@ def test_no_target_is_needed() -> None:
 
 
 def test_a_target_carries_no_credentials() -> None:
-    with pytest.raises(InputError, match="TARGET: a URL must not carry credentials"):
+    with pytest.raises(InputError, match="target: a URL must not carry credentials"):
         build_options(PlanRequest, source="/src", target="s3://user:password@bucket/x")

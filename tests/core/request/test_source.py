@@ -30,12 +30,12 @@ def test_a_source_without_a_strategy_holds_slices() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": ""}, "SOURCE '': String should have at least 1 character"),
-        ({"source_strategy": "s3://user:password@bucket/x"}, "--source-strategy: a URL must not carry credentials"),
-        ({"decrypt_mode": "AES-CBC"}, "--decrypt-mode 'AES-CBC': needs a key"),
-        ({"memory_limit": "1MiB"}, "--memory-limit '1MiB': must be at least 16MiB"),
-        ({"fault_ranks": "x"}, "--fault-ranks 'x': must be ranks such as 0-3,7"),
-        ({"exclude": ["a", ""]}, "--exclude: a pattern is empty"),
+        ({"source": ""}, "source '': String should have at least 1 character"),
+        ({"source_strategy": "s3://user:password@bucket/x"}, "source_strategy: a URL must not carry credentials"),
+        ({"decrypt_mode": "AES-CBC"}, "decrypt_mode 'AES-CBC': needs a key"),
+        ({"memory_limit": "1MiB"}, "memory_limit '1MiB': must be at least 16MiB"),
+        ({"fault_ranks": "x"}, "fault_ranks 'x': must be ranks such as 0-3,7"),
+        ({"exclude": ["a", ""]}, "exclude: a pattern is empty"),
     ],
 )
 def test_refusals(options: dict[str, object], message: str) -> None:

@@ -15,19 +15,19 @@ def test_a_target_is_enough() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": ""}, "TARGET '': String should have at least 1 character"),
-        ({"target": "s3://user:password@bucket/x"}, "TARGET: a URL must not carry credentials"),
-        ({"level": "none"}, "--level 'none': Input should be"),
+        ({"target": ""}, "target '': String should have at least 1 character"),
+        ({"target": "s3://user:password@bucket/x"}, "target: a URL must not carry credentials"),
+        ({"level": "none"}, "level 'none': Input should be"),
         (
             {"decrypt_mode": "AES-CBC"},
-            "--decrypt-mode 'AES-CBC': needs a key: name it with",
+            "decrypt_mode 'AES-CBC': needs a key: name it with",
         ),
         (
             {"source_decrypt_mode": "SM4-CBC"},
-            "--source-decrypt-mode 'SM4-CBC': needs a key",
+            "source_decrypt_mode 'SM4-CBC': needs a key",
         ),
-        ({"source_decrypt_key": "secret"}, "--source-decrypt-key: must be env:NAME, file:PATH or block:NAME"),
-        ({"source_storage": "secret"}, "--source-storage: must be env:NAME, file:PATH or block:NAME"),
+        ({"source_decrypt_key": "secret"}, "source_decrypt_key: must be env:NAME, file:PATH or block:NAME"),
+        ({"source_storage": "secret"}, "source_storage: must be env:NAME, file:PATH or block:NAME"),
     ],
 )
 def test_refusals(options: dict[str, object], message: str) -> None:

@@ -103,7 +103,7 @@ def test_what_would_take_more_than_the_limit_is_refused_by_name() -> None:
             check_metadata(3 << 20, "rank_0")
     assert str(raised.value) == (
         "rank_0: reading its metadata would take 3.0 MiB of memory, more than the limit of 1.0 MiB: damaged, or made "
-        "to fill the memory. If it is intact, raise --memory-limit"
+        "to fill the memory. If it is intact, raise 'memory_limit'"
     )
 
 

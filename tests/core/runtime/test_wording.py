@@ -6,9 +6,6 @@ from reshard.core.runtime.wording import (
     counted,
     html_text,
     listed,
-    listed_lines,
-    printable,
-    printable_lines,
     quoted,
     ranks_text,
     seconds_text,
@@ -53,24 +50,6 @@ def test_expressions_stand_in_quotes_as_they_were_written() -> None:
     assert [quoted(text) for text in (r"h\.(\d)", "a'b", "a\nb")] == [r"'h\.(\d)'", '"a\'b"', r"'a\nb'"]
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("größe 大", "größe 大"),
-        ("größe\x1b[0m\r", "größe\\x1b[0m\\r"),
-        ("a\nb\tc", "a\\nb\\tc"),
-        ("\udcff\u202e\x9b", "\\udcff\\u202e\\x9b"),
-    ],
-)
-def test_what_a_terminal_would_act_on_is_shown_as_escapes(text: str, shown: str) -> None:
-    assert printable(text) == shown
-    assert printable(shown) == shown
-
-
-def test_line_breaks_of_a_message_stay() -> None:
-    assert printable_lines("a\x1b\n  - b\r\n") == "a\\x1b\n  - b\\r\n"
-
-
 def test_html_shows_a_text_as_it_is() -> None:
     assert html_text('<b>"&\x1b') == "&lt;b&gt;&quot;&amp;\\x1b"
 
@@ -87,9 +66,3 @@ def test_what_a_line_lists_is_limited() -> None:
     assert listed(["a", "b", "c", "d"], 2) == "a, b and 2 more"
     assert listed(["a", "b"], None) == "a, b"
     assert listed([]) == ""
-
-
-def test_what_takes_lines_of_its_own_is_limited() -> None:
-    assert listed_lines(["a", "b"], 2) == ["a", "b"]
-    assert listed_lines(["a", "b", "c"], 2) == ["a", "b", "and 1 more"]
-    assert listed_lines([]) == []

@@ -25,7 +25,7 @@ def test_without_recover_the_refusal_says_that_it_would_not_do(tmp_path: Path) -
     first, second = str(message.value).splitlines()
     assert "missing: rank_1, rank_3, rank_5" in first
     assert second.startswith(
-        "--recover would not be enough: not all of what rank_1, rank_3, rank_5 should hold is on other"
+        "recover=True would not be enough: not all of what rank_1, rank_3, rank_5 should hold is on other"
     )
     assert "'a': [2:4] of the whole tensor has no holder; it should be on rank_1, rank_3, rank_5" in second
 
@@ -58,9 +58,9 @@ def test_that_ranks_were_saved_whole_is_part_of_the_advice(tmp_path: Path) -> No
         path.parent.mkdir(parents=True)
         path.write_bytes(checkpoint_bytes(("w", "Int32", (9,), np.arange(9, dtype=np.int32).tobytes())))
     write_strategy(make_strategy({"w": ParameterLayout((3,), ((0,),))}), str(tmp_path / "strategy.ckpt"))
-    with pytest.raises(CatalogError, match=r"missing: rank_1\n--recover would not be enough"):
+    with pytest.raises(CatalogError, match=r"missing: rank_1\nrecover=True would not be enough"):
         convert(request_of(tmp_path))
-    with pytest.raises(CatalogError, match=r"missing: rank_1\n--recover would succeed"):
+    with pytest.raises(CatalogError, match=r"missing: rank_1\nrecover=True would succeed"):
         convert(request_of(tmp_path, integrated_save="yes"))
     convert(request_of(tmp_path, recover=True, integrated_save="yes"))
     assert read_tree(tmp_path / "out")[0]["w"][1] == (9,)

@@ -76,7 +76,7 @@ def test_what_a_checkpoint_needs(tmp_path: Path) -> None:
     assert dict(diagnosis.facts) == {
         "checkpoint": f"{tmp_path}/src: 8 ranks, 9 parameters",
         "holding": "ranks 0-3: 5 parameters; ranks 4-7: 5 parameters",
-        "needs": "a strategy of 8 ranks, of 2 stages it seems: --source-strategy, the directory that the job's ranks "
+        "needs": "a strategy of 8 ranks, of 2 stages it seems: 'source_strategy', the directory that the job's ranks "
         "wrote",
     }
 
@@ -93,7 +93,7 @@ def test_unified_needs_none(tmp_path: Path) -> None:
     options = {"source_strategy": str(tmp_path / "strategy.ckpt"), "layout": "unified"}
     convert(build_request(source=str(source), target=str(tmp_path / "src"), **options))
     assert dict(diagnose(str(tmp_path / "src")).facts)["needs"] == "no strategy: its tensors are whole"
-    assert "leave out --source-strategy" in only(looked_at(tmp_path), "ranks").advice
+    assert "leave out 'source_strategy'" in only(looked_at(tmp_path), "ranks").advice
     with pytest.raises(CatalogError, match="it has no steps or prefixes"):
         diagnose(str(tmp_path / "src"), step="3_4")
 

@@ -36,7 +36,7 @@ def test_exchanged_strategies_are_named_as_such(tmp_path: Path, other: dict[str,
         make_plan(exchanged(tmp_path, "other.ckpt", "own.ckpt"))
     headline, *_ = str(message.value).splitlines()
     given, _, found = headline.partition(f": {tmp_path}/own.ckpt, given as the target's, fits the source ")
-    assert given == "--source-strategy and --target-strategy seem to be exchanged"
+    assert given == "'source_strategy' and 'target_strategy' seem to be exchanged"
     assert found == f"{tmp_path}/src, and {tmp_path}/other.ckpt does not:"
 
 
@@ -56,5 +56,5 @@ def test_a_wrong_source_strategy_beside_one_of_another_job_is_not_called_exchang
 @pytest.mark.parametrize("conversion", ALL_CASES, ids=lambda conversion: conversion.directory.name)
 def test_strategies_of_real_conversions_that_are_exchanged(conversion: Case, tmp_path: Path) -> None:
     own, other = (str(conversion.directory / f"{side}_strategy.ckpt") for side in ("src", "dst"))
-    with pytest.raises(InputError, match="^--source-strategy and --target-strategy seem to be exchanged: "):
+    with pytest.raises(InputError, match="^'source_strategy' and 'target_strategy' seem to be exchanged: "):
         make_plan(conversion.request(tmp_path / "out", source_strategy=other, target_strategy=own))

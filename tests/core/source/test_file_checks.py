@@ -74,7 +74,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
     finding = only(looked_at(tmp_path), "files")
     assert finding.found.startswith("rank_5's file cannot be used: ")
-    assert "convert --recover" in finding.advice
+    assert "'reshard convert' with recover=True" in finding.advice
 
 
 def test_files_with_the_same_problem_are_one_finding(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_files_of_an_older_step_under_the_new_ones_name(tmp_path: Path) -> None:
         "rank_2, rank_5"
     )
     with pytest.raises(
-        CatalogError, match=f"{message}. Name another step with --step, or the ranks whose files are stale"
+        CatalogError, match=f"{message}. Name another step with 'step', or the ranks whose files are stale"
     ):
         convert(request)
     assert assess_recovery(SourceRequest.of(request)).notes[0] == message

@@ -149,7 +149,7 @@ def test_of_an_encrypted_one_the_key_is_needed(tmp_path: Path, monkeypatch: pyte
         made = tmp_path / mode
         convert(FOUR_TO_THREE.request(made, encrypt_key="env:RESHARD_KEY", encrypt_mode=mode))
         with pytest.raises(
-            InputError, match=f"manifest.json: is encrypted with {mode}: name its key with --decrypt-key"
+            InputError, match=f"manifest.json: is encrypted with {mode}: name its key with 'decrypt_key'"
         ):
             whole(made, tmp_path / "nowhere")
         with pytest.raises(StrategyError, match="env:OTHER_KEY is not the key"):
@@ -195,11 +195,11 @@ def test_files_that_were_replaced(made: Path, tmp_path: Path, harm: Callable[[Pa
     with pytest.raises(StrategyError, match=message) as caught:
         whole(made, tmp_path / "whole")
     assert "was converted by reshard, but changed since" in str(caught.value)
-    assert str(caught.value).endswith("Name their strategy with --source-strategy")
+    assert str(caught.value).endswith("Name their strategy with 'source_strategy'")
     diagnosis = diagnose(str(made))
     assert diagnosis.fits is False
     assert [each.advice for each in diagnosis.findings if "manifest.json" in each.found] == [
-        "name their strategy with --source-strategy"
+        "name their strategy with 'source_strategy'"
     ]
     assert whole(made, tmp_path / "whole", source_strategy=named(FOUR_TO_THREE)).committed
 
@@ -284,7 +284,7 @@ def test_records_that_cannot_be_used(made: Path, tmp_path: Path, harm: Callable[
     with pytest.raises(StrategyError, match=message) as caught:
         whole(made, tmp_path / "whole")
     assert str(caught.value).startswith(f"{made}: its records hold its strategy, but cannot be used: ")
-    assert "Name the strategy with --source-strategy, or, if it needs none, move .reshard away" in str(caught.value)
+    assert "Name the strategy with 'source_strategy', or, if it needs none, move .reshard away" in str(caught.value)
     report = whole(made, tmp_path / "whole", source_strategy=named(FOUR_TO_THREE))
     assert report.committed
     assert [note for note in report.notes if note.startswith("the source's own records were not checked: ")]
@@ -304,8 +304,8 @@ def test_a_named_strategy_that_contradicts_the_own_one(made: Path, tmp_path: Pat
         whole(made, tmp_path / "whole", source_strategy=wrong)
     assert str(caught.value) == (
         f"{wrong}: cuts {name} differently from the strategy that {made} was converted by ({origin_of(made)}). Leave "
-        "out --source-strategy, and the source's own is used; or, if its files are of the named one, pass "
-        "--trust-strategy"
+        "out 'source_strategy', and the source's own is used; or, if its files are of the named one, pass "
+        "trust_strategy=True"
     )
     report = whole(made, tmp_path / "whole", source_strategy=wrong, trust_strategy=True)
     assert any(note.startswith(f"{wrong}: cuts {name} differently from") for note in report.notes)

@@ -164,10 +164,10 @@ def test_recovered_is_byte_equal(tmp_path_factory: pytest.TempPathFactory, data:
         assert (assess_recovery(SourceRequest.of(request)).state is StepState.RECOVERABLE) == all_there
     if not named:
         with pytest.raises(
-            InputError, match="--recover would succeed" if recoverable else "--recover would not be enough|."
+            InputError, match="recover=True would succeed" if recoverable else "recover=True would not be enough|."
         ) as reason:
             convert(asked(target=str(tmp_path / "out")))
-        assert ("--recover would succeed" in str(reason.value)) == recoverable
+        assert ("recover=True would succeed" in str(reason.value)) == recoverable
     if not recoverable:
         with pytest.raises(InputError):
             convert(request)
@@ -226,7 +226,7 @@ def only_w(tmp_path: Path) -> str:
 
 def test_one_file_of_a_redundancy_removed_checkpoint_is_none(tmp_path: Path) -> None:
     file = REMOVED / "src_safetensors/rank_0/checkpoint_0.safetensors"
-    with pytest.raises(CatalogError, match=r"was saved with remove_redundancy=True.*--source-strategy"):
+    with pytest.raises(CatalogError, match=r"was saved with remove_redundancy=True.*'source_strategy'"):
         convert(build_request(source=str(file), target=str(tmp_path / "out")))
 
 
@@ -268,7 +268,7 @@ def test_a_file_that_fails_its_crc(directory: Path) -> None:
         content = bytearray(with_crc(data))
         content[len(data) - 1] ^= rank == 2
         file_of(directory, rank).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"rank_2/net-1_1\.ckpt: .*CRC[\s\S]*--recover would succeed"):
+    with pytest.raises(CheckpointError, match=r"rank_2/net-1_1\.ckpt: .*CRC[\s\S]*recover=True would succeed"):
         convert(request_of(directory))
     report = convert(request_of(directory, recover=True))
     assert read_tree(directory / "out")[0] == whole_model()
@@ -333,9 +333,9 @@ def test_the_only_rank_is_faulty(tmp_path: Path, strategy: bool) -> None:
 
 
 def test_ranks_that_there_are_not_cannot_be_faulty(directory: Path) -> None:
-    with pytest.raises(CatalogError, match=r"rank_6, rank_7 cannot be faulty \(--fault-ranks\): .* ranks 0 to 5"):
+    with pytest.raises(CatalogError, match=r"rank_6, rank_7 cannot be faulty \('fault_ranks'\): .* ranks 0 to 5"):
         convert(request_of(directory, recover=True, fault_ranks="0,6-7"))
-    with pytest.raises(InputError, match=r"--fault-ranks '3': only valid with --recover"):
+    with pytest.raises(InputError, match=r"fault_ranks '3': only valid with recover=True"):
         request_of(directory, fault_ranks="3")
 
 
@@ -390,7 +390,7 @@ def test_a_half_saved_step_is_not_taken_for_a_damaged_one(directory: Path) -> No
     report = convert(asked)
     assert (report.step, [(each.rank, each.stand_in) for each in report.stand_ins]) == ("2_1", [(4, 0), (5, 1)])
     assert report.stand_ins[0].why == "it has no checkpoint file of step 2_1"
-    with pytest.raises(CatalogError, match=r"step 2_1 is missing on rank_4, rank_5[\s\S]*--recover would succeed"):
+    with pytest.raises(CatalogError, match=r"step 2_1 is missing on rank_4, rank_5[\s\S]*recover=True would succeed"):
         convert(request_of(directory, step="2_1"))
 
 
@@ -443,7 +443,7 @@ def test_groups_of_a_redundancy_removed_checkpoint_tell_nothing(tmp_path: Path) 
     groups = tmp_path / "groups.json"
     groups.write_text(json.dumps([[rank, rank + 4] for rank in range(4)]))
     for source_format in ("ckpt", "safetensors"):
-        with pytest.raises(CatalogError, match=r"redundancy was removed\. .*--source-strategy"):
+        with pytest.raises(CatalogError, match=r"redundancy was removed\. .*'source_strategy'"):
             assess_recovery(
                 SourceRequest.of(removed(tmp_path / "out", source_format, source_strategy="")), [str(groups)]
             )

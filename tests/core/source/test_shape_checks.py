@@ -44,7 +44,7 @@ def test_optimizer_parallel_was_off(tmp_path: Path) -> None:
     by_contents = only(looked_at(tmp_path, sharded(STAGES)), "contents")
     assert by_contents.found.startswith("the optimizer shard does not cut what ranks hold: 'net.embed.w' is the same")
     assert "optimizer parallel was off" in by_contents.means
-    assert "without --optimizer-parallel" in by_contents.advice
+    assert "without optimizer_parallel=True" in by_contents.advice
 
 
 def test_optimizer_parallel_was_on(tmp_path: Path) -> None:

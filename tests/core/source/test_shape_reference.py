@@ -70,9 +70,9 @@ def test_a_model_of_other_names_and_one_without_whole_tensors_are_refused(tmp_pa
         compared(tmp_path, tmp_path / "bare.json")
     other = {name.replace("l.", "h."): layout for name, layout in shaped([LAYERS])[0].items()}
     write_strategy(strategy([other]), str(tmp_path / "other.json"))
-    with pytest.raises(InputError, match=r"other.json: has none of the parameters \('l.0.wq'.* add --preset"):
+    with pytest.raises(InputError, match=r"other.json: has none of the parameters \('l.0.wq'.* add 'preset'"):
         compared(tmp_path, tmp_path / "other.json")
-    with pytest.raises(InputError, match="nothing to compare them with: leave out --like"):
+    with pytest.raises(InputError, match="nothing to compare them with: leave out 'like'"):
         diagnose(str(tmp_path / "src"), like=str(tmp_path / "other.json"))
 
 

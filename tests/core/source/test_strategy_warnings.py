@@ -82,7 +82,7 @@ def test_a_strategy_that_most_contents_contradict_is_refused(tmp_path: Path) -> 
     )
     assert any("'layers.0.weight_0' differs on rank_0, rank_1, which should hold the same" in line for line in found)
     assert "'reshard doctor' tells more" in advice
-    assert "--trust-strategy" in advice
+    assert "trust_strategy=True" in advice
     assert not list(tmp_path.glob("out*"))
 
 

@@ -20,7 +20,7 @@ def test_a_second_holder_of_the_same_ranks_is_refused(directory: Location) -> No
         assert f"already converting into this target: run {first.run} of {first.user} on {first.host}" in str(
             caught.value
         )
-        assert "It holds target ranks 1, 2. Wait for it, or convert other ranks with --ranks" in str(caught.value)
+        assert "It holds target ranks 1, 2. Wait for it, or convert other ranks with 'ranks'" in str(caught.value)
         assert len(leases_in(directory)) == 1, "who was refused leaves no lease"
     take(directory, 0, 1, 2)
     assert leases_in(directory) == []

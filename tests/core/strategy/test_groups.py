@@ -34,7 +34,7 @@ def test_files_of_ranks_together(tmp_path: Path) -> None:
         path.write_bytes(group_file(*ranks))
         urls.append(str(path))
     assert read_groups(urls) == ((0, 2), (1, 3))
-    with pytest.raises(StrategyError, match=r"ranks 0,2 are in no group.*by one --group-info each"):
+    with pytest.raises(StrategyError, match=r"ranks 0,2 are in no group.*by one 'group_info' each"):
         read_groups(urls[1:2])
 
 

@@ -58,13 +58,13 @@ def test_a_rule_overrides_the_source() -> None:
     scaled = rescaler(3, 2, has_rules=True)
     assert shards(scaled.rescaled("rows", ROWS, (8, 12), parse_cut("rows=1:data,0"))) == (2, 3)
     assert shards(scaled.rescaled("rows", ROWS, (8, 12), parse_cut("rows=whole"))) == (1, 1)
-    with pytest.raises(LayoutError, match="has no axis 2, which --cut rows names: it has 2"):
+    with pytest.raises(LayoutError, match=r"has no axis 2, which cuts=\['rows'\] names: it has 2"):
         scaled.rescaled("rows", ROWS, (8, 12), parse_cut("rows=2"))
 
 
 def test_a_source_without_model_parallel_does_not_show_what_to_shard() -> None:
     roles = device_roles([("norm", WHOLE)], 8)
-    with pytest.raises(StrategyError, match="it does not show which tensor axes --model-parallel 2 should cut"):
+    with pytest.raises(StrategyError, match="it does not show which tensor axes model_parallel=2 should cut"):
         Rescaler(roles, 4, 2).check("src")
     Rescaler(roles, 4, 1).check("src")
     Rescaler(roles, 4, 2, has_rules=True).check("src")

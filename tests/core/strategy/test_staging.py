@@ -69,7 +69,7 @@ def test_as_given() -> None:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ("0-1", "gives layers to 1 stage, but --pipeline says 2"),
+        ("0-1", "gives layers to 1 stage, but 'pipeline' says 2"),
         ("0-1,2-4", "layer 4: there are layers 0-3"),
         ("0-2,2-3", "layer 2: is given twice"),
         ("0-1,3", "gives no stage to layers 2"),
@@ -119,7 +119,7 @@ def test_stacks_of_layers_follow_each_other() -> None:
 
 
 def test_what_is_unknown_is_named() -> None:
-    with pytest.raises(StrategyError, match=r"the stage of 'odd' is unknown.*--place PATTERN=first"):
+    with pytest.raises(StrategyError, match=r"the stage of 'odd' is unknown.*places=\['PATTERN=first'\]"):
         staged(strategy("odd l.0.w l.1.w"), 2)
     with pytest.raises(StrategyError, match="the stage of 'odd' is unknown"):
         staged(strategy("l.0.w", "odd l.1.w", "l.2.w"), 2)

@@ -94,7 +94,8 @@ def test_unfinished_work_of_the_same_plan_is_resumed(final: Location, plan: Conv
 def test_unfinished_work_of_another_plan(final: Location, plan: ConversionPlan, other_plan: ConversionPlan) -> None:
     convert_ranks(Target(final, plan), 0, 2)
     with pytest.raises(
-        TargetError, match="out: an unfinished conversion by another plan, or of a source that .*, or pass --overwrite"
+        TargetError,
+        match="out: an unfinished conversion by another plan, or of a source that .*, or pass over",
     ):
         convert_ranks(Target(final, other_plan), 1)
     with Target(final, other_plan, overwrite=True).claimed([0, 1, 2]) as claim:
@@ -127,7 +128,7 @@ def test_a_finished_conversion_by_another_plan(
     final: Location, plan: ConversionPlan, other_plan: ConversionPlan
 ) -> None:
     finish(Target(final, plan))
-    with pytest.raises(TargetError, match="out: is not empty. Name another target, or pass --overwrite to replace it"):
+    with pytest.raises(TargetError, match="out: is not empty. Name another target, or pass overwrite=True to replace"):
         convert_ranks(Target(final, other_plan), 0)
     assert Target(final, plan).is_committed()
     finish(Target(final, other_plan, overwrite=True))
@@ -147,7 +148,7 @@ def test_while_it_is_being_replaced_it_counts_only_if_it_is_whole(
 def test_another_checkpoint(final: Location, plan: ConversionPlan) -> None:
     write_bytes(final.child("rank_0", "net-10_5.ckpt"), b"old")
     write_bytes(final.child("rank_7", "net-10_5.ckpt"), b"old")
-    with pytest.raises(TargetError, match="out: is not empty. Name another target, or pass --overwrite to replace it"):
+    with pytest.raises(TargetError, match="out: is not empty. Name another target, or pass overwrite=True to replace"):
         convert_ranks(Target(final, plan), 0)
     assert checkpoint_files(final) == ["rank_0/net-10_5.ckpt", "rank_7/net-10_5.ckpt"]
     finish(Target(final, plan, overwrite=True))

@@ -176,7 +176,7 @@ def test_values_that_become_infinite_are_an_error_which_says_where(tmp_path: Pat
     assert str(caught.value) == (
         "parameter 'w': 1 finite Float32 value becomes infinite as Float16; the first is at [2, 5], the largest is "
         "70000. Cast it to a dtype that holds them (bfloat16 has the range of float32), leave it as it is, or let them "
-        "become infinite: --cast-overflow allow. A conversion that has begun otherwise is replaced with --overwrite"
+        "become infinite: cast_overflow='allow'. A conversion that has begun otherwise is replaced with overwrite=True"
     )
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 

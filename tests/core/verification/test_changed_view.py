@@ -59,7 +59,7 @@ def test_patterns_of_a_comparison_by_preset_fit_names_of_either_side(
 
 def test_a_pattern_of_a_comparison_by_preset_that_fits_neither_side_is_refused() -> None:
     options = {"preset": "qwen3", "switch": switches_of(QWEN3), "exclude": ["nothing*"]}
-    with pytest.raises(InputError, match=r"--exclude nothing\*: no parameter of .* has such a name"):
+    with pytest.raises(InputError, match=r"exclude=\['nothing\*'\]: no parameter of .* has such a name"):
         compare_checkpoints(build_comparison(a=str(QWEN3.mf), b=str(QWEN3.hf), **options))
 
 

@@ -35,8 +35,8 @@ def test_the_models_fingerprint_changes_with_every_part_of_it(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{}", "is neither a checkpoint nor a document of 'reshard fingerprint --json'"),
-        ("not JSON", "is neither a checkpoint nor a document of 'reshard fingerprint --json'"),
+        ("{}", "is neither a checkpoint nor a JSON document of 'reshard fingerprint'"),
+        ("not JSON", "is neither a checkpoint nor a JSON document of 'reshard fingerprint'"),
         (None, "cannot read it: no such file"),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_source_that_is_not_there_any_more(target: Path, tmp_path: Path, lost:
     with pytest.raises(InputError) as caught:
         content(target)
     assert str(caught.value).startswith(f"{target}: its values are to be compared with those of {source}, {message}")
-    assert "`--level checksum`, which needs only the checkpoint itself" in str(caught.value)
+    assert "`level='checksum'`, which needs only the checkpoint itself" in str(caught.value)
     assert verify_target(str(target), VerifyLevel.CHECKSUM).problems == ()
 
 

@@ -153,7 +153,7 @@ def test_a_copy_that_differs_is_found_although_it_was_not_read(target: Path, dif
         convert(PIPELINES.request(target, source=str(differing), verify="content"))
     reason = "source: parameter 'layers.1.weight_1', [0:96]: one content on rank_0, rank_1, rank_2, another on rank_3"
     assert reason in str(caught.value)
-    assert "--recover --fault-ranks" in str(caught.value)
+    assert "recover=True and fault_ranks='RANKS'" in str(caught.value)
     assert not target.exists()
 
 
@@ -192,7 +192,7 @@ def test_of_a_stale_replica_a_few_parameters_are_looked_into(tmp_path: Path) -> 
         )
     for name in names[4:]:
         assert f"parameter '{name}': differs, too; its replicas in the source were not read" in str(caught.value)
-    assert "--recover --fault-ranks" in str(caught.value)
+    assert "recover=True and fault_ranks='RANKS'" in str(caught.value)
     # ranks 0 and 1 are read once more, for four parameters; nothing is located in the target
     assert phases.found[-1] == ("comparing replicas", 2 * 4 * 80_000, 2 * 4 * 80_000)
 

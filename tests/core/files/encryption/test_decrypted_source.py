@@ -247,7 +247,7 @@ def test_an_encrypted_file_without_a_key(mode: EncryptionMode) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_index(MemoryFile(encrypted(CHECKPOINT, mode)))
     assert str(caught.value) == (
-        f"/somewhere/model.ckpt: is encrypted with {mode}: name its key with --decrypt-key, and --decrypt-mode {mode}"
+        f"/somewhere/model.ckpt: is encrypted with {mode}: name its key with 'decrypt_key', and decrypt_mode='{mode}'"
     )
 
 

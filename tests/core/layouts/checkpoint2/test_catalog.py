@@ -135,7 +135,7 @@ class TestUnsavedOptimizer:
             convert(case.request(tmp_path / "out", **whole))
         assert str(caught.value) == (
             f"{case.iteration}/metadata.json: lists 8 parameters that no file holds: adam_m.* (4), adam_v.* (4). "
-            "Convert without them: --select weights-only, or --allow-missing PATTERN for each kind"
+            "Convert without them: select='weights-only', or allow_missing=['PATTERN'] for each kind"
         )
         assert convert(case.request(tmp_path / "out", **whole, allow_missing=[OPTIMIZER])).committed
 
@@ -152,7 +152,7 @@ class TestMissingFiles:
             convert(case.request(tmp_path / "out"))
         assert str(caught.value) == (
             f"{case.source}: files that metadata.json lists are missing: opt-0000001-0000004.safetensors. Get them as "
-            "well, or --recover, if other ranks hold what was in them ('reshard recover' tells)"
+            "well, or recover=True, if other ranks hold what was in them ('reshard recover' tells)"
         )
 
     def test_other_ranks_replace_it(self, case: IterationCase, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_strategy_cannot_be_named(tmp_path: Path) -> None:
     message = refusal(TWO_BY_TWO, tmp_path / "out", source_strategy=str(TWO_BY_TWO.directory / "src_strategy.ckpt"))
     assert message == (
         f"{TWO_BY_TWO.source}: is a Checkpoint 2.0: metadata.json says how it is sharded, so leave out "
-        "--source-strategy"
+        "'source_strategy'"
     )
 
 
@@ -341,9 +341,9 @@ def test_unknown_iterations(tmp_path: Path) -> None:
     assert refusal(SEVERAL, tmp_path / "out", step="7").endswith("src: has no iteration 7; it has 45, 40, 33")
     assert "iteration_00000045: it has no metadata.json" in refusal(SEVERAL, tmp_path / "out", step="45")
     message = refusal(SEVERAL, tmp_path / "out", source=SEVERAL.iteration, step="33")
-    assert message.endswith("is iteration 40, not 33: leave out --step")
+    assert message.endswith("is iteration 40, not 33: leave out 'step'")
     message = refusal(SEVERAL, tmp_path / "out", source_prefix="llama")
-    assert message.endswith("whose metadata names its files: leave out --source-prefix")
+    assert message.endswith("whose metadata names its files: leave out 'source_prefix'")
 
 
 def test_trackers_that_lead_nowhere(tmp_path: Path) -> None:

@@ -10,30 +10,30 @@ from tests.support.requests import refusal, request
     [
         (
             {"common": ["steps=4"]},
-            "--common: MindFormers knows no key 'steps' in common.json: epoch_num, step_num,",
+            "common: MindFormers knows no key 'steps' in common.json: epoch_num, step_num,",
         ),
-        ({"common": ["global_step"]}, "--common: 'global_step' is not KEY=VALUE"),
-        ({"common": ["step_num=1", "step_num=2"]}, "--common: step_num is given twice"),
-        ({"common": ["step_num=true"]}, "--common: step_num is a number or null in common.json, not 'true'"),
-        ({"common": ["step_num=NaN"]}, "--common: step_num is a number or null in common.json, not 'NaN'"),
-        ({"iteration": "new"}, "--iteration 'new': must be the number of an iteration, such as 40"),
-        ({"format": "ckpt"}, "--layout 'checkpoint2': writes .safetensors files: leave out --format"),
-        ({"prefix": "net_"}, "--prefix 'net_': the files of a Checkpoint 2.0 have names of their own: leave it out"),
-        ({"write_crc": True}, "--write-crc True: MindFormers reads no CRC in a Checkpoint 2.0: leave it out"),
+        ({"common": ["global_step"]}, "common: 'global_step' is not KEY=VALUE"),
+        ({"common": ["step_num=1", "step_num=2"]}, "common: step_num is given twice"),
+        ({"common": ["step_num=true"]}, "common: step_num is a number or null in common.json, not 'true'"),
+        ({"common": ["step_num=NaN"]}, "common: step_num is a number or null in common.json, not 'NaN'"),
+        ({"iteration": "new"}, "iteration 'new': must be the number of an iteration, such as 40"),
+        ({"format": "ckpt"}, "layout 'checkpoint2': writes .safetensors files: leave out 'format'"),
+        ({"prefix": "net_"}, "prefix 'net_': the files of a Checkpoint 2.0 have names of their own: leave it out"),
+        ({"write_crc": True}, "write_crc True: MindFormers reads no CRC in a Checkpoint 2.0: leave it out"),
         (
             {"append_info": ["epoch_num=1"]},
-            "--append-info: a Checkpoint 2.0 has its state of training in common.json: give values with --common",
+            "append_info: a Checkpoint 2.0 has its state of training in common.json: give values with 'common'",
         ),
         (
             {"encrypt_key": "env:KEY"},
-            "--encrypt-key: a Checkpoint 2.0 is .safetensors files, of which MindSpore knows no encrypted ones",
+            "encrypt_key: a Checkpoint 2.0 is .safetensors files, of which MindSpore knows no encrypted ones",
         ),
-        ({"max_shard_size": "1GB"}, "--max-shard-size '1GB': only valid with --layout unified"),
-        ({"layout": "ranks", "iteration": "4"}, "--iteration '4': only valid with --layout checkpoint2"),
-        ({"layout": "ranks", "common": ["step_num=4"]}, "--common: only valid with --layout checkpoint2"),
+        ({"max_shard_size": "1GB"}, "max_shard_size '1GB': only valid with layout='unified'"),
+        ({"layout": "ranks", "iteration": "4"}, "iteration '4': only valid with layout='checkpoint2'"),
+        ({"layout": "ranks", "common": ["step_num=4"]}, "common: only valid with layout='checkpoint2'"),
         (
             {"target": "out/iteration_00000040", "iteration": "4"},
-            "--iteration '4': the target is named after iteration 40: leave it out",
+            "iteration '4': the target is named after iteration 40: leave it out",
         ),
     ],
 )
@@ -43,7 +43,7 @@ def test_refused_options(options: dict[str, object], reason: str) -> None:
 
 def test_an_iteration_of_another_layout_is_not_compared_with_the_targets_name() -> None:
     message = refusal(target="out/iteration_00000040", layout="dcp", iteration="4")
-    assert message == "--iteration '4': only valid with --layout checkpoint2"
+    assert message == "iteration '4': only valid with layout='checkpoint2'"
 
 
 @pytest.mark.parametrize(

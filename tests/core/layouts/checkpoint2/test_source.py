@@ -102,7 +102,7 @@ def test_iterations_become_iterations_and_old_ones_go(case: IterationCase, tmp_p
 def test_steps_without_an_iteration_are_refused(tmp_path: Path) -> None:
     save_step(tmp_path / "training", "1_5")
     request = latest_request(tmp_path / "training", tmp_path / "out", layout="checkpoint2")
-    with pytest.raises(InputError, match=r"step 1_5 of .* has no number of an iteration, .* convert --iteration N"):
+    with pytest.raises(InputError, match=r"step 1_5 of .* has no number of an iteration.* with iteration='N'"):
         convert_latest(request)
 
 

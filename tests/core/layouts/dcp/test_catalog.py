@@ -94,9 +94,9 @@ def test_dtypes_that_mindspore_lacks_are_refused_by_name(tmp_path: Path) -> None
     with pytest.raises(InputError) as refused:
         convert(case.request(tmp_path / "out"))
     for text in (
-        "'float8_e4m3fn' has dtype F8_E4M3, which only --layout unified and dcp carry, as it is; write that, or",
+        "'float8_e4m3fn' has dtype F8_E4M3, which only layout='unified' and dcp carry, as it is; write that, or",
         "'conjugated' has dtype conjugated or negated C64, which reshard cannot convert; if the model does without it",
-        "leave it out: --exclude conjugated",
+        "leave it out: exclude=['conjugated']",
     ):
         assert text in str(refused.value)
 
@@ -365,12 +365,12 @@ def test_another_tensor_than_the_metadata_says_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source_strategy": "x"}, "is a DCP checkpoint: .metadata says how it is sharded, so leave out --source-str"),
-        ({"step": "3"}, "is one DCP checkpoint, it has no steps or prefixes: leave out --step"),
+        ({"source_strategy": "x"}, "is a DCP checkpoint: .metadata says how it is sharded, so leave out 'source_"),
+        ({"step": "3"}, "is one DCP checkpoint, it has no steps or prefixes: leave out 'step'"),
         ({"source_prefix": "llama"}, "is one DCP checkpoint, it has no steps or prefixes"),
         ({"recover": True}, "is a DCP checkpoint, which has each slice once: nothing can be recovered"),
         ({"integrated_save": "yes"}, "which says itself what each file holds, and is never encrypted: leave out"),
-        ({"decrypt_key": "env:KEY"}, "leave out --decrypt-key"),
+        ({"decrypt_key": "env:KEY"}, "leave out 'decrypt_key'"),
     ],
 )
 def test_options_that_say_otherwise_are_refused(

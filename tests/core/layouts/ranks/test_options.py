@@ -9,7 +9,7 @@ from tests.support.requests import refusal, request
 
 @pytest.mark.parametrize("prefix", ["a/b", "/", "..", "a..b", ".hidden", "a\\b", "a\0"])
 def test_prefixes_that_lead_elsewhere(prefix: str) -> None:
-    assert refusal(prefix=prefix) == f"--prefix {prefix!r}: must be a plain name: no '/', no '..', no dot in front"
+    assert refusal(prefix=prefix) == f"prefix {prefix!r}: must be a plain name: no '/', no '..', no dot in front"
 
 
 @pytest.mark.parametrize("prefix", ["", "checkpoint_", "net-10_5_", "a.b ü"])

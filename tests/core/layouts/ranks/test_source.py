@@ -66,8 +66,8 @@ def test_a_file_of_one_rank_beside_others_is_not_taken_for_the_whole_model(tmp_p
     said = refusal_of(source / "net_rank_1-1_40.ckpt", tmp_path / "out")
     assert said == (
         f"{source}/net_rank_1-1_40.ckpt: is of rank_1 alone, without rank_0, rank_2, rank_3 beside it. "
-        f"Name {source} and its strategy with --source-strategy; if every rank holds whole tensors, pass "
-        "--integrated-save yes"
+        f"Name {source} and its strategy with 'source_strategy'; if every rank holds whole tensors, pass "
+        "integrated_save='yes'"
     )
 
 

@@ -266,7 +266,7 @@ def test_what_differs_between_ranks_cannot_stand_once(tmp_path: Path, target: Pa
         convert(build_request(**options, target=str(target)))
     if first[:3] == second[:3]:
         assert "'lr', which no strategy knows, differs between rank_0 and rank_1, and a unified" in str(caught.value)
-        assert "leave it out, --exclude lr" in str(caught.value)
+        assert "leave it out, exclude=['lr']" in str(caught.value)
     assert not target.exists()
 
 
@@ -411,7 +411,7 @@ def files_in(url: str) -> list[str]:
 def test_fewer_files_replace_more_and_ranks_replace_files(place: str) -> None:
     unify(place)
     assert len(files_in(place)) == 6
-    with pytest.raises(TargetError, match="pass --overwrite to replace it"):
+    with pytest.raises(TargetError, match="pass overwrite=True to replace it"):
         unify(place, "150KB")
     unify(place, "150KB", overwrite=True)
     assert files_in(place) == [*(f"model-0000{n}-of-00003.safetensors" for n in range(1, 4)), INDEX]

@@ -10,21 +10,24 @@ from tests.support.requests import refusal, request
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"target_strategy": "x.ckpt"}, "--layout 'unified': whole tensors are cut by no strategy: name no --target"),
-        ({"format": "ckpt"}, "--layout 'unified': writes .safetensors files: leave out --format"),
-        ({"prefix": "net_"}, "--prefix 'net_': the files of a unified target have names of their own"),
+        ({"target_strategy": "x.ckpt"}, "layout 'unified': whole tensors are cut by no strategy: name no 'target"),
+        ({"format": "ckpt"}, "layout 'unified': writes .safetensors files: leave out 'format'"),
+        ({"prefix": "net_"}, "prefix 'net_': the files of a unified target have names of their own"),
         (
             {"encrypt_key": "env:KEY"},
-            "--encrypt-key: a unified target is .safetensors files, of which MindSpore knows no encrypted ones",
+            "encrypt_key: a unified target is .safetensors files, of which MindSpore knows no encrypted ones",
         ),
-        ({"remove_redundancy": True}, "--remove-redundancy True: a unified target has everything once"),
-        ({"max_shard_size": "0"}, "--max-shard-size '0': must be at least 1 byte"),
-        ({"layout": "ranks", "max_shard_size": "1GB"}, "--max-shard-size '1GB': only valid with --layout unified"),
-        ({"layout": "ranks", "unified_naming": "mindspore"}, "--unified-naming 'mindspore': only valid with --layout"),
-        ({"layout": "ranks", "like": "model"}, "--like 'model': only valid with --layout unified"),
+        ({"remove_redundancy": True}, "remove_redundancy True: a unified target has everything once"),
+        ({"max_shard_size": "0"}, "max_shard_size '0': must be at least 1 byte"),
+        ({"layout": "ranks", "max_shard_size": "1GB"}, "max_shard_size '1GB': only valid with layout='unified'"),
+        (
+            {"layout": "ranks", "unified_naming": "mindspore"},
+            "unified_naming 'mindspore': only valid with layout='",
+        ),
+        ({"layout": "ranks", "like": "model"}, "like 'model': only valid with layout='unified'"),
         (
             {"like": "model", "unified_naming": "mindspore"},
-            "--unified-naming 'mindspore': --like makes a Hugging Face directory: leave out one of the two",
+            "unified_naming 'mindspore': 'like' makes a Hugging Face directory: leave out one of the two",
         ),
     ],
 )

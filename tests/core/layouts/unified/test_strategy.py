@@ -163,7 +163,7 @@ def with_float8(source: Path) -> None:
             "parameter 'a' in '../a.safetensors', which is not",
         ),
         (with_index('{"weight_map": {"a": "pytorch_model.bin"}}'), "not the name of a .safetensors file beside it"),
-        (with_float8, "parameter 'b' has dtype F8_E4M3, which only --layout unified and dcp carry, as it is"),
+        (with_float8, "parameter 'b' has dtype F8_E4M3, which only layout='unified' and dcp carry, as it is"),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
@@ -257,9 +257,9 @@ def test_what_the_index_does_not_name_is_taken_and_told(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"source_strategy": str(PIPELINE.directory / "src_strategy.ckpt")}, "its tensors are whole: name no strategy"),
-        ({"step": "1_1"}, "it has no steps or prefixes: leave out --step and --source-prefix"),
-        ({"source_prefix": "net"}, "it has no steps or prefixes: leave out --step and --source-prefix"),
-        ({"recover": True}, "it has everything once: nothing can be recovered, --recover"),
+        ({"step": "1_1"}, "it has no steps or prefixes: leave out 'step' and 'source_prefix'"),
+        ({"source_prefix": "net"}, "it has no steps or prefixes: leave out 'step' and 'source_prefix'"),
+        ({"recover": True}, "it has everything once: nothing can be recovered, recover=True"),
     ],
 )
 def test_refused_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from reshard.cli.main import run
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import build_request
-from reshard.core.runtime.secrets import carries_credentials, scrubbed
+from reshard.core.text.secrets import carries_credentials, scrubbed
 from tests.support.checkpoints import case
 
 

@@ -1,0 +1,88 @@
+"""Options in messages: marked where a message is made, spelled by whoever shows it."""
+
+import ast
+import pickle
+import re
+
+import pytest
+
+from reshard.core.errors import InputError, PlanError, StorageError, raise_problems
+from reshard.core.text.options import Option, option, options_in, options_of_side, source_option, spelled, spelled_by
+from tests.support.places import PROJECT
+
+CORE = PROJECT / "core"
+_FLAG = re.compile(r"(?<![-\w])--[a-z]")
+_OF_OTHERS = {
+    "layouts/foreign.py": "commands of other tools",
+    "conversion/views/page.py": "variables of CSS",
+}
+"""Modules with texts that only look like our options."""
+
+
+def shouting(option: Option) -> str:
+    return f"{option.name.upper()}{option.texts}"
+
+
+@pytest.mark.parametrize(
+    ("mark", "shown"),
+    [
+        (option("step"), "'step'"),
+        (option("overwrite", True), "overwrite=True"),
+        (option("workers", 4), "workers=4"),
+        (option("layout", "dcp"), "layout='dcp'"),
+        (option("exclude", ["a.b", "c"]), "exclude=['a.b', 'c']"),
+    ],
+)
+def test_a_program_reads_keyword_arguments(mark: str, shown: str) -> None:
+    assert str(InputError(f"wrong: {mark}")) == f"wrong: {shown}"
+    assert str(StorageError(f"wrong: {mark}")) == f"wrong: {shown}"
+    assert repr(InputError(mark)) == f"InputError({shown!r})"
+
+
+def test_whoever_shows_an_error_spells_its_options_not_who_raised_it() -> None:
+    with spelled_by(shouting):
+        error = PlanError(f"leave it out: {option('exclude', ['w'])}, or {option('step')}")
+        assert str(error) == "leave it out: EXCLUDE['w'], or STEP[]"
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == "leave it out: exclude=['w'], or 'step'"
+    with spelled_by(shouting):
+        assert str(again) == "leave it out: EXCLUDE['w'], or STEP[]"
+
+
+def test_an_error_says_which_options_would_help() -> None:
+    with pytest.raises(PlanError) as caught:
+        raise_problems(PlanError, "two problems", [option("exclude", ["w"]), option("recover", True)])
+    assert caught.value.options == (Option("exclude", ["w"]), Option("recover", True))
+    assert InputError("nothing helps").options == ()
+
+
+def test_values_with_brackets_quotes_and_controls_keep_to_their_option() -> None:
+    odd = '⟦overwrite⟧ "it\'s" \x1b\n\udc80'
+    assert options_in(option("exclude", [odd])) == (Option("exclude", [odd]),)
+    assert str(InputError(option("exclude", [odd]))).isprintable()
+
+
+def test_foreign_names_that_look_like_marks_stay_as_they_are() -> None:
+    assert spelled("⟦a b⟧ ⟦w=⟧ ⟦w=[⟧ ⟦") == "⟦a b⟧ ⟦w=⟧ ⟦w=[⟧ ⟦"
+    assert options_in("⟦w=[⟧") == ()
+
+
+def test_a_comparison_has_the_options_of_a_source_twice() -> None:
+    assert source_option("source_strategy") == option("source_strategy")
+    with options_of_side("a"):
+        assert source_option("source_strategy") == option("strategy_a")
+        with options_of_side("b"):
+            assert source_option("step", "10_5") == option("step_b", "10_5")
+        assert source_option("integrated_save") == option("integrated_save_a")
+    assert source_option("decrypt_key") == option("decrypt_key")
+
+
+def test_only_the_command_spells_options_as_flags() -> None:
+    found = [
+        f"core/{path.relative_to(CORE)}:{node.lineno}: {node.value!r}"
+        for path in sorted(CORE.rglob("*.py"))
+        if str(path.relative_to(CORE)) not in _OF_OTHERS
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _FLAG.search(node.value)
+    ]
+    assert not found
