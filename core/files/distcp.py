@@ -44,7 +44,7 @@ from reshard.core.files.zip_layout import (
 )
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.pickle_writing import build_pickle
-from reshard.core.runtime.pickled import Global, PersistentId, Record
+from reshard.core.runtime.pickled import Global, PersistentId, PickledObject
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import DType, dtype_from_torch, torch_name
 from reshard.core.tensor.slices import Extent, Shape, row_major_strides
@@ -215,7 +215,7 @@ def _end(offset: int, size: int, count: int) -> bytes:
     return long + locator + END.pack(END_START, 0, 0, count, count, size, min(offset, FULL_32), 0)
 
 
-def _tensor_record(dtype: DType, torch_dtype: str, shape: Shape) -> Record:
+def _tensor_record(dtype: DType, torch_dtype: str, shape: Shape) -> PickledObject:
     """What a tensor's pickle would call: torch's own function, with the storage that is stored beside it."""
     elements = math.prod(shape)
     storage = _STORAGES.get(dtype.name)
@@ -223,7 +223,14 @@ def _tensor_record(dtype: DType, torch_dtype: str, shape: Shape) -> Record:
     length = elements if storage else elements * dtype.itemsize
     stored = PersistentId(("storage", kind, "0", "cpu", length))
     strides = row_major_strides(tuple(max(1, each) for each in shape))
-    arguments: tuple[object, ...] = (stored, 0, shape, strides, False, Record(Global("collections", "OrderedDict"), ()))
+    arguments: tuple[object, ...] = (
+        stored,
+        0,
+        shape,
+        strides,
+        False,
+        PickledObject(Global("collections", "OrderedDict"), ()),
+    )
     if storage:
-        return Record(Global("torch._utils", "_rebuild_tensor_v2"), arguments)
-    return Record(Global("torch._utils", "_rebuild_tensor_v3"), (*arguments, Global("torch", torch_dtype)))
+        return PickledObject(Global("torch._utils", "_rebuild_tensor_v2"), arguments)
+    return PickledObject(Global("torch._utils", "_rebuild_tensor_v3"), (*arguments, Global("torch", torch_dtype)))

@@ -38,7 +38,7 @@ from reshard.core.files.zip_layout import (
     WIDE_FIELD,
 )
 from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.pickled import Global, PersistentId, PickleError, Record, read_pickle
+from reshard.core.runtime.pickled import Global, PersistentId, PickledObject, PickleError, read_pickle
 from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import TORCH_DTYPES, DType, dtype_from_torch
@@ -349,9 +349,9 @@ class _View:
 def _parse_view(data: bytes) -> _View:
     # tensors of one shape have the same pickle: layers repeat, and so do ranks
     record = read_pickle(data, _ALLOWED)
-    if isinstance(record, Record) and record.made_by == _PARAMETER and record.arguments:
+    if isinstance(record, PickledObject) and record.made_by == _PARAMETER and record.arguments:
         record = record.arguments[0]
-    if not isinstance(record, Record) or record.made_by not in (_V2, _V3) or len(record.arguments) < 6:
+    if not isinstance(record, PickledObject) or record.made_by not in (_V2, _V3) or len(record.arguments) < 6:
         raise CheckpointError("its pickle describes no tensor")
     storage, start, shape, strides, _, _, *rest = record.arguments
     key, storage_dtype, elements = _parse_storage(storage)

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable
 from io import BytesIO
 
-from reshard.core.runtime.pickled import Global, Pairs, PersistentId, Record
+from reshard.core.runtime.pickled import Global, Pairs, PersistentId, PickledObject
 
 START, STOP = b"\x80\x02", b"."
 _SHORT = {0: b")", 1: b"\x85", 2: b"\x86", 3: b"\x87"}
@@ -51,7 +51,7 @@ class PickleWriter:
 def build_pickle(value: object) -> bytes:
     """Return the pickle of None, bool, int, str, tuple, list and the records of `pickled`, nested in any way.
 
-    A `Record` with a state is an object that is made without a call, any other is a call.
+    A `PickledObject` with a state is an object that is made without a call, any other is a call.
 
     Raises:
         TypeError: a value is of another type.
@@ -96,7 +96,7 @@ def _fragment(value: object, known: dict[object, bytes]) -> bytes:
             return inner + _SHORT[len(value)] if len(value) in _SHORT else b"(" + inner + b"t"
         case PersistentId():
             return _fragment(value.value, known) + b"Q"
-        case Record():
+        case PickledObject():
             return _record(value, known)
         case Pairs():
             return b"}(" + b"".join(_fragment(each, known) for pair in value for each in pair) + b"u"
@@ -105,7 +105,7 @@ def _fragment(value: object, known: dict[object, bytes]) -> bytes:
     raise TypeError(f"no opcode for {type(value).__name__}")
 
 
-def _record(record: Record, known: dict[object, bytes]) -> bytes:
+def _record(record: PickledObject, known: dict[object, bytes]) -> bytes:
     made_by, arguments = _fragment(record.made_by, known), _fragment(record.arguments, known)
     if record.state is None:
         return made_by + arguments + b"R"

@@ -2,7 +2,7 @@
 
 A pickle is a program for a stack machine, and Python's own machine runs what it says: any function of any module. This
 one makes plain records of it all. A class or function is a `Global`, its name; what the pickle would construct or call
-is a `Record` of the name, the arguments and the state. Names outside a given set are refused, compared as pairs of
+is a `PickledObject` of the name, the arguments and the state. Names outside a given set are refused, compared as pairs of
 module and name: `os.system` reached through a module that imports `os` is another pair.
 
 Memory is bounded by the size of the pickle: an opcode makes at most one object, sharing instead of copying its parts.
@@ -50,7 +50,7 @@ class Global:
 
 
 @dataclass(slots=True)
-class Record:
+class PickledObject:
     """What the pickle would construct or call: the name, the arguments, and the state that is set afterwards."""
 
     made_by: Global
@@ -72,7 +72,7 @@ class Pairs(list[tuple[object, object]]):
 def read_pickle(data: bytes, allowed: Collection[tuple[str, str]]) -> object:
     """Return what a pickle describes: None, bool, int, float, str, tuple, list, and the records of this module.
 
-    A list, a `Pairs` or a `Record` may contain itself.
+    A list, a `Pairs` or a `PickledObject` may contain itself.
 
     Args:
         data: the pickle, and nothing after it.
@@ -340,11 +340,11 @@ class _Machine:
         arguments, made_by = self._stack.pop(), self._stack.pop()
         if type(made_by) is not Global or type(arguments) is not tuple:
             raise PickleError("constructs something without a name, or not from a tuple")
-        self._stack.append(Record(made_by, arguments))
+        self._stack.append(PickledObject(made_by, arguments))
 
     def set_state(self) -> None:
         state, target = self._stack.pop(), self._stack[-1]
-        if type(target) is not Record or target.state is not None:
+        if type(target) is not PickledObject or target.state is not None:
             raise PickleError("sets the state of something that has none, or a second time")
         target.state = state
 

@@ -20,7 +20,15 @@ from reshard.core.errors import CheckpointError, LayoutError, StrategyError
 from reshard.core.layouts.dcp.names import is_inside
 from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import Parse, parsing
-from reshard.core.runtime.pickled import OPCODE_BYTES, ForeignNameError, Global, Pairs, PickleError, Record, read_pickle
+from reshard.core.runtime.pickled import (
+    OPCODE_BYTES,
+    ForeignNameError,
+    Global,
+    Pairs,
+    PickledObject,
+    PickleError,
+    read_pickle,
+)
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.boxes import ShardBoxes
 from reshard.core.tensor.dtypes import TORCH_DTYPES, DType, dtype_from_name, dtype_from_torch
@@ -172,7 +180,7 @@ def _parse(data: bytes, origin: str, parse: Parse) -> DcpMetadata:
         if name in tensors or name in objects:
             raise PickleError(f"lists parameter {name[:200]!r} twice")
         of_name = places.pop(name, {})
-        if isinstance(value, Record) and value.made_by.name == "BytesStorageMetadata":
+        if isinstance(value, PickledObject) and value.made_by.name == "BytesStorageMetadata":
             if len(of_name) != 1:
                 raise PickleError(f"gives {len(of_name)} places for the object {name[:200]!r}, which has one")
             [objects[name]] = of_name.values()
@@ -280,8 +288,8 @@ def _place(name: str, fields: Mapping[str, object]) -> Place:
 
 def _fields(value: object, *names: str) -> dict[str, object]:
     """The attributes of a record that is to be of a class with one of these names."""
-    if not isinstance(value, Record) or value.made_by.name not in names:
-        found = str(value.made_by) if isinstance(value, Record) else type(value).__name__
+    if not isinstance(value, PickledObject) or value.made_by.name not in names:
+        found = str(value.made_by) if isinstance(value, PickledObject) else type(value).__name__
         raise PickleError(f"has a {found} where a {names[0]} belongs")
     state = value.state
     if state is None:
@@ -303,7 +311,7 @@ def _pairs(fields: Mapping[str, object], name: str) -> Pairs:
 
 def _shape(value: object, what: str, name: str) -> Shape:
     """A `torch.Size`, or a tuple of numbers."""
-    if isinstance(value, Record) and value.made_by == _SIZE and len(value.arguments) == 1:
+    if isinstance(value, PickledObject) and value.made_by == _SIZE and len(value.arguments) == 1:
         value = value.arguments[0]
     if isinstance(value, tuple | list) and not isinstance(value, Pairs):
         if len(value) > _MAX_AXES:
@@ -318,7 +326,7 @@ def _shape(value: object, what: str, name: str) -> Shape:
 
 def _dtype(properties: object) -> DType | None:
     """The dtype in a tensor's properties: torch's object, the first of its state; or hyper_parallel's text."""
-    if not isinstance(properties, Record) or properties.made_by.name != "TensorProperties":
+    if not isinstance(properties, PickledObject) or properties.made_by.name != "TensorProperties":
         raise PickleError("has a tensor without properties")
     state = properties.state
     if isinstance(state, tuple):

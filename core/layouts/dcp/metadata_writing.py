@@ -14,7 +14,7 @@ from reshard.core.layouts.dcp.metadata import TORCH_PACKAGE
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.pickle_writing import PickleWriter, attributes, integer, new_object
-from reshard.core.runtime.pickled import Global, Record
+from reshard.core.runtime.pickled import Global, PickledObject
 from reshard.core.tensor.dtypes import torch_name
 from reshard.core.tensor.slices import Extent, Shape, TensorSlice
 
@@ -66,8 +66,8 @@ class _MetadataWriter:
         self._made_by["_StorageInfo"] = define(Global(f"{TORCH_PACKAGE}.filesystem", "_StorageInfo"))
         define(Global("torch", "Size"))
         # a tensor's properties as torch pickles them: dtype, layout, requires_grad, memory format, pin_memory
-        self._layout = Record(Global("torch.serialization", "_get_layout"), ("torch.strided",))
-        self._memory_format = Record(Global(f"{TORCH_PACKAGE}.metadata", "_MEM_FORMAT_ENCODING"), (0,))
+        self._layout = PickledObject(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+        self._memory_format = PickledObject(Global(f"{TORCH_PACKAGE}.metadata", "_MEM_FORMAT_ENCODING"), (0,))
         self._sizes = lru_cache(maxsize=1 << 16)(self._size)
 
     def begin(self) -> None:
@@ -124,4 +124,4 @@ class _MetadataWriter:
         return new_object(self._made_by[made_by]) + attributes(zip(names, fields.values(), strict=True))
 
     def _size(self, shape: Shape) -> bytes:
-        return self._pickle.fragment(Record(Global("torch", "Size"), (shape,)))
+        return self._pickle.fragment(PickledObject(Global("torch", "Size"), (shape,)))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.core.runtime.pickle_writing import PickleWriter, attributes, build_pickle, integer, new_object
-from reshard.core.runtime.pickled import Global, Pairs, PersistentId, Record, read_pickle
+from reshard.core.runtime.pickled import Global, Pairs, PersistentId, PickledObject, read_pickle
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(st.characters(codec=None), max_size=20)
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.lists(inner).map(tuple), max_leaves=20)
@@ -21,7 +21,11 @@ def test_python_reads_what_was_written(value: Any) -> None:
 def test_records_are_read_as_they_were_written() -> None:
     size, made = Global("torch", "Size"), Global("package.module", "Made")
     value = Pairs(
-        [("a", Record(size, ((2, 3),))), ("b", Record(made, (), Pairs([("x", 1)]))), (made, PersistentId("p"))]
+        [
+            ("a", PickledObject(size, ((2, 3),))),
+            ("b", PickledObject(made, (), Pairs([("x", 1)]))),
+            (made, PersistentId("p")),
+        ]
     )
     assert read_pickle(build_pickle(value), [("torch", "Size"), ("package.module", "Made")]) == value
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reshard.core.runtime.pickled import Global, Pairs, PersistentId, PickleError, Record, read_pickle
+from reshard.core.runtime.pickled import Global, Pairs, PersistentId, PickledObject, PickleError, read_pickle
 from tests.support.dcp import Opcodes
 
 NOTHING: frozenset[tuple[str, str]] = frozenset()
@@ -42,7 +42,7 @@ def test_data_is_read_as_python_reads_it(value: object, protocol: int) -> None:
 
 def test_an_allowed_name_is_a_record() -> None:
     read = read_pickle(pickle.dumps(OrderedDict()), {ORDERED_DICT})
-    assert read == Record(Global(*ORDERED_DICT), ())
+    assert read == PickledObject(Global(*ORDERED_DICT), ())
     with pytest.raises(PickleError, match="sets an item of something that is not a dict"):
         read_pickle(pickle.dumps(OrderedDict(a=1)), {ORDERED_DICT})
 
@@ -152,7 +152,7 @@ def test_records_keep_names_arguments_and_state() -> None:
     data = b"\x80\x02ccollections\nOrderedDict\n(K\x01X\x01\x00\x00\x00at}X\x01\x00\x00\x00bK\x02sb."
     data = data.replace(b"t}", b"tR}")
     read = read_pickle(data, {ORDERED_DICT})
-    assert read == Record(Global("collections", "OrderedDict"), (1, "a"), Pairs([("b", 2)]))
+    assert read == PickledObject(Global("collections", "OrderedDict"), (1, "a"), Pairs([("b", 2)]))
     with pytest.raises(PickleError, match="a second time"):
         read_pickle(data.replace(b"b.", b"bNb."), {ORDERED_DICT})
 
