@@ -111,19 +111,21 @@ def _local(file: SourceFile, blocks: Iterator[tuple[TensorEntry, TensorSlice]], 
     found = (_LocalBlock(entry, box, _extents(entry, box)) for entry, box in blocks)
     for neighbors in _neighbors(found, len(buffer)):
         if len(neighbors) == 1:
-            [(entry, box, extents)] = neighbors
-            block = buffer[: box.size * entry.dtype.itemsize]
+            [only] = neighbors
+            block = buffer[: only.box.size * only.entry.dtype.itemsize]
             position = 0
-            for extent in extents:
+            for extent in only.extents:
                 file.read_into(extent.offset, block[position : position + extent.length].data)
                 position += extent.length
-            yield entry, box, _elements(entry, box, block)
+            yield only.entry, only.box, _elements(only.entry, only.box, block)
             continue
         start, stop = neighbors[0].extents[0].offset, _stop(neighbors[-1])
         file.read_into(start, buffer[: stop - start].data)
-        for entry, box, [(offset, length)] in neighbors:
+        for each in neighbors:
+            first = each.extents[0].offset - start
             # a copy is aligned as elements have to be
-            yield entry, box, _elements(entry, box, buffer[offset - start : offset - start + length].copy())
+            block = buffer[first : first + each.extents[0].length].copy()
+            yield each.entry, each.box, _elements(each.entry, each.box, block)
 
 
 def _neighbors(blocks: Iterable[_LocalBlock], most_bytes: int) -> Iterator[list[_LocalBlock]]:
@@ -150,8 +152,8 @@ def _is_small(block: _LocalBlock) -> bool:
 
 
 def _stop(block: _LocalBlock) -> int:
-    [(offset, length)] = block.extents
-    return offset + length
+    [extent] = block.extents
+    return extent.offset + extent.length
 
 
 def _remote(

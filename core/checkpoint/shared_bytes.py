@@ -99,9 +99,10 @@ class _Use(NamedTuple):
                 length = span_bytes(entry.shape, content.strides, entry.dtype.itemsize)
                 yield Piece(content.offset, content.offset + length, record.rank, name)
                 continue
-            for offset, length in entry.extents:
-                if self.first <= offset < self.stop:
-                    yield Piece(offset - self.first, offset - self.first + length, record.rank, name)
+            for extent in entry.extents:
+                start = extent.offset - self.first
+                if self.first <= extent.offset < self.stop:
+                    yield Piece(start, start + extent.length, record.rank, name)
 
 
 def _by_file(catalog: CheckpointCatalog) -> list[list[_Use]]:

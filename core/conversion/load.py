@@ -174,7 +174,7 @@ class _Loaded(NamedTuple):
 
     @property
     def _value(self) -> Value:
-        entry, buffer = self
+        entry, buffer = self.entry, self.buffer
         if entry.text is not None:
             return entry.text
         if entry.dtype is MAP_TENSOR:

@@ -110,9 +110,11 @@ def check_crcs(file: SourceFile, crcs: Mapping[str, StoredCrc], advance: Callabl
         CheckpointError: one is damaged; names the file, the tensor and its first byte.
         StorageError: the file cannot be read.
     """
-    wanted = sorted(crcs.items(), key=lambda item: item[1])
+    wanted = sorted(crcs.items(), key=lambda item: item[1].extent.offset)
     actual = [0] * len(wanted)
-    for number, block in read_in_blocks(file, [stored.extent for _, stored in wanted], _BLOCK_BYTES):
+    for number, block in read_in_blocks(
+        file, [(stored.extent.offset, stored.extent.length) for _, stored in wanted], _BLOCK_BYTES
+    ):
         actual[number] = crc32(block, actual[number])
         advance(len(block))
     for (name, stored), found in zip(wanted, actual, strict=True):

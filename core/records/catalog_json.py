@@ -100,10 +100,9 @@ def _strided_to_json(strided: Mapping[str, StridedContent]) -> dict[str, Any]:
 
 
 def _entry_to_json(entry: TensorEntry) -> list[Any]:
-    name, dtype, shape, extents, text = entry
-    # most have one extent, which is such a list itself
-    places = extents[0] if len(extents) == 1 else [number for extent in extents for number in extent]
-    return [name, dtype.name, shape, places] if text is None else [name, dtype.name, shape, places, text]
+    places = [number for extent in entry.extents for number in (extent.offset, extent.length)]
+    fields = [entry.name, entry.dtype.name, entry.shape, places]
+    return fields if entry.text is None else [*fields, entry.text]
 
 
 def _entry_from_json(

@@ -291,8 +291,8 @@ def _of_each_kind(candidates: Sequence[StageShards]) -> Iterator[StageShards]:
     equal: dict[ParameterLayout, int] = {}
     numbers = {key: equal.setdefault(layout, len(equal)) for key, layout in layouts.items()}
     for each in candidates:
-        name, dtype, shape, *_ = each.entry
-        kind = NUMBER.sub("", name), numbers[id(each.layout)], dtype.name, shape
+        entry = each.entry
+        kind = NUMBER.sub("", entry.name), numbers[id(each.layout)], entry.dtype.name, entry.shape
         kinds.setdefault(kind, []).append(each)
     found = [pair for alike in kinds.values() for pair in enumerate(_spread(alike, _SAMPLES_PER_KIND))]
     found.sort(key=lambda pair: (pair[0], not _is_cut(pair[1].layout), -pair[1].entry.size_bytes))

@@ -186,9 +186,9 @@ def _stored(
 
 def _archives(chunks: Sequence[Chunk], unread: Sequence[Place]) -> Iterator[Piece]:
     """The archives of a file: of chunks that have elements, and of what is not read."""
-    for number, (box, place) in enumerate(chunks):
-        if box.size:
-            yield _archive(place, number)
+    for number, chunk in enumerate(chunks):
+        if chunk.box.size:
+            yield _archive(chunk.place, number)
     for place in unread:
         yield _archive(place, _UNREAD)
 

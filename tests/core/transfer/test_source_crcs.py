@@ -27,7 +27,7 @@ from reshard.core.transfer.source_crcs import SourceCrcs
 SIZE = 1000
 EXTENTS = {"a": Extent(3, 200), "b": Extent(203, 1), "c": Extent(300, 600), "none": Extent(250, 0)}
 CONTENT = np.random.default_rng(5).bytes(SIZE)
-RIGHT = {name: zlib.crc32(CONTENT[start : start + length]) for name, (start, length) in EXTENTS.items()}
+RIGHT = {name: zlib.crc32(CONTENT[each.offset : each.offset + each.length]) for name, each in EXTENTS.items()}
 
 
 def opened(path: Path, crcs: dict[str, int]) -> tuple[SourceCrcs, CatalogRecord]:
@@ -75,8 +75,8 @@ def test_all_is_read_once_and_what_is_wrong_is_named(
     problems = crcs.problems()
     assert {name for _, name in problems} == wrong
     for (location, name), problem in problems.items():
-        offset, length = EXTENTS[name]
-        assert problem.startswith(f"{location}: parameter {name!r}: its {length} bytes at {offset} have the CRC-32 ")
+        where = f"its {EXTENTS[name].length} bytes at {EXTENTS[name].offset}"
+        assert problem.startswith(f"{location}: parameter {name!r}: {where} have the CRC-32 ")
 
 
 @given(
