@@ -2,8 +2,8 @@
 
 A pickle is a program for a stack machine, and Python's own machine runs what it says: any function of any module. This
 one makes plain records of it all. A class or function is a `Global`, its name; what the pickle would construct or call
-is a `PickledObject` of the name, the arguments and the state. Names outside a given set are refused, compared as pairs of
-module and name: `os.system` reached through a module that imports `os` is another pair.
+is a `PickledObject` of the name, the arguments and the state. Names outside a given set are refused, compared as pairs
+of module and name: `os.system` reached through a module that imports `os` is another pair.
 
 Memory is bounded by the size of the pickle: an opcode makes at most one object, sharing instead of copying its parts.
 The opcodes of one byte that make one are few in any real pickle, so one that is full of them is refused unread.

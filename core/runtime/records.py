@@ -1,6 +1,7 @@
 """The base of all frozen records.
 
-Structs of msgspec take a tenth of the time of dataclasses to define, to make, to hash and to compare.
+They are structs of msgspec: a dataclass takes ten times as long to define and five times as long to make, and programs
+define hundreds of classes before they begin.
 """
 
 from typing import dataclass_transform
@@ -8,10 +9,11 @@ from typing import dataclass_transform
 import msgspec
 
 
-# mypy would take a class for frozen only if its own header said so
+# mypy takes subclasses for frozen because of this decorator, not because the base is
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Record(msgspec.Struct, frozen=True):
-    """A frozen record: fields as in a dataclass, equal and hashed by their values.
+    """A frozen record: fields as in a dataclass, compared and hashed by value.
 
-    A class with a `cached_property` needs `dict=True`, one whose instances differ even if their values agree `eq=False`.
+    Options go behind the base: `dict=True` for a class with a `cached_property`, `eq=False` where two instances are
+    never the same, `order=True`. `msgspec.structs.replace` makes a changed copy.
     """
