@@ -33,7 +33,10 @@ def _read_sample(record: CatalogRecord, name: str, length: int) -> bytes:
     if entry is None or not entry.extents:
         return b""
     extent = entry.extents[0]
-    offset, head = expected_heads(entry)[0] if record.assumed else (extent.offset, b"")
+    offset, head = extent.offset, b""
+    if record.assumed:
+        first = expected_heads(entry)[0]
+        offset, head = first.offset, first.data
     with closing(open_record(record)) as file:
         found = read_bytes(file, offset, len(head) + min(length, extent.length))
     if not found.startswith(head):

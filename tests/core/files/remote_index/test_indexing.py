@@ -239,7 +239,7 @@ def test_an_assumed_index_is_right_wherever_the_heads_of_what_is_read_agree(
             agreeing = [
                 entry
                 for entry in held
-                if all(file.read_many([(offset, len(head))]) == [head] for offset, head in expected_heads(entry))
+                if all(file.read_many([(head.offset, len(head.data))]) == [head.data] for head in expected_heads(entry))
             ]
             assert (agreeing == held) == (outcome.index == right)
             if isinstance(right, FileIndex):

@@ -39,9 +39,9 @@ def test_the_heads_and_the_contents_are_the_whole_file(entries: list[OutputEntry
         file = sparse_file(entries)
         index = ckpt.read_index(file)
         covered = [
-            (offset, head, extent)
+            (head.offset, head.data, extent)
             for entry in index.entries.values()
-            for (offset, head), extent in zip(expected_heads(entry), entry.extents, strict=True)
+            for head, extent in zip(expected_heads(entry), entry.extents, strict=True)
         ]
     position = 0
     for offset, head, extent in covered:
