@@ -9,8 +9,8 @@ from reshard.cli.parameters import Choice
 from reshard.cli.storages import resources_named_in
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import ConversionOptions
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import Progress
+from reshard.core.runtime.records import Record
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -34,8 +34,7 @@ engine_option = click.option(
 """For commands that convert."""
 
 
-@frozen
-class Engine:
+class Engine(Record):
     """The engine of a conversion, the reason for it, and how to have the other one."""
 
     name: str

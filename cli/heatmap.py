@@ -13,7 +13,7 @@ from rich.text import Text
 
 from reshard.core.conversion.views.picture import FIRST_DARK, SHADES, Feeds, feeds_of, legend_of, levels_of, ranks_of
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 _MAX_LINES = 32
 _MAX_LABELS = 8
@@ -29,8 +29,7 @@ _DARK, _LIGHT = "#111827", "#ffffff"
 _UNITS = "KMGTP"
 
 
-@frozen
-class _Drawing:
+class _Drawing(Record):
     """The style of cells.
 
     Attributes:

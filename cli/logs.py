@@ -20,18 +20,17 @@ from reshard import __version__
 from reshard.cli.output import print_line, print_lines
 from reshard.cli.parameters import PATH, is_place
 from reshard.core.errors import InputError, ReshardError
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import LOGGER, log
 from reshard.core.runtime.named_values import is_name
 from reshard.core.runtime.progress import SilentProgress, reporting_to
 from reshard.core.runtime.progress_lines import LoggedProgress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import seconds_text
 from reshard.core.text.printing import printable
 from reshard.core.text.secrets import scrubbed
 
 
-@frozen
-class Verbosity:
+class Verbosity(Record):
     """What was asked for with --quiet, --verbose and --log-file."""
 
     quiet: bool = False
@@ -53,7 +52,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command with its logs."""
-        asked = Verbosity(**{name: ctx.params.pop(name) for name in Verbosity.__dataclass_fields__})
+        asked = Verbosity(**{name: ctx.params.pop(name) for name in Verbosity.__struct_fields__})
         if asked.quiet and asked.verbose:
             raise click.UsageError("--quiet and --verbose contradict each other: leave out one of them", ctx)
         if asked.log_file:

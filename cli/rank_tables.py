@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from reshard.cli.output import print_aside, print_table, shortened
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, ranks_text
 
 MAX_ROWS = 32
@@ -21,8 +21,7 @@ _MAX_RANKS_WIDTH = 40
 Row = TypeVar("Row")
 
 
-@frozen
-class Column(Generic[Row]):
+class Column(Record, Generic[Row]):
     """A column of a table of ranks.
 
     Attributes:

@@ -2,17 +2,17 @@
 
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+from msgspec import field
 
 from reshard.cli.logs import Command
 from reshard.cli.parameters import PATH, is_place
 from reshard.cli.spelling import flag
 from reshard.core.options.validation import build_options
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.text.options import Option
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ _STDIN = "-"
 _FILE = "reshard.config"
 
 
-@frozen
-class _File:
+class _File(Record):
     """Fields that --config gives; `origin` is the file's name in messages."""
 
     origin: str = ""

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from reshard.core.changes.option_types import PRESET_NAME, is_own_preset
 from reshard.core.options.fields import STORAGE_NAME, WITHOUT_CREDENTIALS
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 _ADVICE = (
     "a relative path, but a deployed run works in a directory of its own, which is removed when it ends: give an "
@@ -24,8 +24,7 @@ _OF_REQUESTS, _OF_NAMES = str(WITHOUT_CREDENTIALS["pattern"]), str(STORAGE_NAME[
 _OF_PRESETS = str(PRESET_NAME["pattern"])
 
 
-@frozen
-class DeployedPlaces:
+class DeployedPlaces(Record):
     """What a form accepts in a field with a place, or with a name that may be a file's.
 
     Attributes:

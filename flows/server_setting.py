@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from reshard.core.errors import InputError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.text.secrets import scrubbed
 
 _URL = "PREFECT_API_URL"
@@ -21,16 +21,14 @@ _NAMES = (_URL, "PREFECT_API")
 _DEFAULT_HOME = "~/.prefect"
 
 
-@frozen
-class ServerSetting:
+class ServerSetting(Record):
     """The URL of a Prefect server's API, and where it is set."""
 
     url: str
     origin: str
 
 
-@frozen
-class _Source:
+class _Source(Record):
     """A source of settings that may name a server; `text` is what it contains, as far as it could be read."""
 
     origin: str

@@ -23,8 +23,8 @@ from prefect.client.schemas.responses import ConcurrencyLimitWithLeaseResponse
 from prefect.exceptions import ObjectNotFound, PrefectException
 
 from reshard.core.errors import ConversionError, InputError
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 
 _LEASE_SECONDS = 60.0
 """The server takes back the slot of a killed run after this time; no shorter time is allowed."""
@@ -36,8 +36,7 @@ _KEPT_SECONDS = 30.0
 """A slot is handed on within its run for so long: other runs may wait for it."""
 
 
-@frozen
-class Slot:
+class Slot(Record):
     """A slot that is taken until it is given back.
 
     Attributes:

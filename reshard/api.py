@@ -15,7 +15,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar, Unpack, get_args
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 
 from reshard.core.changes.preset import PresetList, list_presets
 from reshard.core.checkpoint.manifest import Manifest
@@ -563,7 +563,8 @@ def _text(value: Any) -> Any:
 
 def _build_job(**fields: object) -> TargetJob:
     try:
-        return TypeAdapter(TargetJob).validate_python(fields)
+        kinds: dict[str, Any] = {name: (kind, ...) for name, kind in TargetJob.__annotations__.items()}
+        return TargetJob(**dict(create_model("TargetJob", **kinds)(**fields)))
     except ValidationError as error:
         raise InputError(describe_validation(error, str)) from error
 

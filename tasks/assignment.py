@@ -9,11 +9,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import field, replace
 from functools import lru_cache
 from uuid import uuid4
 
 import numpy as np
+from msgspec import field
+from msgspec.structs import replace
 
 from reshard import __version__
 from reshard.core.checkpoint.verify_level import VerifyLevel
@@ -24,10 +25,10 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import load_plan
 from reshard.core.request.resources import key_names, storage_pairs
 from reshard.core.runtime.budget import Budget
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import Key, KeyNames, Keys, keys_in_force, resolve_keys, source_key, target_key
 from reshard.core.runtime.metadata import metadata_limited
 from reshard.core.runtime.progress import current_progress, reporting_to
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import RetryCount, counting_retries, stoppable
 from reshard.core.runtime.sealing import keyed_digest
 from reshard.core.storage.lease import LeaseName, current_lease
@@ -46,8 +47,7 @@ _once = threading.Lock()
 """Without it, threads that begin together would each load the plan."""
 
 
-@frozen
-class Assignment:
+class Assignment(Record):
     """The input of all tasks on a run's ranks.
 
     Attributes:
@@ -105,8 +105,7 @@ class Assignment:
         return max(1, self.budget.workers // self.prefetch)
 
 
-@frozen
-class TaskResult:
+class TaskResult(Record):
     """Work done in another process, to be counted by the run; empty if it was counted already.
 
     Attributes:
@@ -122,8 +121,7 @@ class TaskResult:
     parts: Mapping[int, np.ndarray] = field(default_factory=dict)
 
 
-@frozen
-class WorkerContext:
+class WorkerContext(Record):
     """An assignment in a process that works on it.
 
     Attributes:

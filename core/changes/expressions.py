@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import quoted
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -15,8 +15,7 @@ _LARGEST = 2**63
 _LONGEST_TEXT = 200
 
 
-@frozen
-class Linear:
+class Linear(Record):
     """The value of an expression: `offset`, and perhaps an unknown, `factor` times."""
 
     offset: int

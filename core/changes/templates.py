@@ -16,13 +16,14 @@ ways remembers failures, and ends after a number of tries.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise
 
+from msgspec.structs import replace
+
 from reshard.core.changes.expressions import linear
 from reshard.core.errors import InputError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import quoted, shortened
 
 Values = Mapping[str, int | str]
@@ -40,8 +41,7 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _ANY = "*"
 
 
-@frozen
-class Placeholder:
+class Placeholder(Record):
     """A part of a name to be filled in.
 
     Attributes:
@@ -78,8 +78,7 @@ class Placeholder:
         return f"{{{self.name}{self.offset:+}}}" if self.offset else f"{{{self.name}}}"
 
 
-@frozen
-class Template:
+class Template(Record, dict=True):
     """A name with placeholders."""
 
     parts: tuple[str | Placeholder, ...]

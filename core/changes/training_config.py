@@ -10,7 +10,7 @@ it reads neither field, and always does what their defaults say.
 from collections.abc import Mapping
 
 from reshard.core.errors import InputError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.text.options import option
 
 OLDER, NEWER = "1.6", "1.7"
@@ -23,8 +23,7 @@ _PYNATIVE_SECTIONS = {"training", "parallelism"}
 _ALWAYS_IN_PYNATIVE = {_ATTENTION: "false", _MLP: "true"}
 
 
-@frozen
-class TrainingConfig:
+class TrainingConfig(Record):
     """What a training's configuration says.
 
     Attributes:

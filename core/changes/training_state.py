@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.text.options import option
 
@@ -40,8 +40,7 @@ class StateKind(StrEnum):
         return self in (StateKind.ROUTING, StateKind.DROPOUT, StateKind.CACHE, StateKind.EXPERT_ORDER)
 
 
-@frozen
-class _Rule:
+class _Rule(Record):
     """Names that one origin gives to one kind of state.
 
     Attributes:

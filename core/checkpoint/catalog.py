@@ -1,17 +1,17 @@
 """The catalog of a checkpoint as data, one record per rank, from file names and headers. Using it needs no storage."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+
+from msgspec import field
 
 from reshard.core.files.model import CheckpointFormat, FileIndex
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 StatePath = tuple[str | int, ...]
 """Keys of nested dicts, and indices of lists, that lead to a tensor."""
 
 
-@frozen
-class CatalogRecord:
+class CatalogRecord(Record):
     """One rank's checkpoint file.
 
     Attributes:
@@ -32,8 +32,7 @@ class CatalogRecord:
     assumed: bool = False
 
 
-@frozen
-class CheckpointCatalog:
+class CheckpointCatalog(Record):
     """A checkpoint: for each rank its file and the file's contents.
 
     Attributes:
@@ -57,7 +56,7 @@ class CheckpointCatalog:
     stage_numbers: tuple[int, ...] = ()
     has_whole_tensors: bool = False
     outside: tuple[str, ...] = ()
-    state_paths: Mapping[str, StatePath] = field(default_factory=dict, compare=False)
+    state_paths: Mapping[str, StatePath] = field(default_factory=dict)
 
     def indexes(self, ranks: Iterable[int] | None = None) -> list[FileIndex]:
         """The distinct indexes of the files of some ranks, or of all."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import tee
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from reshard.core.files.ckpt_writing import expected_heads
 from reshard.core.files.model import TensorEntry
 from reshard.core.files.remote_index.templates import header_mismatch
 from reshard.core.files.remote_reads import read_ahead
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.reading import SourceFile
 from reshard.core.tensor.slices import Extent, TensorSlice, bounding_extent, contiguous_boxes
 
@@ -26,8 +25,7 @@ Block = tuple[TensorEntry, TensorSlice, np.ndarray]
 """An entry, a box of its shard, and the box's elements as unsigned integers in an array of the box's shape."""
 
 
-@frozen
-class ElementRange:
+class ElementRange(Record):
     """Elements `start` to `stop` of an entry's contents."""
 
     entry: TensorEntry
@@ -101,7 +99,7 @@ def _boxes(range_: ElementRange, most_bytes: int) -> Iterator[TensorSlice]:
         yield from contiguous_boxes(range_.entry.shape, range_.start, range_.stop, most)
 
 
-class _LocalBlock(NamedTuple):
+class _LocalBlock(Record):
     entry: TensorEntry
     box: TensorSlice
     extents: tuple[Extent, ...]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CheckpointError, InputError, StorageError
 from reshard.core.files.encryption.cipher_blocks import KeyMistakeError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.listing import is_missing
 from reshard.core.strategy.model import Strategy
 
@@ -22,8 +22,7 @@ def nothing_excluded(names: Sequence[str]) -> Collection[str]:
     return ()
 
 
-@frozen
-class DamagePolicy:
+class DamagePolicy(Record):
     """How a catalog treats ranks without a usable file.
 
     Attributes:

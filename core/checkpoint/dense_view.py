@@ -13,8 +13,8 @@ import numpy as np
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.files.encryption.opening import open_checkpoint
 from reshard.core.files.model import FileIndex, StridedContent, TensorEntry
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.records import Record
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.slices import Extent, Shape, TensorSlice, contiguous_boxes
@@ -52,8 +52,7 @@ def place_strided(entries: Sequence[TensorEntry], file_bytes: int) -> dict[str, 
     return placed
 
 
-@frozen
-class _Strided:
+class _Strided(Record):
     entry: TensorEntry
     content: StridedContent
 

@@ -16,7 +16,7 @@ from reshard.core.files.file_names import (
     parse_step,
 )
 from reshard.core.files.model import CheckpointFormat
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import MAX_LISTED, listed, rank_names
 from reshard.core.storage.patterns import spelled_for
 from reshard.core.text.options import option, source_option, spelled
@@ -25,8 +25,7 @@ from reshard.core.text.printing import printable
 Names = Mapping[int, Sequence[CheckpointName]]
 
 
-@frozen
-class FileSelection:
+class FileSelection(Record):
     """The file chosen for each rank.
 
     Attributes:

@@ -5,11 +5,11 @@ file of two names. Every tensor is then complete and of its shape, so nothing th
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.dense_view import span_bytes
 from reshard.core.errors import CatalogError, LayoutError, raise_problems
+from reshard.core.runtime.records import Record
 from reshard.core.storage.file_versions import file_identity, read_stamp
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.urls import parse_url
@@ -19,7 +19,7 @@ from reshard.core.tensor.layout import ShardGrid
 from reshard.core.tensor.slices import Shape
 
 
-class Piece(NamedTuple):
+class Piece(Record, order=True):
     """Bytes of a file that a tensor is in: `start` to `stop`. `owner` is the number of whose tensor it is."""
 
     start: int
@@ -83,7 +83,7 @@ def shared_text(pieces: Iterable[Piece], described: Callable[[Piece], str]) -> s
     return ""
 
 
-class _Use(NamedTuple):
+class _Use(Record):
     """A record that has all of a file: as its own bytes `first` to `stop`."""
 
     record: CatalogRecord

@@ -15,8 +15,8 @@ from contextvars import copy_context
 from enum import StrEnum
 
 from reshard.core.errors import ConversionError, ReshardError, StoppedError
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.idle_workers import IdleWorkers, lending
+from reshard.core.runtime.records import Record
 
 Failures = dict[int, ReshardError]
 
@@ -38,8 +38,7 @@ class Kind(StrEnum):
     """Do other units, and check their ranks."""
 
 
-@frozen
-class Unit:
+class Unit(Record):
     """One unit of work: a kind of work and its ranks; `units` are those of a batch."""
 
     kind: Kind

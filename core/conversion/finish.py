@@ -25,10 +25,10 @@ from reshard.core.errors import (
     VerificationError,
 )
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import needed_target_key
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import SilentProgress, advancing, current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import retries_counted, with_retries
 from reshard.core.runtime.threads import in_phase
 from reshard.core.runtime.wording import rank_names
@@ -143,8 +143,7 @@ def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> No
     )
 
 
-@frozen
-class _FinishedRanks:
+class _FinishedRanks(Record):
     """The target's recorded ranks at the end of a run, and whether it was `committed`, complete, before.
 
     `unchecked` ranks are not recorded as checked as closely as the run asks for; `content` are the fingerprint

@@ -21,8 +21,8 @@ from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.parts import Part, check_together, read_part
 from reshard.core.conversion.shared_copies import FAIL, SharedCopies, chosen_copies, compare_copies
 from reshard.core.errors import InputError, TargetError, VerificationError
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, reporting_to
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import stoppable, with_retries
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.threads import in_threads
@@ -92,8 +92,7 @@ def join_parts(
     )
 
 
-@frozen
-class _Joint:
+class _Joint(Record, dict=True):
     """The joined checkpoint; `note` says which copies of shared parameters differ."""
 
     parts: Sequence[Part]
@@ -253,8 +252,7 @@ class _Joint:
         )
 
 
-@frozen
-class _CopiedFile:
+class _CopiedFile(Record):
     """A copied file's size, and the digests of the bytes around its contents."""
 
     size_bytes: int

@@ -15,7 +15,6 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from contextlib import closing
 from contextvars import Context, copy_context
 from itertools import accumulate, islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from reshard.core.request.planning import PlanRequest
 from reshard.core.request.resources import resources_of
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.dtypes import MAP_TENSOR
@@ -162,7 +162,7 @@ class LoadPlan:
             context.run(values.close)
 
 
-class _Loaded(NamedTuple):
+class _Loaded(Record):
     """A parameter being loaded, and the bytes of its contents; empty for a text."""
 
     entry: OutputEntry

@@ -5,8 +5,9 @@ what they make of each part's parameters: each part is planned again by the othe
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import permutations
+
+from msgspec.structs import replace
 
 from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.changes.steps import Step

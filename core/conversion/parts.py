@@ -12,15 +12,14 @@ from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.records.plan_file import rebuild_plan
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.urls import Location
 from reshard.core.target.workspace import Workspace, record_digest
 from reshard.core.text.options import option
 
 
-@frozen
-class Part:
+class Part(Record):
     """One stage's finished conversion."""
 
     location: Location

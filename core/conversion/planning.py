@@ -1,8 +1,9 @@
 """Plans a conversion: from a request to a checked plan; nothing is written."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Protocol, TypeVar, TypeVarTuple
+
+from msgspec.structs import replace
 
 from reshard.core.changes.model_config import CONFIG_NAME
 from reshard.core.checkpoint.catalog import CheckpointCatalog
@@ -97,7 +98,7 @@ def plan_in_steps(request: ConversionRequest, step: Step, *, crc_later: bool = F
     """
     source_request = SourceRequest.of(request)
     strategy = step(find_strategy, source_request)
-    target = dataclasses.replace(step(outline_target, request), crc_later=crc_later)
+    target = replace(step(outline_target, request), crc_later=crc_later)
     source = step(open_by_strategy, source_request, strategy, target)
     return step(plan_conversion, request, source, target)
 
@@ -149,7 +150,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         warnings, samples = strategy_warnings(
             catalog, strategy, integrated_save=asked, trusted=source.is_trusted, shards=source.shards
         )
-        catalog = dataclasses.replace(catalog, notes=(*warnings, *catalog.notes))
+        catalog = replace(catalog, notes=(*warnings, *catalog.notes))
     if target.preset is not None:
         from reshard.core.source.preset_changes import with_preset_checked
 
@@ -249,8 +250,8 @@ def _with_unsharded(target: Strategy, source: Source) -> Strategy:
     }
     if not added:
         return target
-    stages = tuple(dataclasses.replace(stage, layouts={**stage.layouts, **added}) for stage in target.stages)
-    return dataclasses.replace(target, stages=stages)
+    stages = tuple(replace(stage, layouts={**stage.layouts, **added}) for stage in target.stages)
+    return replace(target, stages=stages)
 
 
 def _asked_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:

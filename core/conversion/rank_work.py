@@ -15,9 +15,9 @@ from reshard.core.conversion.report import target_kind
 from reshard.core.errors import ReshardError, StorageError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import Budget
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import detail, timed
 from reshard.core.runtime.progress import advancing, current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.threads import in_threads
@@ -31,8 +31,7 @@ from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.files import RankVerification, verify_rank
 
 
-@frozen
-class RankWork:
+class RankWork(Record):
     """Everything that work on a plan's target ranks needs.
 
     `prefetch` workers read ahead for one group. `advance` is called with the number of bytes done; it raises

@@ -20,7 +20,6 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from reshard.core.checkpoint.manifest import MAX_RECORD_BYTES, IndexSummary, Manifest, RankSummary, dump_record
@@ -29,9 +28,9 @@ from reshard.core.errors import InputError, StorageError, TargetBusyError, Targe
 from reshard.core.files.file_names import Step
 from reshard.core.layouts.any_layout import step_of_directory
 from reshard.core.layouts.manifests import parse_manifest, read_manifest
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import log
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import utf8_text
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.file_versions import Stamp, read_stamp, read_stamps
@@ -61,16 +60,14 @@ from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, record_di
 from reshard.core.verification.files import verify_rank
 
 
-@frozen
-class KeepRules:
+class KeepRules(Record):
     """Limits on the number of conversions that stay; 0 means no limit. A maximum wins over minutes."""
 
     most: int = 0
     minutes: int = 0
 
 
-@dataclass(frozen=True, order=True)
-class DatedStep:
+class DatedStep(Record, order=True):
     """A conversion, ordered by time, then by step."""
 
     created: datetime
@@ -98,8 +95,7 @@ def _one_per_window(ordered: Sequence[DatedStep], window: timedelta) -> list[Dat
     return kept
 
 
-@frozen
-class Retention:
+class Retention(Record):
     """The result, or expected result, for the conversions of one source: steps, ascending, and notes in sentences."""
 
     removed: tuple[str, ...] = ()
@@ -107,8 +103,7 @@ class Retention:
     notes: tuple[str, ...] = ()
 
 
-@frozen
-class _Conversion:
+class _Conversion(Record):
     """A conversion that may be removed; `halfway`: an earlier run has begun to remove it."""
 
     directory: Location

@@ -29,8 +29,8 @@ from reshard.core.runtime.budget import (
     upload_part_bytes,
 )
 from reshard.core.runtime.context import having
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.storage.publishing import check_room
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.documents import companion_summaries, document_problem
@@ -111,8 +111,7 @@ def prefetch_threads_of(groups: Sequence[Sequence[int]], budget: Budget) -> int:
     return max(1, min(budget.max_prefetch, budget.workers * budget.processes // max(1, len(groups))))
 
 
-@frozen
-class Session:
+class Session(Record, dict=True):
     """A conversion in progress.
 
     `ranks` were asked for. Those that are `done` an earlier run wrote, and were checked again; none of the others has a

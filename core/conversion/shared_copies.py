@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from reshard.core.conversion.parts import Part, stages_text
 from reshard.core.errors import InputError
 from reshard.core.options.fields import SHARED_PARAMETERS
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.threads import in_threads
 from reshard.core.text.options import option
 from reshard.core.verification.tied_parameters import PartCopies, differing_note, differing_text
@@ -15,8 +15,7 @@ FAIL = "fail"
 _WORKERS = 4
 
 
-@frozen
-class SharedCopies:
+class SharedCopies(Record):
     """Shared parameters -> the stages with a copy; that of the first stage is taken."""
 
     stages: Mapping[str, tuple[int, ...]]

@@ -15,8 +15,8 @@ from reshard.core.conversion.report import target_kind
 from reshard.core.errors import TargetError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import Budget
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_phase
 from reshard.core.runtime.wording import size_text
@@ -27,8 +27,7 @@ from reshard.core.target.workspace import ForeignRecordError, Workspace
 from reshard.core.transfer.writer import transform_ranks
 
 
-@frozen
-class TouchedRanks:
+class TouchedRanks(Record, dict=True):
     """The ranks in a target's workspace that were finished before source files were touched.
 
     Attributes:

@@ -15,8 +15,8 @@ from reshard.core.layouts.seen_steps import Files, SeenStep, StepObserver, Watch
 from reshard.core.layouts.survey import find_steps
 from reshard.core.records.plan_file import load_sources
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import sleep_unless_stopped
 from reshard.core.runtime.wording import seconds_text
 from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
@@ -31,8 +31,7 @@ from reshard.core.text.printing import printable
 LOOK_AGAIN_SECONDS = 5.0
 
 
-@frozen
-class FoundSteps:
+class FoundSteps(Record):
     """The steps found in a source, whose URL is as manifests of its conversions record it.
 
     `awaited` are newer steps that are being written and worth waiting for; `notes` say which are passed over, and why.

@@ -10,8 +10,8 @@ from reshard.core.files.encryption import opening
 from reshard.core.files.model import CheckpointFormat, Content, FilePlan, OutputEntry
 from reshard.core.files.running_crc import ContentRange, RunningCrc, is_crc_in_header, running_crc
 from reshard.core.runtime.budget import UploadBuffers
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import Key
+from reshard.core.runtime.records import Record
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import OutputFile, takes_rewriting
 
@@ -19,8 +19,7 @@ Blocks = Callable[[Sequence[Content]], Iterator[memoryview]]
 """Returns the bytes of contents, in their order, in blocks of one content each."""
 
 
-@frozen
-class FileKind:
+class FileKind(Record):
     """The kind of a file to write.
 
     Attributes:

@@ -10,15 +10,16 @@ again later replaces the earlier one. The file may end in `crc_num` and a CRC-32
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from reshard.core.errors import CheckpointError
 from reshard.core.files.lookahead import Lookahead
 from reshard.core.files.model import MAX_TEXT_BYTES, CheckpointFormat, FileIndex, TensorEntry, text_entry
 from reshard.core.files.wire import WireReader, build_head, bytes_key, varint_key
 from reshard.core.runtime.metadata import PARAMETER_BYTES, Parse, parsing
+from reshard.core.runtime.records import Record
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_ckpt
 from reshard.core.tensor.slices import TOO_LARGE, Extent, Shape, is_countable
@@ -44,21 +45,20 @@ _MAX_AXES = 64
 TEXT_CODE = "utf-32-le"  # numpy's, which allows lone surrogates
 
 
-@dataclass(slots=True)
-class _TensorFields:
+class _TensorFields(Struct):
     dims: list[int] = field(default_factory=list)
     type_name: str | None = None
     content: Extent | None = None
 
 
-class Head(NamedTuple):
+class Head(Record):
     """The bytes before a piece's contents, from the end of the piece before, and their offset in the file."""
 
     offset: int
     data: bytes
 
 
-class _Piece(NamedTuple):
+class _Piece(Record):
     """One Value: `offset` is its beginning, `extent` its contents."""
 
     offset: int

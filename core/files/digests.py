@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -15,8 +14,8 @@ from reshard.core.files.encryption.decrypted_source import DecryptedSource
 from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.files.remote_reads import read_in_blocks
 from reshard.core.files.running_crc import ContentRange, crc_of_index
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.idle_workers import current_idle_workers
+from reshard.core.runtime.records import Record
 from reshard.core.storage.reading import SourceFile
 
 _MOST_READERS = 2
@@ -51,8 +50,7 @@ def content_digests(
         yield digest.hexdigest()
 
 
-@frozen
-class FileDigests:
+class FileDigests(Record):
     """Digests, in hex, of all of a file's bytes.
 
     Attributes:
@@ -89,7 +87,7 @@ def file_digests(
     return reading.digests()
 
 
-class _Place(NamedTuple):
+class _Place(Record, order=True):
     """Where an extent of a parameter is in the file."""
 
     start: int
@@ -200,7 +198,7 @@ def _local_blocks(file: SourceFile, block_bytes: int) -> Generator[memoryview, N
         idle_workers.give_back(borrowed)
 
 
-class _BlockAhead(NamedTuple):
+class _BlockAhead(Record):
     """A block that is being read, `length` bytes of its buffer."""
 
     done: Future[None]
@@ -223,7 +221,7 @@ class _BlocksAhead:
         self.free.append(block.buffer)
 
 
-class _ContentRead(NamedTuple):
+class _ContentRead(Record):
     """An extent of an entry to read, and the bytes expected before it, which are read with it."""
 
     number: int

@@ -42,9 +42,9 @@ from reshard.core.files.zip_layout import (
     STORAGES,
     WIDE_FIELD,
 )
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.pickle_writing import build_pickle
 from reshard.core.runtime.pickled import Global, PersistentId, PickledObject
+from reshard.core.runtime.records import Record
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import DType, dtype_from_torch, torch_name
 from reshard.core.tensor.slices import Extent, Shape, row_major_strides
@@ -66,8 +66,7 @@ _STORAGES = {dtype_from_torch(dtype).name: storage for storage, dtype in STORAGE
 """dtype -> torch's class of its storages; others are untyped."""
 
 
-@frozen
-class _Archive:
+class _Archive(Record):
     """An archive but for its tensor's bytes; `sum_places` are where their CRC-32 belongs in `tail`."""
 
     head: bytes

@@ -8,11 +8,10 @@ the rank.
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.patterns import NUMBER, RANK_FIELD
 
 _STEP = re.compile(rf"(?P<epoch>{NUMBER})_(?P<step>{NUMBER})(?P<breakpoint>_breakpoint)?")
@@ -28,8 +27,7 @@ _MAX_OCCURRENCES = 6
 _OF_HYPER_PARALLEL = re.compile(r"_rank\d+_\.safetensors", re.ASCII)
 
 
-@dataclass(frozen=True, order=True)
-class Step:
+class Step(Record, order=True):
     """When a checkpoint was saved; ordered by epoch, then step. `breakpoint`: saved because of an exception.
 
     The iterations of a Checkpoint 2.0 are of no epoch (`NO_EPOCH`).
@@ -45,8 +43,7 @@ class Step:
         return f"{self.epoch}_{self.step}" + ("_breakpoint" if self.breakpoint else "")
 
 
-@frozen
-class CheckpointName:
+class CheckpointName(Record):
     """The parsed name of a checkpoint file; `step` is None if the name has none.
 
     `stage_numbers` are the stages of the files that the name covers, if they are stage files; see

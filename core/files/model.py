@@ -6,12 +6,12 @@ contents, known before the first byte is written because sizes follow from dtype
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
 
-from reshard.core.runtime.frozen import frozen
+from msgspec import field
+
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.tensor.slices import Extent, Shape
 
@@ -35,7 +35,7 @@ SELF_CONTAINED = (CheckpointFormat.CKPT, CheckpointFormat.SAFETENSORS)
 """Formats of files that name their parameters; a `.distcp` file only holds their bytes."""
 
 
-class TensorEntry(NamedTuple):
+class TensorEntry(Record):
     """One parameter of a checkpoint file.
 
     Attributes:
@@ -74,8 +74,7 @@ class TensorEntry(NamedTuple):
         return tuple(extents)
 
 
-@frozen
-class StridedContent:
+class StridedContent(Record):
     """Where the elements of a tensor are that a file does not hold in C order, without gaps.
 
     Attributes:
@@ -95,15 +94,14 @@ def text_entry(name: str, text: str) -> TensorEntry:
     return TensorEntry(name, TEXT, (4 * max(1, len(text)),), (), text)
 
 
-class StoredCrc(NamedTuple):
+class StoredCrc(Record):
     """The CRC-32 of a tensor's storage in a file: of bytes that are all of the tensor's, perhaps in another order."""
 
     extent: Extent
     crc: int
 
 
-@frozen
-class FileIndex:
+class FileIndex(Record, dict=True):
     """Contents of a checkpoint file.
 
     Attributes:
@@ -121,7 +119,7 @@ class FileIndex:
     has_crc: bool = False
     redundancy_removed: bool = False
     strided: Mapping[str, StridedContent] = field(default_factory=dict)
-    crcs: Mapping[str, StoredCrc] = field(default_factory=dict, compare=False)
+    crcs: Mapping[str, StoredCrc] = field(default_factory=dict)
 
     @cached_property
     def content_bytes(self) -> int:
@@ -129,7 +127,7 @@ class FileIndex:
         return sum(entry.size_bytes for entry in self.entries.values())
 
 
-class OutputEntry(NamedTuple):
+class OutputEntry(Record):
     """One parameter of a file to be written.
 
     `piece_bytes` are the lengths of a map tensor's messages, otherwise empty; `literal` its contents, if known before
@@ -155,7 +153,7 @@ def output_entry(entry: TensorEntry) -> OutputEntry:
     return OutputEntry(entry.name, entry.dtype, entry.shape, entry.text, messages)
 
 
-class Content(NamedTuple):
+class Content(Record):
     """A place in a file to be written, for bytes `start` to `stop` of a parameter's contents."""
 
     name: str
@@ -163,16 +161,14 @@ class Content(NamedTuple):
     stop: int
 
 
-@frozen
-class SumPlace:
+class SumPlace(Record):
     """The place in a file, behind a parameter's contents, of their CRC-32: 4 bytes, little-endian."""
 
     offset: int
     name: str
 
 
-@frozen
-class FilePlan:
+class FilePlan(Record):
     """A file to be written: consecutive literal bytes and contents, without gaps.
 
     Every parameter's contents appear whole and in order. `size_bytes` is the file's size. `crc_offset` is the place of

@@ -7,7 +7,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES, submitted
@@ -21,8 +21,7 @@ _MAX_BYTES_IN_FLIGHT = 16 << 20
 """For a sequential reader; a connection delivers some 100 MiB/s."""
 
 
-@frozen
-class _ReadRange:
+class _ReadRange(Record):
     offset: int
     length: int
     number: int

@@ -8,17 +8,18 @@ order of their names: each gets a checksum of its own, all are combined at the e
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from reshard.core.files import ckpt_writing, safetensors
 from reshard.core.files.crc32 import combine_crc32, crc32
 from reshard.core.files.model import CheckpointFormat, Content, FileIndex, FilePlan, OutputEntry, TensorEntry
+from reshard.core.runtime.records import Record
 from reshard.core.storage.writing import OutputFile
 
 _SUM = struct.Struct("<L")
 
 
-class ContentRange(NamedTuple):
+class ContentRange(Record):
     """Bytes `start` to `stop` of a block, which continue the contents of the parameter `name`."""
 
     name: str

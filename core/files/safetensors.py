@@ -25,8 +25,8 @@ from reshard.core.files.model import (
     TensorEntry,
     text_entry,
 )
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import DuplicateKeyError, Parse, json_bytes, parsing, unique_keys
+from reshard.core.runtime.records import Record
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import INT4, DType, dtype_from_safetensors, foreign_dtype
 from reshard.core.tensor.slices import TOO_LARGE, Extent, is_countable
@@ -45,8 +45,7 @@ _CRC_ROOM = "0" * 10
 """Its decimal digits; spaces, which JSON allows, follow a shorter number."""
 
 
-@frozen
-class _Header:
+class _Header(Record):
     """`tensors`: name -> JSON description as in the file; the data begins at byte `data_offset`."""
 
     tensors: Mapping[str, Any]

@@ -7,6 +7,8 @@ that no strategy covers, such as the step: these must be equal.
 import re
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from reshard.core.errors import CheckpointError
 from reshard.core.files.file_names import CheckpointName
 from reshard.core.files.model import FileIndex, TensorEntry
@@ -45,7 +47,7 @@ def merge_indexes(file: JoinedFile, indexes: Sequence[FileIndex]) -> FileIndex:
     owners: dict[str, int] = {}
     for number, (offset, index) in enumerate(zip(file.offsets, indexes, strict=True)):
         for name, entry in index.entries.items():
-            placed = entry._replace(extents=tuple(Extent(offset + e.offset, e.length) for e in entry.extents))
+            placed = replace(entry, extents=tuple(Extent(offset + e.offset, e.length) for e in entry.extents))
             if name in entries:
                 _check_alike(file, entries[name], placed, (owners[name], number))
             else:

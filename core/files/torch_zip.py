@@ -13,8 +13,9 @@ is stored as it was before. Every record has a CRC-32 in the directory; it is 0 
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
+
+from msgspec.structs import replace
 
 from reshard.core.errors import CheckpointError
 from reshard.core.files.crc32 import crc32
@@ -37,8 +38,8 @@ from reshard.core.files.zip_layout import (
     STORAGES,
     WIDE_FIELD,
 )
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.pickled import Global, PersistentId, PickledObject, PickleError, read_pickle
+from reshard.core.runtime.records import Record
 from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import TORCH_DTYPES, DType, dtype_from_torch
@@ -67,8 +68,7 @@ _ALLOWED = frozenset(
 )
 
 
-@frozen
-class StoredTensor:
+class StoredTensor(Record):
     """A tensor in a file.
 
     Attributes:
@@ -162,8 +162,7 @@ class _Window:
         return read_bytes(self._file, offset, length)
 
 
-@frozen
-class _Entry:
+class _Entry(Record):
     """A record in an archive's directory; `offset` is that of its header, in the archive. `crc` 0: none."""
 
     offset: int
@@ -310,8 +309,7 @@ def _wide(extra: bytes, *numbers: int) -> list[int]:
     return result
 
 
-@frozen
-class _View:
+class _View(Record):
     """A tensor as its pickle describes it; `start` and `strides` count elements of the storage."""
 
     dtype: DType

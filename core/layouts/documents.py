@@ -5,19 +5,17 @@ from functools import cached_property
 import xxhash
 
 from reshard.core.checkpoint.manifest import IndexSummary
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 
-@frozen
-class DocumentKind:
+class DocumentKind(Record):
     """What a file beside those of tensors is, in a word for messages, and the limit of its size."""
 
     title: str
     max_bytes: int
 
 
-@frozen
-class Document:
+class Document(Record, dict=True):
     """A document's file name, relative to the target, and its content."""
 
     name: str
@@ -29,8 +27,7 @@ class Document:
         return IndexSummary(file=self.name, size_bytes=len(self.data), digest=xxhash.xxh3_128_hexdigest(self.data))
 
 
-@frozen
-class Documents:
+class Documents(Record):
     """The documents that a target has beside its files.
 
     Attributes:

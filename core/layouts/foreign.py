@@ -7,15 +7,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 from reshard.core.errors import CatalogError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.urls import Location
 
 _MAX_LOOKED_INTO = 8
 
 
-@frozen
-class ForeignLayout:
+class ForeignLayout(Record):
     """A layout of another library.
 
     Attributes:

@@ -5,14 +5,14 @@ options of the command, fields of forms and of job files, and keywords of functi
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
 from types import new_class
 from typing import Any, TypeVar
 
+from msgspec import field
 from pydantic import BaseModel, ValidationInfo, field_validator
 
 from reshard.core.options.validation import RequestModel
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.text.options import option, spelled
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -21,8 +21,7 @@ Value = TypeVar("Value")
 _LAYOUT = "layout"
 
 
-@frozen
-class LayoutOptions:
+class LayoutOptions(Record):
     """What a layout says about the options of a target.
 
     Attributes:

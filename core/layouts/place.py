@@ -10,7 +10,7 @@ from reshard.core.errors import CatalogError
 from reshard.core.files.file_names import CheckpointName, parse_name
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.files.stage_files import group_stage_files
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.listing import list_folder, looked_into
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
@@ -19,16 +19,14 @@ from reshard.core.storage.urls import Location, parse_url
 RANK_FOLDER = f"rank_{RANK_FIELD}"
 
 
-@frozen
-class FoundFile:
+class FoundFile(Record):
     """A checkpoint file: its parsed name and its location."""
 
     name: CheckpointName
     location: Location
 
 
-@frozen
-class Item:
+class Item(Record):
     """One entry of a directory; `kind` is "file", "directory" or another of fsspec's types."""
 
     location: Location
@@ -48,8 +46,7 @@ class PlaceKind(Enum):
     PATTERN = auto()
 
 
-@frozen
-class Place:
+class Place(Record, dict=True):
     """A file, a directory or a pattern; `items` are a directory's, ordered by name."""
 
     location: Location

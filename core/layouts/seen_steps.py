@@ -12,7 +12,7 @@ from typing import Protocol
 
 from reshard.core.errors import InputError
 from reshard.core.files.file_names import Step
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.file_versions import Stamp, read_stamps
 from reshard.core.storage.listing import names_in
@@ -25,8 +25,7 @@ Files = Mapping[int, Location]
 Stamps = Sequence[Stamp | None]
 
 
-@frozen
-class SeenStep:
+class SeenStep(Record):
     """A step's state at one look: the needed ranks' files, and why it is incomplete, if it is.
 
     For `quiet_seconds`, at least, none of its files has changed; `converted`: a finished conversion of it exists.
@@ -44,8 +43,7 @@ class SeenStep:
         return not self.incomplete
 
 
-@frozen
-class WatchOptions:
+class WatchOptions(Record):
     """How steps are looked at.
 
     Attributes:

@@ -7,7 +7,6 @@ other code asks these two, and names no layout.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from reshard.core.files.file_names import Step
 from reshard.core.layouts.numbers import Number
 from reshard.core.layouts.place import FoundFile, Place
 from reshard.core.layouts.seen_steps import TrainingSteps
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
 from reshard.core.text.options import source_option
@@ -30,8 +29,7 @@ Document = dict[str, Any]
 _REFUSES_DAMAGE = DamagePolicy()
 
 
-@frozen
-class CatalogOptions:
+class CatalogOptions(Record):
     """How a checkpoint is cataloged.
 
     Attributes:
@@ -60,8 +58,7 @@ class CatalogOptions:
     about_ranks: tuple[str, ...] = ()
 
 
-@frozen
-class SelfEvident:
+class SelfEvident(Record):
     """Why a checkpoint needs no strategy, and nothing about it is in doubt once its files agree with its metadata.
 
     Attributes:
@@ -79,8 +76,7 @@ class SelfEvident:
     origin: str = ""
 
 
-@frozen
-class ListedParameters:
+class ListedParameters(Record):
     """Parameters that the metadata at `origin` lists; of those, `unheld` are in no file."""
 
     origin: str
@@ -88,8 +84,14 @@ class ListedParameters:
     unheld: Sequence[str]
 
 
-@frozen
-class FoundCheckpoint(ABC):
+class _Remarks(Record, kw_only=True):
+    """Fields that are given by name, so that layouts can add others before them."""
+
+    ignored: tuple[str, ...] = ()
+    unfinished: bool = False
+
+
+class FoundCheckpoint(_Remarks, dict=True):
     """A checkpoint that a layout recognized, complete or not; of its files none is opened but indexes and metadata.
 
     Attributes:
@@ -102,8 +104,6 @@ class FoundCheckpoint(ABC):
 
     url: str
     files: Mapping[int, tuple[FoundFile, ...]]
-    ignored: tuple[str, ...] = field(default=(), kw_only=True)
-    unfinished: bool = field(default=False, kw_only=True)
 
     is_self_described: ClassVar[bool] = True
     """Its own files say how it is sharded: no strategy may be named for it."""
@@ -150,6 +150,7 @@ class FoundCheckpoint(ABC):
             CheckpointError: one file is unusable.
             StorageError: a transient failure of the storage.
         """
+        raise NotImplementedError
 
     def sharding_of(self, catalog: CheckpointCatalog) -> Strategy | None:
         """How the files of its catalog are sharded; None if that is written elsewhere."""
@@ -178,10 +179,10 @@ class FoundCheckpoint(ABC):
     @abstractmethod
     def describe(self) -> Document:
         """Describe it for `inspect`."""
+        raise NotImplementedError
 
 
-@frozen
-class TrackedSteps:
+class TrackedSteps(Record):
     """Steps in one directory, of which a file beside them, the tracker, names the one to use.
 
     Attributes:

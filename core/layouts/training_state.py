@@ -1,6 +1,6 @@
 """The state of the training that a source has beside its files of tensors."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.layouts.checkpoint2.common import common_beside

@@ -1,7 +1,8 @@
 """Catalogs of some of a checkpoint's parameters, under other names: contents are read by offset, not by name."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.model import FileIndex
@@ -19,4 +20,4 @@ def with_chosen_entries(catalog: CheckpointCatalog, new_name: Callable[[str], st
 
 def chosen_index(index: FileIndex, names: Mapping[str, str]) -> FileIndex:
     """Return an index of some parameters; `names`: new name -> name in the file."""
-    return replace(index, entries={new: index.entries[name]._replace(name=new) for new, name in names.items()})
+    return replace(index, entries={new: replace(index.entries[name], name=new) for new, name in names.items()})

@@ -10,6 +10,8 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from reshard.core.errors import ConversionError, InputError, ReshardError, StorageError
 from reshard.core.text.options import Option, keyword, spelled_by
 
@@ -60,5 +62,5 @@ def _message(error: ReshardError) -> str:
 def _parameter(option: Option) -> str:
     """Spell an option as a parameter of MindSpore's functions if they have it, else as `reshard.convert`'s."""
     if option.name in _PARAMETERS:
-        return keyword(option._replace(name=_PARAMETERS[option.name]))
+        return keyword(replace(option, name=_PARAMETERS[option.name]))
     return f"{keyword(option)} of reshard.convert"

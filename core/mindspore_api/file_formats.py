@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
+from msgspec.structs import replace
+
 from reshard.core.errors import CatalogError, CheckpointError, ReshardError
 from reshard.core.files.any_format import check_crc, read_index
 from reshard.core.files.block_writing import FileKind, write_checkpoint
@@ -18,7 +20,7 @@ from reshard.core.files.model import CheckpointFormat, Content, output_entry
 from reshard.core.files.remote_reads import read_in_blocks
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.loading import open_readable
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.listing import kind_of, list_folder
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location, parse_url
@@ -67,8 +69,7 @@ def safetensors_to_ckpt(
     _convert(job, file_path, save_path, file_name_regex, processes_num)
 
 
-@frozen
-class _Job:
+class _Job(Record):
     """A conversion: its formats, and the new names of parameters that get one."""
 
     source_format: CheckpointFormat
@@ -83,8 +84,7 @@ class _Job:
         return file_name.endswith(f".{self.source_format}")
 
 
-@frozen
-class _FilePair:
+class _FilePair(Record):
     """A file and the one that is made of it."""
 
     source: Location
@@ -177,7 +177,7 @@ def _convert_file(job: _Job, file: SourceFile, target: Location) -> None:
     index = read_index(file)
     check_crc(file, index)
     in_order = index.entries if index.format is CheckpointFormat.CKPT else sorted(index.entries)
-    found = [index.entries[name]._replace(name=job.names.get(name, name)) for name in in_order]
+    found = [replace(index.entries[name], name=job.names.get(name, name)) for name in in_order]
     by_name = {entry.name: entry for entry in found}
 
     def blocks(contents: Sequence[Content]) -> Iterator[memoryview]:

@@ -20,7 +20,7 @@ from reshard.core.plan.matching import foreign_parameters, holding_file
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.planning import PlanRequest
 from reshard.core.runtime.budget import Budget, build_budget, open_files_limit, upload_part_bytes
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location, parse_url
@@ -33,8 +33,7 @@ _MEMORY_BYTES = 2**31
 """For the buffers of all workers together, as a conversion has by default."""
 
 
-@frozen
-class PlannedFile:
+class PlannedFile(Record):
     """A rank of a plan, and the path of its file below a directory."""
 
     plan: ConversionPlan

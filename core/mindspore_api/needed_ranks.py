@@ -6,7 +6,8 @@ them for `rank_list_for_transform` and `transform_checkpoint_by_rank`.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.errors import LayoutError, PlanError
 from reshard.core.plan.ownership import CopyShards, SourceCopy, common_units

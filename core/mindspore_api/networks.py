@@ -9,7 +9,7 @@ import numpy as np
 from reshard.core.files.numpy_values import Value, array_of, dtype_of, is_array_like
 from reshard.core.mindspore_api.arguments import check_type, check_value
 from reshard.core.mindspore_api.cells import fill_cell, is_cell, parameter_names
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 
 Network = MutableMapping[str, np.ndarray] | Any
@@ -43,8 +43,7 @@ def names_in(network: Network) -> list[str]:
     return parameter_names(network) if is_cell(network) else list(network)
 
 
-@frozen
-class Filling:
+class Filling(Record):
     """The result of filling a network.
 
     Attributes:

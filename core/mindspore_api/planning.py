@@ -7,8 +7,9 @@ Errors and warnings name the functions' arguments, not the command's options.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from glob import escape
+
+from msgspec.structs import replace
 
 from reshard.core.changes.training_state import is_training_state
 from reshard.core.checkpoint.catalog import CheckpointCatalog
@@ -28,7 +29,7 @@ from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.stage_shards import SourceShards, names_in_order, names_without_shards
 from reshard.core.request.source import SourceRequest
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.match_checks import match_warnings
@@ -43,16 +44,14 @@ _NOT_SAVED = "inputs"
 """Prefix of strategy entries that are not parameters."""
 
 
-@frozen
-class Planned:
+class Planned(Record):
     """A plan, and the warnings for its user."""
 
     plan: ConversionPlan
     warnings: tuple[str, ...]
 
 
-@frozen
-class Cataloged:
+class Cataloged(Record):
     """The catalog of a source, and the warnings for its user."""
 
     catalog: CheckpointCatalog

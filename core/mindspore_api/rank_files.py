@@ -4,7 +4,8 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing, suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.errors import CatalogError, StorageError
 from reshard.core.files.file_names import Step, group_prefixes, parse_name
@@ -15,7 +16,7 @@ from reshard.core.layouts.place import FoundFile
 from reshard.core.layouts.ranks.checkpoint import FoundRanks, RankShape
 from reshard.core.layouts.ranks.source import find_file
 from reshard.core.mindspore_api.loading import check_plain
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.patterns import spelled_for
@@ -102,8 +103,7 @@ def _files_in(folder: Location) -> tuple[FoundFile, ...]:
     return tuple(FoundFile(name, folder.child(name.name)) for name in group_stage_files(parsed))
 
 
-@frozen
-class _Kind:
+class _Kind(Record):
     """What files of one save have in common: prefix, with `{rank}` for the rank, and step."""
 
     prefix: str

@@ -2,8 +2,9 @@
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.shared_bytes import check_bytes_apart
 from reshard.core.errors import CatalogError

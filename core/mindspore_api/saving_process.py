@@ -23,7 +23,7 @@ from reshard.core.files.block_writing import FileKind
 from reshard.core.files.model import OutputEntry
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.saving import described_values, write_values
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.atomic_rename import remove_abandoned
 from reshard.core.storage.filesystems import check_lasting
 from reshard.core.storage.urls import Location, parse_url
@@ -34,8 +34,7 @@ _SIGNALLED = 128
 """Exit codes above this one are those of processes that a signal ended, as in shells."""
 
 
-@frozen
-class _Order:
+class _Order(Record):
     """What the child is to write.
 
     Attributes:

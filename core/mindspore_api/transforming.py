@@ -4,11 +4,11 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.report import ConversionReport

@@ -7,7 +7,8 @@ hyper_param.safetensors     parameters outside the strategy, whole on every rank
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.record_reader import no_digest

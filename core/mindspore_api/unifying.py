@@ -6,7 +6,8 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.model import CheckpointFormat
@@ -25,7 +26,7 @@ from reshard.core.mindspore_api.rank_files import survey_ranks
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.stage_shards import names_in_order
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.urls import parse_url
@@ -102,8 +103,7 @@ def unified_safetensors(
         warnings.warn(text, stacklevel=2)
 
 
-@frozen
-class _Share:
+class _Share(Record):
     """The k-th of several shares of the files; the first one also has what is there once."""
 
     number: int

@@ -13,9 +13,9 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.named_values import KEY_ADVICE, NAME_ADVICE, NAME_PATTERN, is_name
+from reshard.core.runtime.records import Record
 from reshard.core.text.options import option, spelled
 from reshard.core.text.secrets import ADVICE, carries_credentials
 
@@ -35,8 +35,7 @@ _SECRET_FIELDS = (
 )
 
 
-@frozen
-class Metavar:
+class Metavar(Record):
     """What help shows in place of an option's value; in the annotation of a field, or of its type."""
 
     text: str

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from reshard.core.changes.info_texts import InfoValue
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.model import MAX_TEXT_BYTES, TensorEntry, text_entry
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
 from reshard.core.tensor.slices import Shape
 
@@ -20,8 +20,7 @@ It is about those files: conversions do not pass it through.
 """
 
 
-@frozen
-class AppendedParameter:
+class AppendedParameter(Record):
     """An entry for every target file.
 
     Attributes:

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 
-@frozen
-class SharedSlices:
+class SharedSlices(Record):
     """The slices of one parameter in one pipeline stage; equally many ranks share each of them.
 
     Attributes:

@@ -5,12 +5,11 @@ from glob import escape
 
 from reshard.core.changes.changes import Changes
 from reshard.core.plan.recipes import NamePatterns, build_recipes
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.text.options import option
 
 
-@frozen
-class EitherSide:
+class EitherSide(Record):
     """What patterns leave out.
 
     Attributes:

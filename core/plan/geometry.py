@@ -13,13 +13,11 @@ from functools import cached_property
 import numpy as np
 
 from reshard.core.plan.ownership import ShardPart, SourceCopies, SourceCopy, boxes_of, common_units, units_of
-from reshard.core.runtime.frozen import frozen
 from reshard.core.tensor.layout import ShardGrid
 from reshard.core.tensor.segments import BlockScale, Piece, SortedPieces, are_whole, whole_piece
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 
-@frozen
 class PlacedPart(ShardPart):
     """A part of a source shard, and the box of the target parameter that it fills.
 

@@ -5,20 +5,19 @@ That keeps a plan small: thousands of ranks and parameters have a handful of cla
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from functools import cached_property
 from itertools import compress
 from operator import attrgetter
 
 import numpy as np
+from msgspec.structs import replace
 
 from reshard.core.errors import PlanError
 from reshard.core.plan.deduplication import SharedSlices, choose_keepers, without_empty
 from reshard.core.plan.geometry import ClassGeometry
 from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale, ReshardedParameter
 from reshard.core.plan.ownership import NO_RANK
-from reshard.core.runtime.frozen import frozen
-from reshard.core.runtime.named_tuples import named_tuples
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape, TensorSlice
 
@@ -26,14 +25,13 @@ from reshard.core.tensor.slices import Shape, TensorSlice
 _NAME, _DTYPE, _SHAPE, _SOURCES = map(attrgetter, ("name", "dtype", "shape", "sources"))
 
 
-@frozen
-class LayoutClass:
+class LayoutClass(Record, dict=True, eq=False):
     """Parameters of one target stage that are sharded alike, and their source."""
 
     geometry: ClassGeometry
     source_first_rank: int
     parameters: tuple[ReshardedParameter, ...]
-    kept: np.ndarray | None = field(default=None, compare=False)
+    kept: np.ndarray | None = None
     """Bool array of shape (parameters, stage ranks): which ranks keep their shards; None: all do."""
 
     @cached_property
@@ -70,16 +68,11 @@ class LayoutClass:
         parameters: Sequence[ReshardedParameter] = self.parameters
         if self.kept is not None and not with_redundancy:
             parameters = list(compress(parameters, self.kept[:, stage_rank]))
-        shapes = list(map(_SHAPE, parameters))
-        boxes = {shape: _boxes(self.geometry, shape, stage_rank) for shape in dict.fromkeys(shapes)}
-        return named_tuples(
-            ParameterPlan,
-            name=map(_NAME, parameters),
-            dtype=map(_DTYPE, parameters),
-            box=[boxes[shape][0] for shape in shapes],
-            reads=[boxes[shape][1] for shape in shapes],
-            sources=map(_SOURCES, parameters),
-        )
+        shapes = {parameter.shape for parameter in parameters}
+        boxes = {shape: _boxes(self.geometry, shape, stage_rank) for shape in shapes}
+        for each in parameters:
+            box, reads = boxes[each.shape]
+            yield ParameterPlan(each.name, each.dtype, box, reads, each.sources)
 
     def check_coverage(self) -> None:
         """Prove that every element of every target shard is filled exactly once."""
@@ -131,8 +124,7 @@ class LayoutClass:
         return np.full(self.geometry.target.device_count, each.sum()) if self.kept is None else each @ self.kept
 
 
-@frozen
-class TargetStage:
+class TargetStage(Record):
     """One pipeline stage of the target: its ranks and its layout classes."""
 
     number: int

@@ -1,11 +1,12 @@
 """How parameters are made: trees of operations, whose leaves are source parameters, under their present names."""
 
-from dataclasses import field, replace
 from functools import cached_property
+
+from msgspec.structs import replace
 
 from reshard.core.errors import PlanError
 from reshard.core.plan.operations import Joined, Operation, SplitOff, Stacked
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import quoted, shortened
 
 _MAX_LISTED = 4
@@ -16,8 +17,7 @@ MAX_DEPTH = 128
 """Operations one after another on a parameter, as few as trees can be walked with."""
 
 
-@frozen
-class Making:
+class Making(Record, dict=True, eq=False):
     """A node of a recipe: a source parameter, or the result of an operation.
 
     Attributes:
@@ -26,7 +26,6 @@ class Making:
         operation: what makes it; None for a source parameter.
         of: the inputs of the operation.
         renamed: whether it, or an input, has had another name.
-        depth: operations one after another, up to the sources.
     """
 
     name: str
@@ -34,10 +33,11 @@ class Making:
     operation: Operation | None = None
     of: tuple["Making", ...] = ()
     renamed: bool = False
-    depth: int = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "depth", 1 + max([each.depth for each in self.of]) if self.of else 0)
+    @cached_property
+    def depth(self) -> int:
+        """Operations one after another, up to the sources."""
+        return 1 + max(each.depth for each in self.of) if self.of else 0
 
     def made(self, name: str, operation: Operation) -> "Making":
         """Return what an operation makes of it alone."""

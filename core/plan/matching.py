@@ -53,7 +53,7 @@ from reshard.core.plan.stage_shards import (
     with_first,
 )
 from reshard.core.plan.steps import DroppedCopy
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
@@ -267,8 +267,7 @@ def _passed_through(catalog: CheckpointCatalog, recipe: Recipe, problems: list[s
     return PassedThroughParameter(recipe.name, name, frozenset(record.rank for record in owners), dtype, recipe.steps)
 
 
-@frozen
-class _Missing:
+class _Missing(Record):
     """Target names that nothing is made for.
 
     Attributes:

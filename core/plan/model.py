@@ -1,9 +1,9 @@
 """The types of a plan: what decides it, what becomes of each parameter, and the reads that fill a rank's shards."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from functools import cached_property
-from typing import NamedTuple
+
+from msgspec import field
 
 from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.changes.info_texts import InfoValue
@@ -12,7 +12,7 @@ from reshard.core.files.model import CheckpointFormat
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.ownership import LostBox, SourceCopy
 from reshard.core.plan.target_layout import NOT_WRITTEN, TargetLayout
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import DType
@@ -21,8 +21,7 @@ from reshard.core.tensor.segments import BlockScale, Piece, are_whole
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 
-@frozen
-class FileStage:
+class FileStage(Record):
     """The files of one kind, model or optimizer, of a target stage; the plan treats them as a stage of their own.
 
     Attributes:
@@ -40,8 +39,7 @@ class FileStage:
     files: range
 
 
-@frozen
-class PlanInputs:
+class PlanInputs(Record):
     """Everything that decides the target's content.
 
     Attributes:
@@ -83,7 +81,7 @@ class PlanInputs:
         return self.layout.kept_replicas(self.replicas)
 
 
-class SourceTensor(NamedTuple):
+class SourceTensor(Record):
     """A parameter of the source.
 
     Attributes:
@@ -99,7 +97,7 @@ class SourceTensor(NamedTuple):
     copies: tuple[SourceCopy, ...]
 
 
-class ReshardedParameter(NamedTuple):
+class ReshardedParameter(Record):
     """A parameter whose shards are made by the target's layouts.
 
     Attributes:
@@ -144,8 +142,7 @@ class ReshardedParameter(NamedTuple):
         return self.copies[0].first_rank
 
 
-@frozen
-class PassedThroughParameter:
+class PassedThroughParameter(Record):
     """A parameter that no strategy knows, copied to every rank.
 
     Attributes:
@@ -163,8 +160,7 @@ class PassedThroughParameter:
     steps: tuple[str, ...] = ()
 
 
-@frozen
-class TargetFiles:
+class TargetFiles(Record):
     """The files of a target whose ranks are files.
 
     Attributes:
@@ -183,8 +179,7 @@ class TargetFiles:
 NO_FILES = TargetFiles()
 
 
-@frozen
-class LeftOut:
+class LeftOut(Record):
     """Parameters that declared changes leave out.
 
     Attributes:
@@ -199,8 +194,7 @@ class LeftOut:
     copies: tuple[tuple[SourceTensor, SourceTensor], ...] = ()
 
 
-@frozen
-class ParameterMatch:
+class ParameterMatch(Record):
     """The fate of every parameter; names in the source files' order.
 
     Attributes:
@@ -255,16 +249,14 @@ class ParameterMatch:
         return tuple(passed.name for passed in self.passed_through) + self.files.outside
 
 
-@frozen
-class ReadScale:
+class ReadScale(Record):
     """Factors of the values of a read: `scale`, and where the source shard begins in the whole matrix."""
 
     scale: BlockScale
     shard_start: Shape
 
 
-@frozen
-class ReadItem:
+class ReadItem(Record):
     """A box that a target shard takes from a source shard.
 
     Attributes:
@@ -284,7 +276,7 @@ class ReadItem:
     scale: ReadScale | None = None
 
 
-class ParameterPlan(NamedTuple):
+class ParameterPlan(Record):
     """One parameter of one target rank.
 
     Attributes:
@@ -307,8 +299,7 @@ class ParameterPlan(NamedTuple):
         return self.box.size * self.dtype.itemsize
 
 
-@frozen
-class RankPlan:
+class RankPlan(Record, dict=True):
     """One target rank: its parameters in the order of its file.
 
     `copy_of` is the lowest rank with the same content, None if that is the rank itself.
@@ -329,8 +320,7 @@ class RankPlan:
         return tuple(sorted({read.source_rank for parameter in self.parameters for read in parameter.reads}))
 
 
-@frozen
-class RankTotals:
+class RankTotals(Record):
     """The size of one target rank's work.
 
     Attributes:

@@ -7,13 +7,12 @@ from itertools import chain
 from operator import attrgetter
 
 from reshard.core.plan.recipes import Recipe, Recipes
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 _SOURCES = attrgetter("sources")
 
 
-@frozen
-class MatchedNames:
+class MatchedNames(Record, dict=True):
     """The roles of names: recipes have target names, their sources have source names.
 
     Attributes:

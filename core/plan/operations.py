@@ -5,11 +5,12 @@ Each takes the composed inputs of a rule, and returns what becomes of them. A La
 
 import math
 from collections.abc import Sequence
-from dataclasses import field, replace
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from reshard.core.errors import LayoutError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.segments import (
     BlockScale,
     Pieces,
@@ -28,8 +29,7 @@ _MAX_FACTOR_BYTES = 16 * 2**20
 """The factors of a matrix are in memory as a whole: with blocks of 128 by 128 those of 65,536 by 1,048,576."""
 
 
-@frozen
-class Composed:
+class Composed(Record):
     """A parameter under way: its name in messages, the pieces that it is made of, and its shape."""
 
     name: str
@@ -37,12 +37,11 @@ class Composed:
     shape: Shape
 
 
-@frozen
-class Operation:
+class Operation(Record):
     """What a rule does; `rule` is its name in messages, `verb` what it says of a parameter."""
 
     verb: ClassVar[str]
-    rule: str = field(compare=False)
+    rule: str
 
     def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:
         """Return the pieces and the shape of the result."""
@@ -54,7 +53,6 @@ class Operation:
         return part.shape[axis]
 
 
-@frozen
 class Transposed(Operation):
     """Axes reordered: reversed, or by `axes`."""
 
@@ -69,7 +67,6 @@ class Transposed(Operation):
         return transposed(part.pieces, axes), tuple(part.shape[axis] for axis in axes)
 
 
-@frozen
 class SplitOff(Operation):
     """The part `number` of a fused parameter."""
 
@@ -92,7 +89,6 @@ class SplitOff(Operation):
         return pieces, _with_length(part.shape, self.axis, length // sum(self.shares) * self.shares[self.number])
 
 
-@frozen
 class Joined(Operation):
     """Parameters side by side; with `shares` their lengths have that proportion."""
 
@@ -128,7 +124,6 @@ class Joined(Operation):
         return pieces, _with_length(first.shape, self.axis, sum(lengths))
 
 
-@frozen
 class Stacked(Operation):
     """Parameters of one shape along a new first axis."""
 
@@ -144,7 +139,6 @@ class Stacked(Operation):
         return stacked([part.pieces for part in inputs]), (len(inputs), *first.shape)
 
 
-@frozen
 class Unstacked(Operation):
     """One index of the first axis, which has `count`."""
 
@@ -163,7 +157,6 @@ class Unstacked(Operation):
         return unstacked(part.pieces, part.shape, self.index), part.shape[1:]
 
 
-@frozen
 class MergedAxes(Operation):
     """The first two axes become one; the first has `count` elements."""
 
@@ -181,7 +174,6 @@ class MergedAxes(Operation):
         return merged_axes(part.pieces, part.shape), (self.count * rows, *part.shape[2:])
 
 
-@frozen
 class DividedAxis(Operation):
     """The first axis becomes two, the first of which has `count` elements."""
 
@@ -200,7 +192,6 @@ class DividedAxis(Operation):
         return unmerged_axes(part.pieces, part.shape, self.count), shape
 
 
-@frozen
 class Sliced(Operation):
     """Elements `start` to `stop` of an axis."""
 
@@ -220,7 +211,6 @@ class Sliced(Operation):
         return pieces, _with_length(part.shape, self.axis, self.stop - self.start)
 
 
-@frozen
 class Repeated(Operation):
     """The same once more, under another name."""
 
@@ -231,7 +221,6 @@ class Repeated(Operation):
         return part.pieces, part.shape
 
 
-@frozen
 class Dequantized(Operation):
     """A matrix whose blocks are scaled by the elements of another."""
 

@@ -5,17 +5,16 @@ cell; of rows in turn it is a stepped box. All boxes are in the coordinates of w
 target's.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from reshard.core.plan.model import ParameterMatch, ParameterPlan, ReadItem, ReshardedParameter, SourceTensor
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import TensorSlice
 
 
-@frozen
-class SourceCell:
+class SourceCell(Record):
     """A cell of a source parameter.
 
     Attributes:
@@ -29,8 +28,7 @@ class SourceCell:
     ranks: tuple[int, ...]
 
 
-@frozen
-class Overlap:
+class Overlap(Record):
     """The box that a target cell takes from a source cell.
 
     Attributes:
@@ -46,8 +44,7 @@ class Overlap:
     target_box: TensorSlice
 
 
-@frozen
-class TargetCell:
+class TargetCell(Record):
     """A cell of the target: its box, the global target ranks that keep it, and the overlaps that fill it."""
 
     box: TensorSlice
@@ -55,8 +52,7 @@ class TargetCell:
     overlaps: tuple[Overlap, ...]
 
 
-@frozen
-class ParameterOverlaps:
+class ParameterOverlaps(Record):
     """One parameter's cells on both sides.
 
     Attributes:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.boxes import BoxFinder
 from reshard.core.tensor.layout import BoxGrid, ParameterLayout, ShardGrid, cell_box
 from reshard.core.tensor.slices import Shape, TensorSlice
@@ -23,8 +23,7 @@ NO_RANK = -1
 """Rank of a part that no rank owns."""
 
 
-@frozen
-class SourceCopy:
+class SourceCopy(Record):
     """A parameter in one source stage.
 
     Attributes:
@@ -38,8 +37,7 @@ class SourceCopy:
     missing_ranks: frozenset[int] = frozenset()
 
 
-@frozen
-class LostBox:
+class LostBox(Record):
     """A box of a parameter that no file holds.
 
     Attributes:
@@ -52,8 +50,7 @@ class LostBox:
     ranks: tuple[int, ...]
 
 
-@frozen
-class ShardPart:
+class ShardPart(Record):
     """A part of a shard, and the rank to read it from.
 
     Attributes:

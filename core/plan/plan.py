@@ -13,10 +13,10 @@ Planning reads and writes nothing: the catalog knows what the files hold.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
+from msgspec.structs import replace
 
 from reshard.core.errors import PlanError
 from reshard.core.files.model import TensorEntry

@@ -6,9 +6,10 @@ configuration. What none of them shows is asked for, never guessed: a wrong gues
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field
 from enum import StrEnum
 from typing import Any
+
+from msgspec import field
 
 from reshard.core.changes.changes import CastRule, Changes
 from reshard.core.changes.changes_file import validated_changes
@@ -20,7 +21,7 @@ from reshard.core.changes.training_config import GENERATIONS, TrainingConfig
 from reshard.core.changes.training_state import STATE_PREFIXES
 from reshard.core.errors import InputError
 from reshard.core.plan.name_index import NameIndex
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.runtime.wording import listed, quoted
 from reshard.core.text.options import option, spelled
@@ -42,8 +43,7 @@ class Direction(StrEnum):
     FROM_HF = "Hugging Face to MindFormers"
 
 
-@frozen
-class KnownNames:
+class KnownNames(Record):
     """Names on both sides, as far as they are known before planning.
 
     Attributes:
@@ -55,8 +55,7 @@ class KnownNames:
     target: Mapping[str, int] = field(default_factory=dict)
 
 
-@frozen
-class Settings:
+class Settings(Record):
     """What a user, a training's configuration and a model's config.json say.
 
     Attributes:
@@ -74,8 +73,7 @@ class Settings:
     allowed_models: tuple[str, ...] = ()
 
 
-@frozen
-class CompiledPreset:
+class CompiledPreset(Record):
     """A preset for one source.
 
     Attributes:

@@ -7,9 +7,10 @@ casts move no elements: a recipe has the last name, and the cast's rule.
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from reshard.core.changes.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
 from reshard.core.changes.steps import StepRule
@@ -20,7 +21,7 @@ from reshard.core.plan.operations import Composed, Joined, Operation, SplitOff, 
 from reshard.core.plan.other_stages import fits_other_stages
 from reshard.core.plan.regular_expressions import check_expressions, is_quick
 from reshard.core.plan.steps import DroppedCopy, StepNames
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.suggestions import close_words, did_you_mean
 from reshard.core.runtime.wording import listed, quoted
 from reshard.core.tensor.segments import Pieces, fill_once, whole_piece
@@ -40,8 +41,7 @@ _Groups = tuple[str | None, ...]
 _PatternRule = TypeVar("_PatternRule", TransposeRule, CastRule)
 
 
-@frozen
-class Recipe:
+class Recipe(Record):
     """The way to make a target parameter.
 
     Attributes:
@@ -52,11 +52,11 @@ class Recipe:
     name: str
     making: Making
     cast: CastRule | None = None
-    sources: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        making = self.making  # most are not results of operations: their one source needs no cached property
-        object.__setattr__(self, "sources", (making.source,) if making.operation is None else making.sources)
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of its source parameters, each once."""
+        return self.making.sources
 
     @property
     def is_reshaped(self) -> bool:
@@ -74,8 +74,7 @@ class Recipe:
         return ("renamed",) if self.making.renamed or self.name != self.making.name else ()
 
 
-@frozen
-class Recipes:
+class Recipes(Record):
     """The recipes of all target parameters that can be made.
 
     Attributes:
@@ -163,10 +162,10 @@ class Composer:
         return composed.pieces, composed.shape
 
     def _composed(
-        self, making: Making, numbers: Mapping[str, int], shapes: Mapping[str, Shape], visited: dict[int, _Node]
+        self, making: Making, numbers: Mapping[str, int], shapes: Mapping[str, Shape], visited: dict[Making, _Node]
     ) -> _Node:
         """Compose a node of a recipe; `visited` are those composed for it: what was repeated may be joined again."""
-        there = visited.get(id(making))
+        there = visited.get(making)
         if there is not None:
             return there
         operation = making.operation
@@ -178,13 +177,14 @@ class Composer:
                 known = self._known[source, shape] = leaf, shape, len(self._known)
         else:
             inputs, those = zip(*(self._composed(each, numbers, shapes, visited) for each in making.of), strict=True)
-            known = self._known.get((operation, those))
+            key = replace(operation, rule=""), those
+            known = self._known.get(key)
             if known is None:
                 if len(inputs) > 1:
                     _check_growth(operation, inputs, [shapes[name] for name in making.sources])
-                known = self._known[operation, those] = *self._applied(operation, inputs), len(self._known)
+                known = self._known[key] = *self._applied(operation, inputs), len(self._known)
         pieces, shape, number = known
-        node = visited[id(making)] = Composed(making.name, pieces, shape), number
+        node = visited[making] = Composed(making.name, pieces, shape), number
         return node
 
     def _applied(self, operation: Operation, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:

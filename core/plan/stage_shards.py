@@ -5,12 +5,12 @@ A stage holds a parameter if its strategy has it and a file of one of its ranks 
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.errors import LayoutError
 from reshard.core.files.model import TensorEntry
 from reshard.core.plan.ownership import SourceCopy
+from reshard.core.runtime.records import Record
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
@@ -19,7 +19,7 @@ from reshard.core.tensor.slices import Shape
 from reshard.core.text.options import option
 
 
-class StageShards(NamedTuple):
+class StageShards(Record):
     """A parameter in the files of one stage."""
 
     stage: StageStrategy

@@ -40,7 +40,7 @@ from reshard.core.plan.operations import (
     Transposed,
     Unstacked,
 )
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed, quoted
 from reshard.core.text.options import option
 
@@ -49,8 +49,7 @@ _FACTORED = ("exp_avg_sq_row_", "exp_avg_sq_col_", "exp_avg_insta_row_", "exp_av
 _MAX_LISTED = 6
 
 
-@frozen
-class DroppedCopy:
+class DroppedCopy(Record):
     """A source parameter that is left out because it has the same content as another; `rule` says so."""
 
     name: str
@@ -58,8 +57,7 @@ class DroppedCopy:
     rule: str
 
 
-@frozen
-class _Fitting:
+class _Fitting(Record):
     """A parameter that fits a template: the prefix of its states, what placeholders stand for, the parameter."""
 
     prefix: str
@@ -67,8 +65,7 @@ class _Fitting:
     making: Making
 
 
-@frozen
-class _Gathered:
+class _Gathered(Record):
     """What becomes one parameter: the templates of its parts, by their numbers, or one of all with an index.
 
     Attributes:

@@ -6,14 +6,13 @@ Each layout's package has a record of its own, with the options that decide the 
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reshard.core.files.model import MINDSPORE, CheckpointFormat
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 if TYPE_CHECKING:  # `model` imports this module
     from reshard.core.plan.model import ParameterMatch, PlanInputs
 
 
-@frozen
-class CompanionFile:
+class CompanionFile(Record):
     """A file that is copied beside the target's, as it is written: size and digest of its bytes."""
 
     name: str

@@ -8,12 +8,14 @@ in JSON has its shape, or it was compared with metadata, with a configuration, o
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from reshard.core.changes.training_state import STATE_PREFIXES
 from reshard.core.errors import LayoutError
 from reshard.core.plan.model import ParameterMatch, ReshardedParameter
 from reshard.core.plan.stage_shards import StageShards
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed, shortened
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
@@ -33,7 +35,7 @@ _MAX_SHOWN = 5
 _LAYER_NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 
 
-class Whole(NamedTuple):
+class Whole(Record):
     """The shape of a whole source tensor.
 
     Attributes:
@@ -118,7 +120,7 @@ def wholes_of_match(match: ParameterMatch, compared: Mapping[str, str]) -> dict[
             confirmed_by = compared.get(parameter.name) or compared.get(source.name) or whole.confirmed_by
             if not confirmed_by and _is_in_target_strategy(parameter):
                 confirmed_by = BY_TARGET_STRATEGY
-            found[source.name] = whole._replace(confirmed_by=confirmed_by)
+            found[source.name] = replace(whole, confirmed_by=confirmed_by)
     return found
 
 

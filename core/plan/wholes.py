@@ -1,7 +1,8 @@
 """The plan of a whole source parameter, whatever its sharding."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.plan.geometry import ClassGeometry
 from reshard.core.plan.layout_classes import LayoutClass
@@ -28,7 +29,7 @@ def other_replicas(plan: ParameterPlan, source: SourceTensor) -> ParameterPlan:
         owners = (copy.first_rank + rank for rank in grid.owners[grid.cell_of(read.source_rank - copy.first_rank)])
         return replace(read, source_rank=max(rank for rank in owners if rank not in copy.missing_ranks))
 
-    return plan._replace(reads=tuple(map(read_of, plan.reads)))
+    return replace(plan, reads=tuple(map(read_of, plan.reads)))
 
 
 def _first_rank(copy: SourceCopy) -> int:

@@ -9,11 +9,11 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import xxhash
+from msgspec.structs import replace
 
 from reshard import __version__
 from reshard.core.changes.changes import Changes

@@ -8,7 +8,7 @@ ones no longer fit the processor's caches between being read, digested and writt
 
 import resource
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 MAX_BUFFER_BYTES = 4 * 2**20
 MAX_LONE_BLOCK_BYTES = 8 * 2**20
@@ -51,8 +51,7 @@ _RESERVED_FILES = 128
 """Descriptors left for the rest of the process: logs, a server's connections, libraries."""
 
 
-@frozen
-class UploadBuffers:
+class UploadBuffers(Record):
     """Parts of `part_bytes` in which a file is sent, at most `ahead` in flight while the next is filled.
 
     With `keeps_first` the first part is sent last; until then it may be changed.
@@ -63,8 +62,7 @@ class UploadBuffers:
     keeps_first: bool = False
 
 
-@frozen
-class GroupBuffers:
+class GroupBuffers(Record):
     """Buffers for writing one group of ranks side by side.
 
     Attributes:
@@ -91,16 +89,14 @@ class GroupBuffers:
     readers: int = 1
 
 
-@frozen
-class WorkerPool:
+class WorkerPool(Record):
     """Processes that convert a run's ranks, in addition to its own; each converts `threads` groups of ranks at once."""
 
     processes: int
     threads: int
 
 
-@frozen
-class Budget:
+class Budget(Record):
     """Resources of a conversion: of each of its `processes`, and of each worker in them.
 
     Attributes:
@@ -197,8 +193,7 @@ class Budget:
         return upload, cipher_bytes + count * (others + ahead) * self.part_bytes
 
 
-@frozen
-class _Threads:
+class _Threads(Record):
     """The `count` threads that read for a group, and what each of them has.
 
     Attributes:
@@ -215,8 +210,7 @@ class _Threads:
     used_bytes: int
 
 
-@frozen
-class _WideBlocks:
+class _WideBlocks(Record):
     """A rank's block that uses the memory of all threads; `used_bytes` with what is needed to fill those of a group."""
 
     block_bytes: int

@@ -9,13 +9,12 @@ import binascii
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import field
 from enum import StrEnum
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.context import having
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.named_values import KEY_ADVICE, Resolver, value_of
+from reshard.core.runtime.records import Record
 
 
 class EncryptionMode(StrEnum):
@@ -33,11 +32,10 @@ _KEY_BYTES = {
 }
 
 
-@frozen
-class Key:
+class Key(Record):
     """A key and the encryption mode it is used with; an InputError if the key's length does not fit the mode."""
 
-    secret: bytes = field(repr=False)
+    secret: bytes
     mode: EncryptionMode
     name: str = "the key"
     """Name in messages."""
@@ -50,9 +48,11 @@ class Key:
             wanted = f"{', '.join(some)} or {last}" if some else last
             raise InputError(f"{self.name}: the key has {len(self.secret)} bytes; {cipher} takes {wanted}")
 
+    def __repr__(self) -> str:
+        return f"Key(mode={self.mode!r}, name={self.name!r})"  # no secret in messages and logs
 
-@frozen
-class KeyNames:
+
+class KeyNames(Record):
     """Names and modes of the source's and the target's key; an empty name: not encrypted."""
 
     source: str = ""
@@ -61,8 +61,7 @@ class KeyNames:
     target_mode: EncryptionMode = EncryptionMode.AES_GCM
 
 
-@frozen
-class Keys:
+class Keys(Record):
     """The keys of source and target, as far as they are encrypted."""
 
     source: Key | None = None

@@ -11,7 +11,10 @@ The opcodes of one byte that make one are few in any real pickle, so one that is
 
 import struct
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+
+from msgspec import Struct
+
+from reshard.core.runtime.records import Record
 
 _MAX_INTEGER_BYTES = 16
 _MAX_LINE_BYTES = 4096
@@ -37,8 +40,7 @@ class ForeignNameError(PickleError):
         self.module = module
 
 
-@dataclass(frozen=True, slots=True)
-class Global:
+class Global(Record):
     """The name of a class, a function or a constant."""
 
     module: str
@@ -49,8 +51,7 @@ class Global:
         return f"{self.module}.{self.name}"
 
 
-@dataclass(slots=True)
-class PickledObject:
+class PickledObject(Struct):
     """What the pickle would construct or call: the name, the arguments, and the state that is set afterwards."""
 
     made_by: Global
@@ -58,8 +59,7 @@ class PickledObject:
     state: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class PersistentId:
+class PersistentId(Record):
     """A reference to something that is stored beside the pickle."""
 
     value: object

@@ -14,12 +14,11 @@ from typing import TypeVar
 
 from reshard.core.errors import ConversionError, ReshardError, is_transient
 from reshard.core.runtime.context import having
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import detail
+from reshard.core.runtime.records import Record
 
 
-@frozen
-class RetryPolicy:
+class RetryPolicy(Record):
     """Number of attempts in all, and the first pause; each further pause is twice as long."""
 
     attempts: int

@@ -4,9 +4,10 @@ import gc
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import TypeVar
+
+from msgspec import Struct, field
 
 from reshard.core.runtime.progress import advancing, current_progress
 
@@ -56,8 +57,7 @@ _MOST_YOUNG = 50_000_000
 """So that a process which goes on with something else collects garbage now and then; the limit is C's int."""
 
 
-@dataclass
-class _Collections:
+class _Collections(Struct):
     """Garbage collection in this process: the blocks in which it is rare, and its thresholds outside of them."""
 
     blocks: int = 0

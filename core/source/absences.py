@@ -10,7 +10,7 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.torn_files import has_uniform_replicas
 from reshard.core.errors import StrategyError
 from reshard.core.plan.stage_shards import StageShards
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed, ranks_text
 from reshard.core.source.findings import OWN_STRATEGY, Finding
 from reshard.core.strategy.model import StageStrategy, Strategy
@@ -25,8 +25,7 @@ _MIN_LAYERS = 3
 """Where every slice has one owner, two layers on different ranks may be chance."""
 
 
-@frozen
-class _Holding:
+class _Holding(Record):
     """The layers that one group of ranks holds, and no other rank of its stage."""
 
     ranks: tuple[int, ...]

@@ -5,9 +5,9 @@ one by one, and each finding says what it probably means and what to do.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from reshard.core.changes.changes import NO_CHANGES
@@ -32,8 +32,8 @@ from reshard.core.plan.whole_shapes import (
     wholes_of_shards,
 )
 from reshard.core.request.source import SourceRequest
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.source.absences import absence_findings
@@ -158,8 +158,7 @@ def diagnose(
     return _diagnose_by_strategy(catalog, strategy, own, request, reference)
 
 
-@frozen
-class _Reference:
+class _Reference(Record):
     """What whole shapes are compared with: see `diagnose`."""
 
     like: str
@@ -226,7 +225,7 @@ def _diagnose_by_strategy(
     )
 
 
-class _Checked(NamedTuple):
+class _Checked(Record):
     """Findings about parameters, and the whole tensors that the strategy makes of their shards."""
 
     findings: list[Finding]

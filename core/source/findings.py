@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import AfterValidator
 
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import listed
 from reshard.core.strategy.optimizer_shards import has_optimizer_shard, with_optimizer_shard, without_optimizer_shard
@@ -55,7 +56,7 @@ class Finding(Summary):
     advice: Spelled = ""
 
 
-class Cause(NamedTuple):
+class Cause(Record):
     """What findings of the same kind share; the fields are those of a Finding."""
 
     found: str

@@ -1,8 +1,9 @@
 """Opens a source: finds its strategy, catalogs the file of each rank, and checks that they fit each other."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.checkpoint.catalog import CheckpointCatalog
@@ -15,10 +16,10 @@ from reshard.core.layouts.source_layout import CatalogOptions, FoundCheckpoint
 from reshard.core.layouts.survey import find_self_described, survey
 from reshard.core.plan.stage_shards import SourceShards
 from reshard.core.request.source import SourceRequest
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.log import detail, timed
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed, size_text
 from reshard.core.source.damage import damage_policy
 from reshard.core.source.exchanged import naming_exchanged
@@ -41,8 +42,7 @@ GivenStrategy = Strategy | OwnStrategy | FoundCheckpoint | None
 """The strategy of a source: named by the caller, read from its own records or its metadata, or none."""
 
 
-@frozen
-class TargetOutline:
+class TargetOutline(Record):
     """The target that a source is opened for, as far as it decides what is checked.
 
     Attributes:
@@ -73,8 +73,7 @@ class TargetOutline:
 NO_TARGET = TargetOutline()
 
 
-@frozen
-class Source:
+class Source(Record):
     """A checkpoint opened for reading.
 
     Attributes:
@@ -243,7 +242,7 @@ def _with_records_checked(
         return catalog
     if found.has_records:
         catalog = check_named(catalog, given, trusted=trusted)
-    return dataclasses.replace(catalog, notes=(*given.notes, *catalog.notes))
+    return replace(catalog, notes=(*given.notes, *catalog.notes))
 
 
 def _checked_without_strategy(catalog: CheckpointCatalog, target: TargetOutline) -> CheckpointCatalog:
@@ -272,7 +271,7 @@ def _with_known_stages(catalog: CheckpointCatalog) -> CheckpointCatalog:
             f"strategy with {source_option('source_strategy')}: it tells whether parameters are missing"
         )
     note = f"{found}: whether parts of others are missing cannot be known without the checkpoint's strategy"
-    return dataclasses.replace(catalog, notes=(note, *catalog.notes))
+    return replace(catalog, notes=(note, *catalog.notes))
 
 
 def _with_replicas_compared(source: Source) -> Source:
@@ -282,7 +281,7 @@ def _with_replicas_compared(source: Source) -> Source:
 
     request, is_whole = source.request, source.is_integrated
     checked = check_replicas(source.catalog, source.strategy, integrated=is_whole, workers=request.worker_count)
-    return dataclasses.replace(source, catalog=checked)
+    return replace(source, catalog=checked)
 
 
 def _check_links(catalog: CheckpointCatalog, final: Location) -> None:

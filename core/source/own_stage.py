@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 from contextlib import closing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError

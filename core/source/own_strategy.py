@@ -6,9 +6,8 @@ this plan, and if the manifest's files are present with the recorded sizes.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
-import numpy as np
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, unseal_manifest
@@ -19,8 +18,8 @@ from reshard.core.layouts.any_layout import is_document
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.targets import side_named
 from reshard.core.records.plan_file import load_target_strategy
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import Keys, keys_in_force, source_key
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import unless_missing
@@ -35,8 +34,7 @@ from reshard.core.text.options import source_option
 _MAX_LISTED = 4
 
 
-@frozen
-class OwnStrategy:
+class OwnStrategy(Record):
     """The strategy in a source's records, and the manifest that its files have to match."""
 
     strategy: Strategy
@@ -180,4 +178,4 @@ def _cut_alike(layout: ParameterLayout, other: ParameterLayout, axis_count: int)
         one, two = layout.shard_grid(axis_count), other.shard_grid(axis_count)
     except LayoutError:
         return True  # planning reports it, with the parameter's name
-    return one == two and np.array_equal(one.cells, two.cells)
+    return one == two

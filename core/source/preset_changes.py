@@ -1,8 +1,9 @@
 """The changes of a request with a preset: compiled for the source's names before it is opened."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from reshard.core.changes.changes import Changes
 from reshard.core.changes.changes_file import validated_changes
@@ -18,7 +19,7 @@ from reshard.core.plan.recipes import excluded_names
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionOptions
 from reshard.core.request.source import SourceRequest
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.source.opening import TargetOutline, find_strategy, open_by_strategy
 from reshard.core.source.reference import read_reference
 from reshard.core.storage.listing import exists
@@ -27,8 +28,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
 
 
-@frozen
-class PresetChoice:
+class PresetChoice(Record):
     """A preset, as a request names it.
 
     Attributes:

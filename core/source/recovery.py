@@ -5,8 +5,9 @@ ranks hold the same; without one, groups of ranks whose files are replicas may b
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import StrEnum
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.damage_policy import DamagePolicy

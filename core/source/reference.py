@@ -25,7 +25,7 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.preset_checks import rotary_buffers, rotary_buffers_note
 from reshard.core.plan.preset_steps import without_state
 from reshard.core.request.source import SourceRequest
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.source.opening import open_source
 from reshard.core.storage.near_names import did_you_mean
@@ -40,8 +40,7 @@ _SCALE = "_scale_inv"
 _NOT_OF_MODEL = frozenset({"README.md", "LICENSE", ".gitattributes", ".git", ".cache", ".reshard"})
 
 
-@frozen
-class Reference:
+class Reference(Record):
     """The Hugging Face directory that a target is modelled on.
 
     Attributes:

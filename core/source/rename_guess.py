@@ -6,14 +6,13 @@ Names are compared by their components between dots. A guess counts if it matche
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 _SAMPLES = 8
 _MAX_CANDIDATES = 40
 
 
-@frozen
-class Renaming:
+class Renaming(Record):
     """The replacement of `old` by `new` in names.
 
     Attributes:

@@ -7,8 +7,9 @@ only one of them would not notice.
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from operator import itemgetter
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.dense_view import open_record

@@ -15,8 +15,8 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.content_samples import is_constant, read_samples
 from reshard.core.errors import LayoutError
 from reshard.core.plan.stage_shards import StageShards, joined_shape
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import rank_names
 from reshard.core.source.findings import (
@@ -67,8 +67,7 @@ _UNEXPLAINED = Cause(
 )
 
 
-@frozen
-class _Sample:
+class _Sample(Record, dict=True):
     """The beginnings of a parameter on ranks of a stage."""
 
     shards: StageShards
@@ -122,8 +121,7 @@ class _Sample:
         return next(((first, rank) for rank in others if self.contents[rank] != self.contents[first]), None)
 
 
-@frozen
-class SampleFindings:
+class SampleFindings(Record):
     """The results of sampling contents.
 
     Attributes:

@@ -4,6 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from reshard.core.errors import LayoutError
 from reshard.core.plan.stage_shards import StageShards, entry_text, joined_shape
 from reshard.core.source.findings import (
@@ -144,7 +146,7 @@ def _shape_problem(shards: StageShards) -> tuple[Cause, str] | None:
         return None  # those saved whole are one finding for all parameters
     cause = optimizer_shard_cause(
         layout,
-        lambda other: joined_shape(shards._replace(layout=other, kind=())) == expected,
+        lambda other: joined_shape(replace(shards, layout=other, kind=())) == expected,
         was_off=_NOT_CUT_BY_OPTIMIZER,
         was_on=_CUT_BY_OPTIMIZER,
     )

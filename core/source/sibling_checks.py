@@ -11,10 +11,10 @@ or is confirmed, goes with them.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from reshard.core.changes.training_state import STATE_PREFIXES
 from reshard.core.plan.whole_shapes import Whole, folded, other_cuts
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.source.findings import OWN_STRATEGY, Cause, Finding, findings_by_cause
 from reshard.core.tensor.slices import Shape
@@ -45,7 +45,7 @@ _UNLIKE_PARAMETER = Cause(
 )
 
 
-class _Matrix(NamedTuple):
+class _Matrix(Record):
     """A matrix of a layer; `hidden_axis` is the one that has the norms' length if weights are stored as [out, in]."""
 
     name: str
@@ -53,7 +53,7 @@ class _Matrix(NamedTuple):
     hidden_axis: int
 
 
-class _Rule(NamedTuple):
+class _Rule(Record):
     """The length that matrices of a group share, and whether their axes are stored as [in, out]."""
 
     length: int

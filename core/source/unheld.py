@@ -3,8 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
+
+from msgspec.structs import replace
 
 from reshard.core.changes.changes import Changes
 from reshard.core.checkpoint.catalog import CheckpointCatalog

@@ -5,8 +5,9 @@ Errors of the client are recognized by names: its packages need not be installed
 
 import errno
 import time
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from reshard.core.storage.s3_answers import Reason, causes_of
 from reshard.core.text.secrets import scrubbed

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.listing import file_info, unless_missing
 from reshard.core.storage.transfers import at_once
@@ -82,8 +82,7 @@ def file_identity(location: Location) -> object:
     return (status.st_dev, status.st_ino) if status.st_nlink > 1 else os.path.realpath(location.path)
 
 
-@frozen
-class Stamp:
+class Stamp(Record):
     """The state of a file at the time of a look.
 
     Attributes:

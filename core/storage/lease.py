@@ -9,15 +9,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from reshard.core.runtime.context import having
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.lease_holder import LeaseHolder
 from reshard.core.storage.local_lease import hold_local, living_local
 from reshard.core.storage.remote_lease import hold_remote, living_remote
 from reshard.core.storage.urls import Location
 
 
-@frozen
-class LeaseName:
+class LeaseName(Record):
     """The name by which other processes find a lease.
 
     Attributes:

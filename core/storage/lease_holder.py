@@ -6,11 +6,12 @@ import os
 import socket
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 
+from msgspec.structs import asdict
+
 from reshard.core.errors import TargetBusyError, TargetError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.text.options import option
 from reshard.core.text.printing import printable
 
@@ -18,8 +19,7 @@ MAX_LEASE_BYTES = 2**20
 _MAX_LISTED = 8
 
 
-@frozen
-class LeaseHolder:
+class LeaseHolder(Record):
     """A run, and the target ranks that its lease is for; `plan` identifies the plan it carries out."""
 
     run: str

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 Entry = dict[str, Any]
 """A file as fsspec describes it, as far as it is used here: `name` (a path), `type`, `size`, `islink`, `mtime`."""
 
 
-@frozen
-class LocalDisk:
+class LocalDisk(Record):
     """fsspec's filesystem of the local disk, with its own methods for what conversions ask of it.
 
     They raise OSError if a path cannot be looked at.

@@ -12,32 +12,32 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import field
 from itertools import combinations, product
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.context import having
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.named_values import NAME_ADVICE, Resolver, value_of
+from reshard.core.runtime.records import Record
 from reshard.core.storage.filesystems import Options, open_filesystem, url_of
 
 _SLASHES_AT_END = re.compile(r"(?<![:/])/+$")  # not those of s3://
 
 
-@frozen
-class _Storage:
+class _Storage(Record):
     prefixes: tuple[str, ...]
     """Beginnings of its URLs: as the user wrote them, and as we format them."""
     name: str
-    options: Options = field(repr=False)
+    options: Options
+
+    def __repr__(self) -> str:
+        return f"_Storage(prefixes={self.prefixes!r}, name={self.name!r})"  # no secret in messages and logs
 
 
 Pairs = tuple[tuple[str, str], ...]
 """URLs, each with the name of the options for everything at and below it; an empty name: no options."""
 
 
-@frozen
-class Storages:
+class Storages(Record):
     """Resolved storage options, and the URLs that they are for."""
 
     asked: Pairs = ()

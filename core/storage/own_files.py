@@ -13,10 +13,11 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import field
+
+from msgspec import field
 
 from reshard.core.errors import TargetError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.atomic_rename import is_leftover, is_temporary
 from reshard.core.storage.failures import mapped_errors
@@ -28,8 +29,7 @@ _MAX_LISTED = 5
 _CHECKPOINT_FILE = re.compile(r".+\.(ckpt|safetensors)", re.DOTALL)
 
 
-@frozen
-class Listing:
+class Listing(Record):
     """The names allowed in a directory.
 
     Attributes:

@@ -8,12 +8,13 @@ it. Any setting that is not known to be plain is s3fs's to interpret, or to refu
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
-from reshard.core.runtime.frozen import frozen
+from msgspec import field
+
+from reshard.core.runtime.records import Record
 from reshard.core.storage.object_ranges import is_proxy, plain_ranges
 from reshard.core.storage.obs_settings import completed
 
@@ -44,18 +45,20 @@ _BUNDLES = {"AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"}
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 
 
-@frozen
-class _Settings:
+class _Settings(Record):
     """Plain settings, complete; `process`: a fork shares no connections."""
 
     protocol: str
     endpoint: str
     region: str
     is_virtual: bool
-    key: str = field(repr=False)
-    secret: str = field(repr=False)
-    token: str | None = field(repr=False)
+    key: str
+    secret: str
+    token: str | None
     process: int = field(default_factory=os.getpid)
+
+    def __repr__(self) -> str:
+        return f"_Settings(protocol={self.protocol!r}, endpoint={self.endpoint!r})"  # no secret in messages and logs
 
 
 class PlainS3:

@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from reshard.core.errors import StorageError, TargetError
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.storage.conditional import removed_if, replaced_if
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.lease_holder import MAX_LEASE_BYTES, LeaseHolder, parse_holder
@@ -44,8 +44,7 @@ _LAST_RENEWALS_SECONDS = RENEWAL_SECONDS
 _REMOVED = "its lease was removed"
 
 
-@frozen
-class SeenLease:
+class SeenLease(Record):
     """A lease as it was last seen.
 
     Attributes:

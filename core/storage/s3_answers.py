@@ -7,16 +7,16 @@ contain a secret.
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from reshard.core.runtime.frozen import frozen
+from msgspec.structs import replace
+
+from reshard.core.runtime.records import Record
 from reshard.core.text.secrets import scrubbed
 
 
-@frozen
-class Reason:
+class Reason(Record):
     """The reason why a request failed.
 
     Attributes:

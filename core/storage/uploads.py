@@ -18,7 +18,7 @@ from typing import Any
 
 from reshard.core.errors import StorageError
 from reshard.core.runtime.budget import UploadBuffers
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.filesystems import speaks_s3
 from reshard.core.storage.transfers import requested, submitted
 from reshard.core.storage.urls import Location
@@ -206,8 +206,7 @@ def abort_uploads(directory: Location, files: Iterable[Location]) -> int:
     return len(found)
 
 
-@frozen
-class UnfinishedUpload:
+class UnfinishedUpload(Record):
     """An upload in parts that was begun, and neither completed nor aborted.
 
     Attributes:

@@ -7,15 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from reshard.core.errors import InputError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import NameText
 from reshard.core.storage.filesystems import open_filesystem, url_of
 from reshard.core.storage.local_disk import LOCAL_DISK, LocalDisk
 from reshard.core.storage.named_options import options_for
 
 
-@frozen
-class Location:
+class Location(Record, dict=True):
     """A place on a storage: its filesystem `fs`, as fsspec's are, and the `path` in it, without a trailing slash."""
 
     fs: Any

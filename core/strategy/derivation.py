@@ -7,10 +7,11 @@ for each kind of parallelism.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.errors import LayoutError, StrategyError, raise_problems
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.optimizer_shards import (
@@ -32,8 +33,7 @@ _ASSUMED_ITEMSIZE = 4
 _MAX_SIZE = 1 << 20
 
 
-@frozen
-class TargetJob:
+class TargetJob(Record):
     """The job that a strategy is derived for.
 
     Attributes:
@@ -57,16 +57,14 @@ class TargetJob:
     places: Sequence[str] = ()
 
 
-@frozen
-class TensorFacts:
+class TensorFacts(Record):
     """Shape of a whole tensor, and its dtype if a checkpoint is at hand."""
 
     shape: Shape
     dtype: DType | None = None
 
 
-@frozen
-class DerivedStrategy:
+class DerivedStrategy(Record):
     """A derived strategy, how it came about, and notes for the user; `unchecked` counts parameters of unknown shape."""
 
     strategy: Strategy

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError, is_transient
 from reshard.core.runtime.metadata import check_metadata, parsing

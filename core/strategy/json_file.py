@@ -14,7 +14,8 @@ and its training reports that it is missing, but would believe an invented one.
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.errors import LayoutError, StrategyError
 from reshard.core.runtime.metadata import DuplicateKeyError, load_json

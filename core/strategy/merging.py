@@ -1,7 +1,6 @@
 """Merges the strategies of pipeline stages into one."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 from reshard.core.errors import StrategyError
 from reshard.core.runtime.wording import listed
@@ -87,10 +86,10 @@ def _difference(first: ParameterLayout | None, second: ParameterLayout | None) -
     """Describe how two layouts of one parameter differ, as the end of a sentence; None if they are equal."""
     if first is None or second is None:
         return f"is only in the {'second' if first is None else 'first'}"
-    for field in fields(ParameterLayout):
-        one, two = getattr(first, field.name), getattr(second, field.name)
+    for name in ParameterLayout.__struct_fields__:
+        one, two = getattr(first, name), getattr(second, name)
         if one != two:
-            return f"has {field.name} {one} in the first, {two} in the second"
+            return f"has {name} {one} in the first, {two} in the second"
     return None
 
 

@@ -4,17 +4,17 @@ Ranks are numbered stage by stage: a stage's first rank is its number times the 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from functools import cached_property
 
+from msgspec import field
+
 from reshard.core.errors import StrategyError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.layout import ParameterLayout
 
 
-@frozen
-class OperatorStrategy:
+class OperatorStrategy(Record):
     """How one operator's inputs are sharded; kept so that files can be rewritten without loss."""
 
     node_name: str
@@ -22,8 +22,7 @@ class OperatorStrategy:
     dims: tuple[tuple[int, ...], ...]
 
 
-@frozen
-class StageStrategy:
+class StageStrategy(Record, dict=True):
     """One pipeline stage: the layout of each of its parameters, by name without a stage prefix, in the file's order.
 
     `devices` is for a stage that may have no parameters to derive their number from.
@@ -48,8 +47,7 @@ class StageStrategy:
         return next(iter(by_count))
 
 
-@frozen
-class Strategy:
+class Strategy(Record, dict=True):
     """The strategy of a checkpoint.
 
     Attributes:

@@ -6,8 +6,9 @@ if the network says so, which only a strategy of the network shows. Optimizer st
 whatever their own size.
 """
 
-from dataclasses import replace
 from math import prod
+
+from msgspec.structs import replace
 
 from reshard.core.errors import LayoutError
 from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from reshard.core.errors import LayoutError, StrategyError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
 from reshard.core.tensor.slices import Shape
@@ -31,8 +31,7 @@ _MAX_DEVICES = 1 << 20
 _MAX_DEVICE_AXES = 64
 
 
-@frozen
-class StrategyRecords:
+class StrategyRecords(Record):
     """Content of a strategy file, in its order; `layouts` pairs parameter names as in the file with layouts."""
 
     operators: Sequence[OperatorStrategy]

@@ -5,10 +5,11 @@ the parameter by the slower one. If model parallel keeps its size, its axes stay
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.errors import LayoutError, StrategyError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.strategy.roles import Roles, is_cut_by_steps, model_axes_of
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Shape
@@ -19,8 +20,7 @@ _DATA_AXIS = -1
 _CUT_FORM = "it has to be PATTERN=AXIS, PATTERN=AXIS:model,AXIS:data or PATTERN=whole; AXIS counts from 0"
 
 
-@frozen
-class CutRule:
+class CutRule(Record):
     """Which tensor axes of the parameters that match `pattern` are sharded, and by `model` or `data` devices."""
 
     pattern: str

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Shape
@@ -31,8 +31,7 @@ NamedLayouts = Sequence[tuple[str, ParameterLayout]]
 """Parameters and their layouts; a parameter of several stages occurs once for each."""
 
 
-@frozen
-class RoleAxis:
+class RoleAxis(Record):
     """A device axis: the distance between neighboring ranks on it, and the number of devices.
 
     `cuts` are the (parameter, tensor axis) that it shards; empty for data parallel.
@@ -43,8 +42,7 @@ class RoleAxis:
     cuts: frozenset[tuple[str, int]]
 
 
-@frozen
-class Roles:
+class Roles(Record, dict=True):
     """Roles of a stage's devices: its axes, slowest first.
 
     `pieces` of every sharded parameter: 1 if there is none, 0 if the numbers differ. `conflict`: why there is one axis
@@ -101,8 +99,7 @@ class Roles:
         return f"different devices cut different parameters: {'; '.join(kinds)}"
 
 
-@frozen
-class _Cut:
+class _Cut(Record):
     """A device axis that shards a tensor axis: its neighbors are `low` ranks apart, and it ends after `high` ranks."""
 
     tensor_axis: int

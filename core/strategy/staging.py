@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from reshard.core.errors import StrategyError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed, ranks_text
 from reshard.core.strategy.model import Strategy
 from reshard.core.text.options import option
@@ -30,8 +30,7 @@ Layer = tuple[str, int]
 """Text before the number, and the number."""
 
 
-@frozen
-class PlaceRule:
+class PlaceRule(Record):
     """Stages of the parameters of no layer that match `pattern`: `first`, `last`, `all` or numbers."""
 
     pattern: str
@@ -56,8 +55,7 @@ class PlaceRule:
         return tuple(sorted(found))
 
 
-@frozen
-class Staging:
+class Staging(Record):
     """Parameters of each stage, and the source stage whose layout each takes; its layers, as `0-11`; notes."""
 
     sources: tuple[Mapping[str, int], ...]
@@ -85,8 +83,7 @@ def parse_place(text: str) -> PlaceRule:
     return PlaceRule(pattern, tuple(place.strip() for place in places.split(",")))
 
 
-@frozen
-class _Parameters:
+class _Parameters(Record):
     """The parameters of a source strategy, in order: the stages, the layer and the owner of each."""
 
     stage_count: int

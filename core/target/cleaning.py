@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from reshard.core.checkpoint.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest
 from reshard.core.errors import InputError, TargetBusyError, TargetError
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.targets import all_sides, is_target_name
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
@@ -60,14 +62,12 @@ from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, STATE
 from reshard.core.target.written_objects import readable_plan, written_objects
 
 
-@frozen
-class _Found:
+class _Found(Record):
     leftover: Leftover
     remove: Callable[[], None]
 
 
-@frozen
-class _Survey:
+class _Survey(Record):
     found: Sequence[_Found] = ()
     kept: tuple[str, ...] = ()
 
@@ -136,7 +136,7 @@ def _remove_found(place: Location, survey: _Survey) -> None:
             each.remove()
     holder = new_holder(())
     # a plan of its own: it excludes every other run, and other removals
-    holder = LeaseHolder(**(vars(holder) | {"plan": f"removal by {holder.run}"}))
+    holder = replace(holder, plan=f"removal by {holder.run}")
     with leased(place, holder):
         for each in _survey(place, holder.run).found:
             check_claim()

@@ -5,7 +5,6 @@ from functools import cached_property
 from reshard.core.checkpoint.manifest import Manifest
 from reshard.core.errors import TargetError
 from reshard.core.layouts.manifests import read_manifest
-from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.publishing import STATE_DIRECTORY, list_names
 from reshard.core.storage.urls import Location
 from reshard.core.target.place import check_beside, check_place
@@ -16,8 +15,7 @@ from reshard.core.target.workspace import read_identity
 _NOT_EMPTY = "{}: is not empty. Name another target, or remove it"
 
 
-@frozen
-class JoinedTarget(Target):
+class JoinedTarget(Target, dict=True):
     """The target of parts, which replaces nothing; `plan` is one part's.
 
     `parts_identity` is a digest of everything that decides its content.

@@ -12,8 +12,9 @@ anything else                                   refuse                      refu
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, dump_record, with_plan_digest
 from reshard.core.checkpoint.verify_level import VerifyLevel
@@ -23,9 +24,9 @@ from reshard.core.layouts.target_side import TargetSide
 from reshard.core.layouts.targets import companion_names, is_target_name, side_of
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import dump_plan, plan_identity
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.storage.lease import living_holders
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.listing import find_files
@@ -70,8 +71,7 @@ from reshard.core.target.workspace import (
 from reshard.core.text.options import option
 
 
-@frozen
-class Look:
+class Look(Record):
     """A target's state at the time of a look.
 
     Attributes:
@@ -89,8 +89,7 @@ class Look:
     leftovers: tuple[Location, ...] = ()
 
 
-@frozen
-class Claim:
+class Claim(Record):
     """A target held by a lease.
 
     Attributes:
@@ -106,8 +105,7 @@ class Claim:
     earlier: EarlierWork | None = None
 
 
-@frozen
-class Target:
+class Target(Record, dict=True):
     """The target of one plan; `overwrite`: an existing checkpoint may be replaced."""
 
     final: Location

@@ -5,21 +5,21 @@ can tell. Earlier work of a plan that differs in nothing else may be kept, once 
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.errors import InputError, StorageError, is_transient
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import load_plan, load_sources, plan_identity
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
 from reshard.core.storage.urls import Location
 from reshard.core.target.workspace import Workspace, read_identity
 from reshard.core.text.options import option
 
 
-@frozen
-class EarlierWork:
+class EarlierWork(Record):
     """Ranks that were finished before source files were touched.
 
     Attributes:

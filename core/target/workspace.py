@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import field
 from itertools import accumulate
 
 import xxhash
+from msgspec import field
 
 from reshard.core.checkpoint.manifest import (
     MAX_RECORD_BYTES,
@@ -19,9 +19,9 @@ from reshard.core.checkpoint.manifest import (
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
 from reshard.core.layouts.manifests import parse_shard_record
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.sealing import keyed_digest, seal, unseal
 from reshard.core.storage.listing import find_files, unless_missing
 from reshard.core.storage.local_lease import GATE_NAME
@@ -80,8 +80,7 @@ class _KnownRecords:
         self._known = tuple(each for each, total in zip(known, total_bytes, strict=True) if total <= _MAX_KNOWN_BYTES)
 
 
-@frozen
-class Workspace:
+class Workspace(Record, eq=False):
     """A directory to which any number of processes write a plan's files and records.
 
     That of a local target does not have its final name yet. Records `known` need not be parsed again.
@@ -89,7 +88,7 @@ class Workspace:
 
     directory: Location
     identity: str
-    known: _KnownRecords = field(default_factory=_KnownRecords, compare=False, repr=False)
+    known: _KnownRecords = field(default_factory=_KnownRecords)
 
     @property
     def state(self) -> Location:

@@ -13,7 +13,7 @@ from reshard.core.errors import InputError, StorageError, is_transient
 from reshard.core.layouts.targets import is_target_name
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import rebuild_plan
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.publishing import other_files
 from reshard.core.storage.urls import Location
@@ -21,8 +21,7 @@ from reshard.core.target.documents import companion_summaries, document_names, d
 from reshard.core.target.workspace import Workspace
 
 
-@frozen
-class WrittenObjects:
+class WrittenObjects(Record):
     """Objects at an unfinished target.
 
     Attributes:

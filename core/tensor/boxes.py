@@ -9,11 +9,10 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 
 from reshard.core.errors import LayoutError
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 _MAX_DIVIDED_AXES = 8
@@ -22,8 +21,7 @@ _MAX_CORNERS = 1 << 21
 """Of all boxes of a tensor, some 300 MB: 262,144 boxes divided along three axes."""
 
 
-@dataclass(frozen=True, eq=False)
-class ShardBoxes:
+class ShardBoxes(Record, cache_hash=True):
     """The boxes of a tensor of `shape`, each owned by one rank.
 
     Attributes:
@@ -32,21 +30,6 @@ class ShardBoxes:
 
     shape: Shape
     owned: tuple[tuple[int, TensorSlice], ...]
-
-    # a checkpoint has thousands of boxes, and a layout is hashed for each parameter, several times
-    def __hash__(self) -> int:
-        """Hash the contents, once."""
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        """Compare the contents."""
-        if self is other:
-            return True
-        return isinstance(other, ShardBoxes) and (self.shape, self.owned) == (other.shape, other.owned)
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.shape, self.owned))
 
     def check_tiling(self) -> None:
         """Raise LayoutError unless the boxes tile the tensor."""

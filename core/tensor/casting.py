@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape
 from reshard.core.tensor.tiling import tile_values
@@ -40,8 +40,7 @@ NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
 _EXPONENT_BITS = {"Float16": 5, "BFloat16": 8, "Float32": 8, "Float64": 11}
 
 
-@frozen
-class Overflow:
+class Overflow(Record):
     """Finite values that became infinite.
 
     Attributes:

@@ -6,12 +6,12 @@ Most contents are only moved, so a dtype is a name and an item size. `.ckpt` spe
 """
 
 from functools import cache
-from typing import NamedTuple
 
 from reshard.core.errors import CheckpointError
+from reshard.core.runtime.records import Record
 
 
-class DType(NamedTuple):
+class DType(Record):
     """An element type.
 
     Attributes:

@@ -33,13 +33,13 @@ cryptographic hash, does not prove a tensor's origin, and does not belong beside
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from string import ascii_letters
 
 import numpy as np
+from msgspec.structs import replace
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.slices import Shape
 
 MODULUS = 2**64
@@ -114,8 +114,7 @@ def fingerprint_text(fingerprint: int) -> str:
     return f"{fingerprint:016x}"
 
 
-@frozen
-class _Axis:
+class _Axis(Record):
     """The weights of elements along one axis of an array.
 
     Attributes:
@@ -135,8 +134,7 @@ class _Axis:
     step: int = 1
 
 
-@frozen
-class _Part:
+class _Part(Record):
     """Some of the numbers of boxes.
 
     Attributes:

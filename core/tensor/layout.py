@@ -9,25 +9,31 @@ Ranks here are stage ranks: 0 .. devices-1 inside one stage, the row-major coord
 are numbered from the right in tensor maps (0 is the rightmost), as in MindSpore's files.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
+from operator import attrgetter
 
 import numpy as np
+from msgspec.structs import replace
 
 from reshard.core.errors import LayoutError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.boxes import ShardBoxes
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 ALL_REPEATED_AXES = -1
 """`optimizer_shard_size` of a layout whose optimizer shard uses every repeated device axis."""
 
+_SHARDING = attrgetter(
+    *("device_matrix", "tensor_map", "nested", "optimizer_shard_step", "optimizer_shard_size", "field"),
+    *("param_split_shape", "indices_offset", "boxes"),
+)
+"""What decides a parameter's shards, and so whether two layouts are equal."""
 
-@frozen
-class ParameterLayout:
+
+class ParameterLayout(Record, dict=True):
     """One parameter's entry in a strategy file.
 
     Attributes:
@@ -54,8 +60,21 @@ class ParameterLayout:
     field: int = 0
     param_split_shape: Shape = ()
     indices_offset: Shape = ()
-    tensor_shape: Shape | None = dataclasses.field(default=None, compare=False)
+    tensor_shape: Shape | None = None
     boxes: ShardBoxes | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Compare everything but the tensor's shape."""
+        return self is other or (isinstance(other, ParameterLayout) and _SHARDING(self) == _SHARDING(other))
+
+    # a strategy has thousands of parameters and few layouts, each hashed for every parameter, several times
+    def __hash__(self) -> int:
+        """Hash what is compared, once."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(_SHARDING(self))
 
     @property
     def is_uneven(self) -> bool:
@@ -117,7 +136,7 @@ class ParameterLayout:
         entries = [[new_last - places[last - axis] for axis in axes] for axes in tensor_map]
         if entries:
             entries[0] += [new_last - places[axis] for axis in used]
-        return dataclasses.replace(
+        return replace(
             self,
             device_matrix=tuple(matrix),
             tensor_map=tuple(map(tuple, entries)),
@@ -127,8 +146,7 @@ class ParameterLayout:
         )
 
 
-@frozen
-class ShardGrid:
+class ShardGrid(Record, dict=True):
     """The division of a tensor into shards, and the shard of each stage rank.
 
     A *cell* is a place in the grid: an index along each axis. The box in a cell is a shard; ranks in the same cell own
@@ -142,7 +160,18 @@ class ShardGrid:
 
     pieces: Shape
     uneven: Shape
-    cells: np.ndarray = dataclasses.field(compare=False, repr=False)
+    cells: np.ndarray
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the shards, and which rank owns which."""
+        return self is other or (
+            isinstance(other, ShardGrid)
+            and (self.pieces, self.uneven) == (other.pieces, other.uneven)
+            and np.array_equal(self.cells, other.cells)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.pieces, self.uneven))
 
     @property
     def device_count(self) -> int:
@@ -230,14 +259,20 @@ class ShardGrid:
         return tuple(range(0, length + 1, step)) if step else (0,) * (count + 1)
 
 
-@frozen
-class BoxGrid(ShardGrid):
+class BoxGrid(ShardGrid, kw_only=True):
     """Shards given box by box. The cell of a rank is (its box's number,); ranks without a box share the cell (-1,).
 
     `bounds` are the borders of all boxes along each axis, so they do not give the box in a cell.
     """
 
-    boxes: ShardBoxes = dataclasses.field(kw_only=True)
+    boxes: ShardBoxes
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the boxes as well."""
+        return isinstance(other, BoxGrid) and self.boxes == other.boxes and super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash((self.pieces, self.boxes))
 
     @property
     def is_whole(self) -> bool:

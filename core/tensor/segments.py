@@ -13,15 +13,15 @@ shares in 3 groups is `qqkvqqkvqqkv`.
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, pairwise
 from operator import add, neg
 
 import numpy as np
+from msgspec.structs import replace
 
 from reshard.core.errors import PlanError
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 MAX_PIECES = 2**16
@@ -33,8 +33,7 @@ NEW_AXIS = -1
 """Instead of a source axis: a target axis that the source lacks, of one element."""
 
 
-@frozen
-class BlockScale:
+class BlockScale(Record):
     """Factors of a matrix's values: one for each block of `block` elements, counted from the whole matrix's beginning.
 
     `source` is the index of the source parameter that holds them, a matrix with an element for each block.
@@ -44,8 +43,7 @@ class BlockScale:
     block: Shape
 
 
-@frozen
-class Piece:
+class Piece(Record):
     """A box of a source parameter, and its place.
 
     Attributes:
@@ -186,8 +184,7 @@ class Piece:
         return values[tuple(None if axis == NEW_AXIS else slice(None) for axis in self.axes)]
 
 
-@frozen
-class Progression:
+class Progression(Record):
     """Positions at equal distances along an axis."""
 
     start: int

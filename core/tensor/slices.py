@@ -7,9 +7,9 @@ an axis, such as every other row. A *shard* is the data one rank holds of one pa
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from operator import add, ge, gt, le, neg, sub
-from typing import NamedTuple
+
+from reshard.core.runtime.records import Record
 
 Shape = tuple[int, ...]
 
@@ -26,8 +26,7 @@ def is_countable(shape: Shape, itemsize: int = 1) -> bool:
     return math.prod(filter(None, shape)) * max(itemsize, 1) <= _MOST_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSlice:
+class TensorSlice(Record):
     """A half-open box; a scalar is the box without axes, which has one element.
 
     Attributes:
@@ -176,7 +175,7 @@ def row_major_strides(shape: Shape) -> Shape:
     return tuple(strides)
 
 
-class Extent(NamedTuple):
+class Extent(Record):
     """Contiguous bytes of a file or a shard: `offset` from its first byte and `length`, in bytes."""
 
     offset: int

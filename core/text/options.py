@@ -14,13 +14,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+
+from reshard.core.runtime.records import Record
 
 Value = bool | int | str | list[str] | None
 """True for an option that is switched on; None where only its name matters."""
 
 
-class Option(NamedTuple):
+class Option(Record):
     """An option that a message names, and the value that would help, if it says one."""
 
     name: str

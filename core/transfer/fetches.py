@@ -1,15 +1,14 @@
 """The bytes of source files that blocks need: one fetch for each read range of each chunk."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import field
 
 from reshard.core.plan.model import ParameterPlan, ReadItem, SourceTensor
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.casting import Overflow
 from reshard.core.tensor.segments import NEW_AXIS
 from reshard.core.tensor.slices import Extent
@@ -23,8 +22,7 @@ _MAX_CACHED_RANGES = 2**14
 """A few MB of them."""
 
 
-@frozen
-class RankBlock:
+class RankBlock(Record, dict=True):
     """A block of one target rank's file, being filled.
 
     Attributes:
@@ -44,7 +42,7 @@ class RankBlock:
         return self.buffer.data
 
 
-class Fetch(NamedTuple):
+class Fetch(Record):
     """A read range for one chunk of one block, located in its file; several extents if it crosses a border.
 
     `factors` are those of values that are scaled: float32, one for each block.

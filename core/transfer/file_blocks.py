@@ -5,14 +5,15 @@ box that is contiguous in a target shard.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from reshard.core.files.any_format import plan_file
 from reshard.core.files.model import Content, FilePlan, OutputEntry
 from reshard.core.plan.model import ParameterPlan, RankPlan
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.segments import reorders
 from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
@@ -20,7 +21,7 @@ from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
 _OPAQUE = frozenset((TEXT, MAP_TENSOR))
 
 
-class Chunk(NamedTuple):
+class Chunk(Record):
     """A contiguous box of a target shard, and its first byte in the block."""
 
     name: str
@@ -29,8 +30,7 @@ class Chunk(NamedTuple):
     size_bytes: int
 
 
-@dataclass
-class Block:
+class Block(Struct):
     """A run of a file: literal bytes by their position in the block, and chunks.
 
     Contents known beforehand are both a literal and a chunk.

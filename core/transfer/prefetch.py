@@ -19,8 +19,8 @@ import numpy as np
 
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.runtime.budget import MAX_PREFETCH_THREADS, GroupBuffers
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.idle_workers import current_idle_workers
+from reshard.core.runtime.records import Record
 from reshard.core.transfer.fetches import RankBlock
 from reshard.core.transfer.file_blocks import Block
 from reshard.core.transfer.reader import BlockReader
@@ -48,8 +48,7 @@ Step = Sequence[Block | None]
 """The next block of each rank's file; None where a file has no more blocks."""
 
 
-@frozen
-class FilledBlock(Generic[User]):
+class FilledBlock(Record, Generic[User]):
     """A filled block of a rank's file, and its CRC sums."""
 
     user: User
@@ -83,8 +82,7 @@ class _PrefetchThread(Generic[User]):
         return list(filled)
 
 
-@frozen
-class _Filling(Generic[User]):
+class _Filling(Record, Generic[User]):
     """A step being filled, and the thread that fills it; None if it took none."""
 
     filled: Future[FilledStep[User]]

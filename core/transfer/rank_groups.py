@@ -6,11 +6,11 @@ rows of their own have no reads in common.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from reshard.core.plan.layout_classes import LayoutClass, TargetStage
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.records import Record
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
 from reshard.core.tensor.slices import Shape
 from reshard.core.transfer.read_ranges import gap_cost_bytes
@@ -71,7 +71,7 @@ def _classes_read_again(plan: ConversionPlan, stage: TargetStage, ranks: Sequenc
     return _costliest(costs) if sum(each.extra_bytes for each in costs) > _MIN_REMOTE_COST * needed_bytes else []
 
 
-class _Cost(NamedTuple):
+class _Cost(Record):
     """Extra bytes that a rank alone reads for a layout class."""
 
     extra_bytes: int

@@ -12,7 +12,7 @@ from typing import Any
 from reshard.core.errors import ConversionError
 from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import SCALED, DType
 from reshard.core.tensor.segments import NEW_AXIS, BlockScale, Piece, reorders
 from reshard.core.tensor.slices import (
@@ -39,8 +39,7 @@ def gap_cost_bytes(plan: ConversionPlan, parameter: ParameterPlan, gap_bytes: in
     )
 
 
-@frozen
-class SourceShard:
+class SourceShard(Record):
     """Shape and element type of a source parameter in one rank's file."""
 
     shape: Shape
@@ -58,16 +57,14 @@ def source_shard(plan: ConversionPlan, parameter: ParameterPlan, read: ReadItem)
     return SourceShard(plan.source_entry(read.source_rank, source.name).shape, source.dtype)
 
 
-@frozen
-class ReadLimits:
+class ReadLimits(Record):
     """Upper bounds in bytes: of a single read, and of a gap worth reading through."""
 
     range_bytes: int
     gap_bytes: int
 
 
-@frozen
-class ReadRange:
+class ReadRange(Record, dict=True):
     """A run of bytes of a source shard that is worth one read, and the place of its elements in a chunk.
 
     Attributes:
@@ -100,8 +97,7 @@ class ReadRange:
         return self.strides is None and self.dtype is None
 
 
-@frozen
-class ScaledBox:
+class ScaledBox(Record):
     """Values that are multiplied with their blocks' factors.
 
     Attributes:
@@ -219,8 +215,7 @@ def _parts_worth_a_read(piece: Piece, shard: SourceShard, limits: ReadLimits) ->
             yield from _parts_worth_a_read(part, shard, limits)
 
 
-@frozen
-class _Gaps:
+class _Gaps(Record):
     """Equal gaps between the wanted runs of a box, along one axis; `is_step`: the box is stepped there."""
 
     count: int

@@ -8,7 +8,7 @@ read straight into its block. From a remote storage the reads of a step are requ
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from reshard.core.errors import ConversionError
 from reshard.core.files.remote_index.templates import header_mismatch
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.reading import read_parts
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
@@ -211,8 +211,7 @@ class RemoteBlockReader:
         ]
 
 
-@frozen
-class _Request:
+class _Request(Record):
     """Items of one source file, and the byte range that covers them."""
 
     source_rank: int
@@ -221,8 +220,7 @@ class _Request:
     length: int
 
 
-@frozen
-class _HeadCheck:
+class _HeadCheck(Record):
     """Bytes expected before a parameter's contents, in a file whose headers were assumed to equal another file's."""
 
     offset: int
@@ -248,7 +246,7 @@ _Wanted = Fetch | _HeadCheck
 """Bytes of a source file to be delivered."""
 
 
-class _Part(NamedTuple):
+class _Part(Record):
     """The buffer for the bytes of an item of a request, or of a gap before one."""
 
     item: _Wanted | None

@@ -9,7 +9,7 @@ from reshard.core.files.remote_reads import read_in_blocks
 from reshard.core.files.running_crc import is_crc_in_header, running_crc
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import UploadBuffers
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_file
@@ -19,8 +19,7 @@ from reshard.core.transfer.writer import heads_digest
 _BLOCK_BYTES = 8 * 2**20
 
 
-@frozen
-class ReducedFile:
+class ReducedFile(Record):
     """A written file's size, and the digest of the bytes around its contents."""
 
     size_bytes: int

@@ -5,13 +5,12 @@ The comparison of a conversion with its source and the comparison of two checkpo
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.source.gaps import STEP_PARAMETERS
 from reshard.core.source.replicas import differing_replicas_text
 from reshard.core.tensor.dtypes import DType
@@ -19,8 +18,7 @@ from reshard.core.tensor.segments import Piece
 from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints
 
 
-@dataclass(frozen=True, eq=False)
-class Addend:
+class Addend(Record, eq=False):
     """A stage's shards of one tensor, as an addend of a fingerprint.
 
     Attributes:
@@ -108,8 +106,7 @@ def stored_bytes(records: Iterable[CatalogRecord], names: Collection[str]) -> in
     return total
 
 
-@frozen
-class Contents:
+class Contents(Record):
     """The contents of parameters.
 
     Attributes:

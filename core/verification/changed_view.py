@@ -6,8 +6,9 @@ against the checkpoint that it was made from, without converting that again. Whe
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from threading import Event
+
+from msgspec.structs import replace
 
 from reshard.core.changes.changes import FLOAT_NAMES, NO_CHANGES, CastRule, OverflowPolicy
 from reshard.core.changes.changes_file import read_changes
@@ -18,9 +19,9 @@ from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.preset_checks import check_shapes
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import advancing, current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import utf8_text
@@ -38,8 +39,7 @@ from reshard.core.verification.wholes import check_dropped_copies
 _FLOATS = {name: spelled for spelled, name in FLOAT_NAMES.items()}
 
 
-@frozen
-class ChangedView:
+class ChangedView(Record):
     """What changes make of a checkpoint; `left_out` are results that the patterns of the request exclude."""
 
     view: FingerprintsView

@@ -10,15 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from reshard.core.layouts.numbers import Number
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.casting import NUMPY_TYPES
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import box_fingerprint
 from reshard.core.tensor.slices import Shape
 
 
-@frozen
-class InCommon:
+class InCommon(Record):
     """Parameters of one side that the other has in common.json.
 
     Attributes:

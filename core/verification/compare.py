@@ -6,18 +6,19 @@ Parameters that differ are read again from both sides, to locate and measure the
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property
 from threading import Event
 from typing import Literal
+
+from msgspec.structs import asdict, replace
 
 from reshard.core.errors import InputError
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import counted, size_text
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
@@ -152,8 +153,7 @@ def _changed(
     return a, replace(b, notes=(*b.notes, rotary_buffers_note(buffers))) if buffers else b
 
 
-@frozen
-class _Comparison:
+class _Comparison(Record, dict=True):
     a: View
     b: View
     contents_a: Contents
@@ -316,7 +316,7 @@ def _difference(
         values=texts and (_shortened(texts[0]), _shortened(texts[1])),
     )
     if located is not None:
-        difference = difference.model_copy(update=vars(located))
+        difference = difference.model_copy(update=asdict(located))
     return difference.model_copy(update={"message": "; ".join(difference_words(difference))})
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.tensor.casting import NUMPY_TYPES, cast_bits, typed
 from reshard.core.tensor.dtypes import MAP_TENSOR, DType
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
@@ -17,8 +17,7 @@ Read = Callable[[TensorSlice], np.ndarray]
 """Reads a box's elements, as unsigned integers of its shape; valid until the next call."""
 
 
-@frozen
-class Located:
+class Located(Record):
     """Where two tensors differ.
 
     Attributes:

@@ -7,8 +7,9 @@ has one. Neither can see a wrong plan.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from operator import attrgetter
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.manifest import ShardRecord, record_entries
 from reshard.core.checkpoint.verify_level import VerifyLevel
@@ -18,8 +19,8 @@ from reshard.core.files.digests import file_digests
 from reshard.core.files.encryption.decrypted_source import DecryptedSource
 from reshard.core.files.encryption.opening import open_checkpoint
 from reshard.core.files.model import CheckpointFormat, FileIndex, OutputEntry
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import target_key
+from reshard.core.runtime.records import Record
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.listing import has_no_file
 from reshard.core.storage.reading import SourceFile
@@ -34,8 +35,7 @@ _READ_BYTES = 2**20
 _SUMMED_BYTES = 4 * 2**20
 
 
-@frozen
-class RankVerification:
+class RankVerification(Record):
     """The check of one rank's file.
 
     Attributes:

@@ -4,7 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, unseal_manifest
 from reshard.core.checkpoint.verify_level import VerifyLevel
@@ -13,11 +14,11 @@ from reshard.core.layouts.any_layout import tracked_steps
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.targets import is_target_name, side_named
 from reshard.core.request.verification import VerificationRequest
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import KeyNames, named_keys, target_key
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import listed, utf8_text
@@ -155,8 +156,7 @@ def _directory_problems(workspace: Workspace, manifest: Manifest, *, are_ranks_r
     yield from state_problems(location, manifest)
 
 
-@frozen
-class _Finished:
+class _Finished(Record):
     """A finished conversion; `notes` say why it was chosen among several steps."""
 
     location: Location

@@ -22,7 +22,7 @@ from reshard.core.checkpoint.content_blocks import ElementRange, read_blocks, te
 from reshard.core.checkpoint.dense_view import open_record
 from reshard.core.errors import CatalogError
 from reshard.core.files.model import FileIndex, TensorEntry
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.file_versions import difference_text
 from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import SCALED, DType
@@ -39,8 +39,7 @@ BLOCK_BYTES = 4 * 2**20
 _ALL_ROWS = 2**63
 
 
-@frozen
-class Contribution(Generic[Key]):
+class Contribution(Record, Generic[Key]):
     """A contribution of a file's entry to a fingerprint.
 
     Attributes:

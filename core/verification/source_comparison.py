@@ -3,7 +3,8 @@
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard import __version__
 from reshard.core.checkpoint.catalog import CatalogRecord

@@ -13,8 +13,8 @@ from reshard.core.plan.matching import distinct_sources
 from reshard.core.plan.ownership import lacks_shards
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.wholes import whole_plan
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.slices import Shape
 from reshard.core.text.options import option
@@ -22,8 +22,7 @@ from reshard.core.verification.values import target_starts
 from reshard.core.verification.wholes import first_difference
 
 
-@frozen
-class Differing:
+class Differing(Record):
     """A tied parameter whose copies differ: the stage whose copy is used, and the stages with another."""
 
     name: str

@@ -22,7 +22,7 @@ from reshard.core.plan.layout_classes import TargetStage
 from reshard.core.plan.model import ReshardedParameter, SourceTensor
 from reshard.core.plan.ownership import NO_RANK, SourceCopies, common_units, lacks_shards, units_of
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import rank_names
 from reshard.core.source.replicas import differing_replicas_text
 from reshard.core.tensor.dtypes import DType
@@ -41,8 +41,7 @@ _MAX_LOCATED = 4
 """Parameters whose sources are read once more, to find the replicas or the boxes that differ."""
 
 
-@frozen
-class ContentProblem:
+class ContentProblem(Record):
     """A difference, and the target ranks whose files may be to blame; none if the source is."""
 
     message: str

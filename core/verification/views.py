@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, copy_context
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from reshard.core.changes.changes import Changes
 from reshard.core.checkpoint.catalog import CatalogRecord
@@ -26,10 +26,10 @@ from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import advancing, current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import utf8_text
@@ -61,8 +61,7 @@ _MAX_SHARES = 4
 """Shares of a file for each worker: few, yet enough for all workers to end at about the same time."""
 
 
-@frozen
-class Tensor:
+class Tensor(Record):
     """A whole tensor, from the headers of files."""
 
     dtype: DType
@@ -70,8 +69,7 @@ class Tensor:
     size_bytes: int
 
 
-@frozen
-class _Facts:
+class _Facts(Record):
     """What is known of a side before its contents are read.
 
     Attributes:
@@ -182,7 +180,6 @@ def _checkpoint_view(request: FingerprintRequest, source: Source, plan: Conversi
     return view.selecting(chosen)
 
 
-@frozen
 class CheckpointView(_Facts):
     """A checkpoint whose files can be read.
 
@@ -314,7 +311,6 @@ class CheckpointView(_Facts):
         )
 
 
-@frozen
 class FingerprintsView(_Facts):
     """A checkpoint known only by its fingerprints."""
 

@@ -1,6 +1,5 @@
 """Requests to the storage that fail at random: a whole and right target, or one clear error; never anything else."""
 
-import dataclasses
 import os
 import random
 from collections import Counter
@@ -10,6 +9,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from msgspec.structs import replace
 
 from reshard.cli.main import run
 from reshard.core.checkpoint.verify_level import VerifyLevel
@@ -44,7 +44,7 @@ def filled() -> Iterator[dict[str, Any]]:
     strategy = read_strategy("flaky://bucket/dst_strategy.ckpt")
     [stage] = strategy.stages
     whole = {name: whole_layout(len(layout.tensor_map), 3) for name, layout in stage.layouts.items()}
-    copies = dataclasses.replace(strategy, stages=(dataclasses.replace(stage, layouts=whole),))
+    copies = replace(strategy, stages=(replace(stage, layouts=whole),))
     write_strategy(copies, f"flaky://bucket/{COPIES}")
     yield dict(fs.store)
     fs.store.clear()

@@ -6,13 +6,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import prefect.task_engine
 import pytest
+from msgspec.structs import replace
 from prefect import Task
 from prefect.exceptions import ParameterTypeError
 from prefect.states import Pending

@@ -1,7 +1,6 @@
 """Ranks on the workers of a real Dask cluster: what is made there, and that nothing that was lost looks done."""
 
 import contextvars
-import dataclasses
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prefect.logging import disable_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -280,10 +280,10 @@ def test_a_worker_that_does_not_see_the_files_says_so(cluster: DaskProcesses, tm
     request = FOUR_TO_THREE.request(tmp_path / "out")
     with open_session(request, make_plan(request)) as session, disable_run_logger():
         assignment = Assignment.of(session)
-        elsewhere = dataclasses.replace(assignment, plan_url="/not/here/.reshard/plan.json.gz")
+        elsewhere = replace(assignment, plan_url="/not/here/.reshard/plan.json.gz")
         with pytest.raises(InputError, match="is not seen on .*have to be on a file system that all machines"):
             contextvars.Context().run(transform_rank.fn, elsewhere, Unit(Kind.WRITE, (0,)))
-        skewed = dataclasses.replace(assignment, version="0.0")
+        skewed = replace(assignment, version="0.0")
         with pytest.raises(InputError, match="the run's is 0.0: install the same"):
             contextvars.Context().run(transform_rank.fn, skewed, Unit(Kind.WRITE, (0,)))
 

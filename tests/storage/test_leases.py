@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from reshard import clean
 from reshard.core.errors import TargetBusyError, TargetError

@@ -2,10 +2,10 @@
 
 import os
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import StorageError

@@ -1,16 +1,13 @@
 """Budgets of buffers far smaller than real ones."""
 
-from dataclasses import replace
-
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from reshard.core.runtime.budget import Budget, GroupBuffers
-from reshard.core.runtime.frozen import frozen
 
 BUFFER_SIZES = st.sampled_from([64, 200, 4096, 2**20])
 
 
-@frozen
 class Buffers(Budget):
     """Buffers far smaller than a budget gives, so that small tensors meet their borders."""
 

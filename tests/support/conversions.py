@@ -1,12 +1,12 @@
 """Conversions that end early, ranks that fail on purpose, damaged files, and the outcomes in a report."""
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.dispatch import Unit
@@ -58,7 +58,7 @@ def whole_copies(tmp_path: Path, ranks: int, extra: str = "") -> str:
     if extra:
         layouts[extra] = whole_layout(1, ranks)
     path = str(tmp_path / f"whole_{ranks}{extra}.ckpt")
-    write_strategy(dataclasses.replace(strategy, stages=(dataclasses.replace(stage, layouts=layouts),)), path)
+    write_strategy(replace(strategy, stages=(replace(stage, layouts=layouts),)), path)
     return path
 
 

@@ -1,8 +1,9 @@
 """Diagnoses of a small checkpoint in `src` by one strategy after another."""
 
-import dataclasses
 from functools import partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from reshard.core.source.diagnosis import Diagnosis, diagnose
 from reshard.core.source.findings import Finding
@@ -41,12 +42,9 @@ def only(diagnosis: Diagnosis, check: str, severity: str = "problem") -> Finding
 
 def shaped(stages: Layouts) -> list[dict[str, ParameterLayout]]:
     """The same layouts, with the shapes that JSON tells."""
-    return [
-        {name: dataclasses.replace(layout, tensor_shape=whole(name).shape) for name, layout in each.items()}
-        for each in stages
-    ]
+    return [{name: replace(layout, tensor_shape=whole(name).shape) for name, layout in each.items()} for each in stages]
 
 
 def sharded(stages: Layouts) -> list[dict[str, ParameterLayout]]:
-    shard = partial(dataclasses.replace, optimizer_shard_step=2, optimizer_shard_size=2)
+    shard = partial(replace, optimizer_shard_step=2, optimizer_shard_size=2)
     return [{name: lay if lay is NORM else shard(lay) for name, lay in each.items()} for each in stages]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
@@ -121,7 +122,7 @@ def sides(draw: st.DrawFn, axis_counts: list[int]) -> Side:
 
 
 def with_shape(layout: ParameterLayout, *shape: int) -> ParameterLayout:
-    return dataclasses.replace(layout, tensor_shape=shape)
+    return replace(layout, tensor_shape=shape)
 
 
 ROWS_OF_TWO = ParameterLayout((2,), ((0,), ()))

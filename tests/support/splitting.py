@@ -1,6 +1,6 @@
 """The strategies that the stages of a job write, made of the merged one."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from reshard.core.strategy.model import Strategy
 

@@ -1,11 +1,11 @@
 """A small network of two stages: its strategy, and checkpoints that its jobs save."""
 
-import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
@@ -34,7 +34,7 @@ def strategy(stages: Layouts = STAGES) -> Strategy:
     cut = (OperatorStrategy("op", 0, ((1, 1),)),)
     return Strategy(
         tuple(
-            StageStrategy(number, layouts, tuple(dataclasses.replace(each, stage=number) for each in cut))
+            StageStrategy(number, layouts, tuple(replace(each, stage=number) for each in cut))
             for number, layouts in enumerate(stages)
         ),
         "test",

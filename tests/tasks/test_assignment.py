@@ -1,10 +1,10 @@
 """Assignments in other processes: another plan, another key."""
 
 import contextvars
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prefect.logging import disable_run_logger
 
 from reshard.core.conversion.convert import convert

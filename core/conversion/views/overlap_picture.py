@@ -7,7 +7,7 @@ part has the color of the source rank that it is read from, in the source and in
 from collections.abc import Iterator, Sequence
 
 from reshard.core.plan.overlaps import ParameterOverlaps, SourceCell, TargetCell
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import html_text, listed_ranks, size_text
 from reshard.core.tensor.slices import Shape, TensorSlice
 
@@ -28,8 +28,7 @@ _STYLE = (
 )
 
 
-@frozen
-class _View:
+class _View(Record):
     """Layout of a tensor on the page: what goes downwards, then what goes to the right.
 
     `axes` are None where no axis is drawn; `hidden` are sharded axes that are shown at their beginning only.

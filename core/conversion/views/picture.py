@@ -11,7 +11,7 @@ import numpy as np
 from reshard.core.conversion.report import source_kind, target_kind
 from reshard.core.plan.ownership import NO_RANK
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.wording import ranks_text, size_text
 
@@ -37,8 +37,7 @@ _STYLE = (
 )
 
 
-@frozen
-class Feeds:
+class Feeds(Record):
     """Bytes that target ranks get from source ranks, in an array of (target bins, source bins).
 
     `ranks_per_bin` are those of each row and each column, the last may have fewer; `kinds` are of target and source.

@@ -16,8 +16,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from reshard.core.errors import CheckpointError
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import EncryptionMode, Key
+from reshard.core.runtime.records import Record
 from reshard.core.storage.reading import SourceFile
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ class KeyMistakeError(CheckpointError):
     """A key for a file that is not encrypted, none for one that is, or one of another mode; the file itself is fine."""
 
 
-@frozen
-class BlockLayout:
+class BlockLayout(Record):
     """The layout of a file's blocks."""
 
     mode: EncryptionMode

@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from reshard.core.errors import InputError
 from reshard.core.files.ckpt import first_name
 from reshard.core.files.model import FileIndex
 from reshard.core.files.remote_index.templates import Template, read_template
 from reshard.core.files.remote_reads import read_coalesced
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.input_errors import storage_errors_as_input
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
@@ -67,16 +68,14 @@ class Workers:
             raise
 
 
-@frozen
-class Indexed:
+class Indexed(Record):
     """The index of a file; `assumed` if not all of its headers were read."""
 
     index: FileIndex
     assumed: bool = False
 
 
-@frozen
-class _Group:
+class _Group(Record):
     """Files of one size that may have the same headers.
 
     Attributes:

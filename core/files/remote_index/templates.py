@@ -16,7 +16,7 @@ from reshard.core.files.any_format import format_of, read_index
 from reshard.core.files.ckpt import CRC_MARK, CRC_TRAILER_BYTES, Head
 from reshard.core.files.ckpt_writing import expected_heads
 from reshard.core.files.model import CheckpointFormat, FileIndex
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.reading import SourceFile
 
@@ -36,8 +36,7 @@ def header_mismatch(rank: int, location: str, name: str, offset: int) -> Catalog
     )
 
 
-@frozen
-class Template:
+class Template(Record):
     """A file whose headers were read and are those of `expected_heads`.
 
     Attributes:

@@ -7,7 +7,8 @@ Parameters that no strategy knows are on every rank, and have no layout: all sou
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.changes.training_state import state_kind
 from reshard.core.errors import PlanError, raise_problems
@@ -53,12 +54,13 @@ def iteration_match(inputs: PlanInputs, match: ParameterMatch) -> ParameterMatch
     stages = _file_stages(strategy, [kind for kind in (MODEL, OPTIMIZER) if kind in kinds.values()])
     outside_names = frozenset(each.name for each in outside)
     placed = [
-        each._replace(
+        replace(
+            each,
             target_layouts=dict(
                 _layouts_without_strategy(each, kinds, stages)
                 if each.name in outside_names
                 else _layouts(each, kinds, stages)
-            )
+            ),
         )
         for each in parameters
     ]
@@ -160,7 +162,7 @@ def _in_lowest_stages(
     Raises:
         PlanError: a stage is left without any.
     """
-    lowest = [each._replace(target_layouts=dict([*each.target_layouts.items()][:1])) for each in parameters]
+    lowest = [replace(each, target_layouts=dict([*each.target_layouts.items()][:1])) for each in parameters]
     if empty := _unfilled(lowest, stages):
         raise PlanError(
             f"redundancy cannot be removed: the target's stage {empty[0].stage} shares all its parameters of the "

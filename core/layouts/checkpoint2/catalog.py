@@ -1,8 +1,9 @@
 """Builds the catalog of an iteration of Checkpoint 2.0, and compares its files with its metadata."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.damage_policy import NAMED_AS_FAULTY, DamagePolicy, is_damage

@@ -13,8 +13,8 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, COMMON_NAME, MAX_COMMON_BYTES, parse_tensor_file
 from reshard.core.layouts.numbers import Number
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import load_json
+from reshard.core.runtime.records import Record
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import exists
 from reshard.core.storage.reading import read_small_file
@@ -23,8 +23,7 @@ from reshard.core.storage.urls import Location, parse_url
 NEWER_KEYS = ("consumed_samples",)
 
 
-@frozen
-class Common:
+class Common(Record):
     """The values of common.json; keys that MindFormers does not know are left out."""
 
     values: Mapping[str, Number]

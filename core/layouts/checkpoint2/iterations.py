@@ -4,9 +4,10 @@ A URL names the directory with all iterations, where the tracker tells which one
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from reshard.core.errors import CatalogError, StorageError
 from reshard.core.layouts.checkpoint2.names import (
@@ -22,7 +23,7 @@ from reshard.core.layouts.checkpoint2.names import (
 )
 from reshard.core.layouts.checkpoint2.tracker import read_tracker
 from reshard.core.layouts.unified.names import is_index_name
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.joined import joined_files
 from reshard.core.storage.listing import names_in
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
 _MAX_LISTED = 6
 
 
-@frozen
-class Iteration:
+class Iteration(Record, dict=True):
     """One iteration of a Checkpoint 2.0.
 
     Attributes:

@@ -14,14 +14,14 @@ import ast
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from reshard.core.errors import LayoutError, StrategyError
 from reshard.core.layouts.checkpoint2.names import parse_tensor_file
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import check_unique_keys, parsing
+from reshard.core.runtime.records import Record
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Shape
@@ -34,8 +34,7 @@ _MAX_KEY_CHARACTERS = 1 << 16
 _KEY = re.compile(r"\('([^'\\]*)', \((0|[1-9]\d{0,17}),\)\)", re.ASCII)
 
 
-@frozen
-class ListedTensor:
+class ListedTensor(Record):
     """A tensor in metadata.json.
 
     Attributes:
@@ -53,8 +52,7 @@ class ListedTensor:
     ranks: range
 
 
-@frozen
-class ListedFile:
+class ListedFile(Record):
     """A file of tensors: the rank that wrote it, and the names of its tensors."""
 
     name: str
@@ -62,8 +60,7 @@ class ListedFile:
     tensors: Sequence[str]
 
 
-@frozen
-class Metadata:
+class Metadata(Record):
     """What metadata.json says.
 
     Attributes:
@@ -114,8 +111,7 @@ class _Document(msgspec.Struct):
     storage_data: dict[str, msgspec.Raw]
 
 
-@dataclass
-class _Found:
+class _Found(Struct):
     """A tensor while the document is read.
 
     Attributes:

@@ -5,13 +5,13 @@ pipeline stage with the parameter; shards are listed for all stages. Without a l
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 
 from reshard.core.layouts.checkpoint2.names import UNLISTED_PARAMETERS
 from reshard.core.plan.layout_classes import TargetStage
@@ -23,8 +23,7 @@ from reshard.core.tensor.slices import Shape
 _ENCODE = msgspec.json.Encoder().encode
 
 
-@dataclass
-class _Shard:
+class _Shard(Struct):
     """A shard with one number: the ranks that own it, the files that hold it, by the rank that writes each."""
 
     owners: list[int] = field(default_factory=list)

@@ -10,7 +10,7 @@ The number in a file's name is the writer's rank only where nothing was deduplic
 
 import re
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 METADATA_NAME = "metadata.json"
@@ -32,8 +32,7 @@ _UNSAFE = re.compile(r"[/\\{},\0]")
 """Characters that lead out of the directory, or that names of joined files are made with."""
 
 
-@frozen
-class TensorFileName:
+class TensorFileName(Record):
     """The parsed name of a file of tensors."""
 
     name: str

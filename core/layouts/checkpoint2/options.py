@@ -13,7 +13,6 @@ from reshard.core.layouts.numbers import Number
 from reshard.core.layouts.options import LayoutOptions, own_options
 from reshard.core.options.fields import matching, parsed_by, pattern_of
 from reshard.core.options.validation import RequestModel
-from reshard.core.runtime.frozen import frozen
 from reshard.core.text.options import option
 
 Iteration = Annotated[
@@ -62,7 +61,6 @@ def iteration_of(target: str) -> int | None:
     return parse_iteration(_last_name(target))
 
 
-@frozen
 class _Checkpoint2(LayoutOptions):
     """A target is the directory of one iteration, or that of all iterations, with a tracker."""
 

@@ -38,7 +38,7 @@ from reshard.core.layouts.source_layout import (
     SourceLayout,
     TrackedSteps,
 )
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.links import check_links
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.publishing import STATE_DIRECTORY
@@ -49,7 +49,6 @@ from reshard.core.text.options import option, source_option
 _TITLE = "Checkpoint 2.0"
 
 
-@frozen
 class FoundIteration(FoundCheckpoint):
     """An iteration that was found; ranks that hold nothing have no files."""
 
@@ -103,8 +102,7 @@ class FoundIteration(FoundCheckpoint):
         return describe_iteration(self.iteration, self.ignored, unfinished=self.unfinished)
 
 
-@frozen
-class IterationSteps:
+class IterationSteps(Record):
     """The iterations in a directory, ascending: the tracker names the newest that is complete."""
 
     root: Location

@@ -1,20 +1,20 @@
 """The record of a target in the form of MindFormers' Checkpoint 2.0."""
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec.structs import asdict
 
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.checkpoint2.names import COMMON_NAME
 from reshard.core.plan.target_layout import TargetLayout
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 
 if TYPE_CHECKING:
     from reshard.core.plan.model import ParameterMatch, PlanInputs
 
 
-@frozen
-class IterationTarget(TargetLayout):
+class IterationTarget(Record, TargetLayout):
     """An iteration.
 
     Attributes:

@@ -9,7 +9,8 @@ source ranks must hold the same values.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.layouts.dcp.names import data_name
@@ -82,15 +83,15 @@ def _file_stages(strategy: Strategy | None, layout: DcpTarget) -> Iterator[FileS
 
 def _in_lowest(parameter: ReshardedParameter) -> ReshardedParameter:
     lowest = min(parameter.target_layouts)
-    return parameter._replace(target_layouts={lowest: parameter.target_layouts[lowest]})
+    return replace(parameter, target_layouts={lowest: parameter.target_layouts[lowest]})
 
 
 def _whole(parameter: ReshardedParameter, stage: FileStage) -> ReshardedParameter:
-    return parameter._replace(target_layouts={stage.number: whole_layout(len(parameter.shape), len(stage.files))})
+    return replace(parameter, target_layouts={stage.number: whole_layout(len(parameter.shape), len(stage.files))})
 
 
 def _in_rows(parameter: ReshardedParameter, files: int) -> ReshardedParameter:
-    return parameter._replace(target_layouts={0: rows_layout(parameter.shape, files)})
+    return replace(parameter, target_layouts={0: rows_layout(parameter.shape, files)})
 
 
 def rows_layout(shape: Shape, count: int) -> ParameterLayout:

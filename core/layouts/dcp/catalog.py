@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from functools import partial
 from threading import Semaphore
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.dense_view import place_strided

@@ -6,10 +6,10 @@ them, so that a rank has a tensor at most once.
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import cached_property
 
 import xxhash
+from msgspec.structs import replace
 
 from reshard.core.errors import CatalogError, CheckpointError, LayoutError, StorageError, TargetError
 from reshard.core.files import safetensors
@@ -36,8 +36,8 @@ from reshard.core.layouts.dcp.names import (
 from reshard.core.layouts.dcp.steps import choose_dcp_step, list_dcp_steps
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.unified.names import is_index_name
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import load_json
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.listing import kind_of, names_in, unless_missing
 from reshard.core.storage.patterns import RANK_FIELD
@@ -55,16 +55,14 @@ _SHARDING_INFO = "DCP_SHARDING_INFO"
 _MAX_RANKS = 1 << 20
 
 
-@frozen
-class FilePart:
+class FilePart(Record):
     """Chunks of one file, at most one of each tensor: what counts as a rank. `path` is below the directory."""
 
     path: str
     chunks: Mapping[str, Chunk]
 
 
-@frozen
-class DcpCheckpoint:
+class DcpCheckpoint(Record, dict=True):
     """A checkpoint of DCP.
 
     Attributes:

@@ -10,7 +10,8 @@ of the optimizer (`optimizer.…`, `chained_0.optimizer.…`) have layouts of th
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.errors import CatalogError
 from reshard.core.layouts.dcp.metadata import DcpMetadata

@@ -12,13 +12,13 @@ the ranks that have them. hyper_parallel writes the same for MindSpore, in class
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
+
+from msgspec import field
 
 from reshard.core.checkpoint.catalog import StatePath
 from reshard.core.errors import CheckpointError, LayoutError, StrategyError
 from reshard.core.layouts.dcp.names import is_inside
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.metadata import Parse, parsing
 from reshard.core.runtime.pickled import (
     OPCODE_BYTES,
@@ -29,6 +29,7 @@ from reshard.core.runtime.pickled import (
     PickleError,
     read_pickle,
 )
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.boxes import ShardBoxes
 from reshard.core.tensor.dtypes import TORCH_DTYPES, DType, dtype_from_name, dtype_from_torch
@@ -72,7 +73,7 @@ _ALLOWED = frozenset(
 _SIZE = Global("torch", "Size")
 
 
-class Place(NamedTuple):
+class Place(Record):
     """Where an item is.
 
     Attributes:
@@ -88,15 +89,14 @@ class Place(NamedTuple):
     key: str
 
 
-class Chunk(NamedTuple):
+class Chunk(Record):
     """A shard: its box in the whole tensor, and its place."""
 
     box: TensorSlice
     place: Place
 
 
-@frozen
-class ListedTensor:
+class ListedTensor(Record):
     """A tensor in the metadata; its chunks tile it, and only one of an empty tensor is empty.
 
     `dtype` is None if the metadata does not say it.
@@ -108,8 +108,7 @@ class ListedTensor:
     chunks: tuple[Chunk, ...]
 
 
-@frozen
-class DcpMetadata:
+class DcpMetadata(Record):
     """What the metadata says.
 
     Attributes:

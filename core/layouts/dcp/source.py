@@ -12,7 +12,7 @@ from reshard.core.layouts.dcp.steps import list_dcp_steps
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, lacks_manifest, whole_file
 from reshard.core.layouts.seen_steps import SeenStep, StepObserver
 from reshard.core.layouts.source_layout import CatalogOptions, Document, FoundCheckpoint, SelfEvident, SourceLayout
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.links import check_links
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.publishing import STATE_DIRECTORY
@@ -21,7 +21,6 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.text.options import option, source_option
 
 
-@frozen
 class FoundDcp(FoundCheckpoint):
     """A checkpoint of DCP that was found; `checkpoint` is what its metadata says."""
 
@@ -79,8 +78,7 @@ class FoundDcp(FoundCheckpoint):
         return describe_dcp(self.checkpoint, self.ignored, unfinished=self.unfinished)
 
 
-@frozen
-class DcpSteps:
+class DcpSteps(Record):
     """The steps of a training with PyTorch in a directory, number -> name; `.metadata` is written last."""
 
     root: Location

@@ -1,19 +1,19 @@
 """The record of a target in the form of PyTorch's Distributed Checkpoint."""
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec.structs import asdict
 
 from reshard.core.checkpoint.catalog import StatePath
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.plan.target_layout import TargetLayout
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 if TYPE_CHECKING:
     from reshard.core.plan.model import ParameterMatch, PlanInputs
 
 
-@frozen
-class DcpTarget(TargetLayout):
+class DcpTarget(Record, TargetLayout):
     """A DCP directory.
 
     Attributes:

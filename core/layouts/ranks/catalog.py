@@ -5,7 +5,8 @@ and files are reported as one error.
 """
 
 from collections.abc import Collection
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.damage_policy import NAMED_AS_FAULTY, NO_FILE, DamagePolicy, is_damage, with_advice
@@ -18,15 +19,14 @@ from reshard.core.layouts.cataloging import joined_errors
 from reshard.core.layouts.ranks.checkpoint import FoundRanks, RankShape
 from reshard.core.layouts.ranks.mindformers import strategies_beside
 from reshard.core.layouts.source_layout import CatalogOptions
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, rank_names
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.urls import parse_url
 from reshard.core.text.options import option, source_option
 
 
-@frozen
-class _Choice:
+class _Choice(Record):
     """The files to open, chosen by names: ranks without one, and why; notes on ranks that are ignored."""
 
     selection: FileSelection

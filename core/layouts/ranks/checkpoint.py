@@ -11,7 +11,6 @@ from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.ranks.parts_beside import with_parts_beside_noted
 from reshard.core.layouts.seen_steps import TrainingSteps
 from reshard.core.layouts.source_layout import CatalogOptions, Document, FoundCheckpoint
-from reshard.core.runtime.frozen import frozen
 from reshard.core.storage.patterns import spelled_for
 
 
@@ -25,8 +24,7 @@ class RankShape(StrEnum):
     PATTERN = "pattern"
 
 
-@frozen
-class FoundRanks(FoundCheckpoint):
+class FoundRanks(FoundCheckpoint, dict=True):
     """A checkpoint of ranks that was found.
 
     Attributes:

@@ -6,14 +6,15 @@ holds all of it only if every rank does; with others beside it, that is not gues
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, StorageError
 from reshard.core.files.file_names import parse_name, rank_in, rank_template
 from reshard.core.layouts.place import RANK_FOLDER
 from reshard.core.layouts.unified.names import parse_shard
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import rank_names
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.patterns import matched_rank
@@ -23,8 +24,7 @@ from reshard.core.text.options import source_option
 _MAX_LISTED = 10
 
 
-@frozen
-class _OneRank:
+class _OneRank(Record):
     """A rank whose file or folder was named; `others` are those beside it, in the directory `place`."""
 
     rank: int

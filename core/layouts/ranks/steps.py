@@ -19,8 +19,8 @@ from reshard.core.files.remote_index.indexing import read_indexes, workers_on
 from reshard.core.layouts.ranks.checkpoint import FoundRanks
 from reshard.core.layouts.ranks.mindformers import SAVED_STEP_NAME, read_saved_step
 from reshard.core.layouts.seen_steps import Files, SeenStep, StepObserver
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.storage.file_versions import read_stamps
 from reshard.core.storage.patterns import spelled_for
@@ -32,8 +32,7 @@ from reshard.core.text.options import option
 _MAX_LISTED = 10
 
 
-@frozen
-class RankSteps:
+class RankSteps(Record):
     """The steps in the names of ranks' files."""
 
     found: FoundRanks

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reshard.core.plan.target_layout import TargetLayout
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 if TYPE_CHECKING:
     from reshard.core.plan.model import ParameterMatch, PlanInputs
@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 DEFAULT_PREFIX = "checkpoint_"
 
 
-@frozen
-class RankFolders(TargetLayout):
+class RankFolders(Record, TargetLayout):
     """A target with a file for each rank; `prefix` begins its name, before the rank's number."""
 
     name: ClassVar[str] = "ranks"

@@ -9,8 +9,9 @@ Parameters that no strategy knows are written once, so all source ranks must hol
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
+
+from msgspec.structs import replace
 
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.layouts.unified.names import UnifiedNaming, file_names
@@ -109,4 +110,4 @@ def _size_bytes(parameter: ReshardedParameter) -> int:
 
 
 def _in_file(parameter: ReshardedParameter, number: int) -> ReshardedParameter:
-    return parameter._replace(target_layouts={number: whole_layout(len(parameter.shape))})
+    return replace(parameter, target_layouts={number: whole_layout(len(parameter.shape))})

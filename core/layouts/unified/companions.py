@@ -14,7 +14,7 @@ from reshard.core.changes.model_config import CONFIG_NAME, parse_config
 from reshard.core.errors import InputError, StorageError, is_transient
 from reshard.core.layouts.unified.names import COMPANION_NAMES, MAX_COMPANION_BYTES
 from reshard.core.plan.target_layout import CompanionFile
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.links import check_links
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
@@ -23,8 +23,7 @@ from reshard.core.text.options import option
 _QUANTIZATION = "quantization_config"
 
 
-@frozen
-class Companions:
+class Companions(Record):
     """The companions of a target.
 
     Attributes:

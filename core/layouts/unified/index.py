@@ -10,15 +10,14 @@ from itertools import islice
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.errors import CatalogError, raise_problems
 from reshard.core.layouts.unified.names import INDEX_NAME, OTHERS_NAME, ShardName, parse_shard
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.urls import Location
 
 _MAX_LISTED = 6
 
 
-@frozen
-class WeightIndex:
+class WeightIndex(Record):
     """An index: its location, and the file of each tensor."""
 
     location: Location

@@ -7,7 +7,7 @@ mindspore      part0.safetensors, …, param_name_map.json; hyper_param.safetens
 import re
 from enum import StrEnum
 
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 SINGLE_NAME = "model.safetensors"
 """Hugging Face's name of a checkpoint in a single file, which needs no index."""
@@ -61,8 +61,7 @@ def is_unified_name(name: str) -> bool:
     return name in _NAMES or _NUMBERED.fullmatch(name) is not None
 
 
-@frozen
-class ShardName:
+class ShardName(Record):
     """The parsed name of one of several files in Hugging Face's scheme: `model.fp16-00001-of-00002.safetensors`."""
 
     stem: str

@@ -7,7 +7,6 @@ from reshard.core.layouts.options import LayoutOptions, own_options
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.options.fields import ShardSize, Url, parse_size
 from reshard.core.options.validation import RequestModel
-from reshard.core.runtime.frozen import frozen
 from reshard.core.text.options import option, spelled
 
 
@@ -45,7 +44,6 @@ class UnifiedOptions(RequestModel):
         return parse_size(self.max_shard_size)
 
 
-@frozen
 class _Unified(LayoutOptions):
     """A target may be modelled on a Hugging Face directory."""
 

@@ -1,7 +1,8 @@
 """A unified checkpoint as a source: whole tensors in a few files, and mostly an index of their places."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError
@@ -14,7 +15,6 @@ from reshard.core.layouts.unified.index import WeightIndex, are_numbered_shards,
 from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME, SINGLE_NAME, is_index_name
 from reshard.core.layouts.unified.strategy import unified_strategy
 from reshard.core.layouts.unified.weight_maps import check_file_names, read_weight_map
-from reshard.core.runtime.frozen import frozen
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.links import check_links
 from reshard.core.storage.publishing import STATE_DIRECTORY
@@ -23,7 +23,6 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.text.options import option, source_option
 
 
-@frozen
 class FoundUnified(FoundCheckpoint):
     """A unified checkpoint that was found, and its index; None without one."""
 

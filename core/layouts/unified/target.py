@@ -1,20 +1,20 @@
 """The record of a unified target: whole tensors in files of about equal size, each parameter in one of them."""
 
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec.structs import asdict, replace
 
 from reshard.core.files.model import MINDSPORE, PYTORCH, CheckpointFormat
 from reshard.core.layouts.unified.companions import Companions
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.plan.target_layout import CompanionFile, TargetLayout
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 
 if TYPE_CHECKING:
     from reshard.core.plan.model import ParameterMatch, PlanInputs
 
 
-@frozen
-class UnifiedTarget(TargetLayout):
+class UnifiedTarget(Record, TargetLayout):
     """A unified target.
 
     Attributes:
@@ -52,8 +52,10 @@ class UnifiedTarget(TargetLayout):
     def plan_fields(self) -> dict[str, Any]:
         """Return its fields in the JSON document of a plan."""
         options = {"max_shard_bytes": self.max_shard_bytes, "naming": self.naming}
-        companions = {"companions": asdict(self.companions)} if self.companions else {}
-        return {"unified": options, **companions}
+        if not self.companions:
+            return {"unified": options}
+        files = [asdict(file) for file in self.companions.files]
+        return {"unified": options, "companions": asdict(self.companions) | {"files": files}}
 
 
 def with_companions(layout: TargetLayout, companions: Companions) -> UnifiedTarget:

@@ -1,6 +1,5 @@
 """Contents as boxes: whatever blocks, ranges and extents, every element comes once, in its place."""
 
-import dataclasses
 from pathlib import Path
 
 import fsspec
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.checkpoint.content_blocks import ElementRange, read_blocks, text_bytes, worker_ranges
@@ -27,7 +27,7 @@ SHAPES = st.sampled_from([(), (1,), (7,), (5, 3), (4, 1, 6), (2, 3, 4, 5), (0, 3
 
 def record_of(url: str, *, assumed: bool = False) -> CatalogRecord:
     record = catalog_files("test", {0: parse_url(url)}, digest=lambda *_: False).records[0]
-    return dataclasses.replace(record, assumed=assumed)
+    return replace(record, assumed=assumed)
 
 
 def written(path: Path, tensors: dict[str, tuple[str, np.ndarray]], piece_bytes: int = 2**29) -> str:

@@ -1,12 +1,12 @@
 import time
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import pytest
 import xxhash
+from msgspec.structs import replace
 
 from reshard.core.errors import CheckpointError, InputError, StorageError
 from reshard.core.files.digests import content_digests

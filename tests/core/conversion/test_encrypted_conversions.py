@@ -1,6 +1,5 @@
 """Conversions from and to encrypted files: bytes, resuming, verifying; nothing beside them is in plain text."""
 
-import dataclasses
 import gzip
 import json
 import logging
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.verify_level import VerifyLevel
@@ -145,7 +145,7 @@ def repeated_on_two_ranks(directory: Path) -> str:
     strategy = read_strategy(str(FOUR_TO_THREE.directory / "dst_strategy.ckpt"))
     [stage] = strategy.stages
     layouts = {name: whole_layout(len(layout.tensor_map), 2) for name, layout in stage.layouts.items()}
-    repeated = dataclasses.replace(strategy, stages=(dataclasses.replace(stage, layouts=layouts),))
+    repeated = replace(strategy, stages=(replace(stage, layouts=layouts),))
     path = str(directory / "repeated.ckpt")
     write_strategy(repeated, path)
     return path

@@ -1,6 +1,5 @@
 """Whether ranks hold whole tensors although their strategy cuts them: shapes or the request decide, never samples."""
 
-import dataclasses
 import gzip
 import json
 import shutil
@@ -9,6 +8,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.make_strategy import make_strategy_file
@@ -67,8 +67,8 @@ def job(tmp_path: Path) -> Path:
     strategy(tmp_path / "source.ckpt", EXPERTS, ATTENTION)
     strategy(
         tmp_path / "target.ckpt",
-        dataclasses.replace(EXPERTS, device_matrix=(2,)),
-        dataclasses.replace(ATTENTION, device_matrix=(2,)),
+        replace(EXPERTS, device_matrix=(2,)),
+        replace(ATTENTION, device_matrix=(2,)),
     )
     return tmp_path
 
@@ -109,21 +109,21 @@ def test_a_checkpoint_said_to_be_saved_whole_is_cut_from_one_rank(job: Path) -> 
 @pytest.mark.parametrize(("whole", "shard"), [((8, 32, 16), (4, 32, 16)), ((2, 32, 16), (1, 32, 16))])
 def test_shapes_in_strategies_decide(job: Path, side: str, whole: tuple[int, ...], shard: tuple[int, ...]) -> None:
     ranks = 4 if side == "source" else 2
-    declared = dataclasses.replace(EXPERTS, device_matrix=(ranks,), tensor_shape=whole)
-    other = dataclasses.replace(ATTENTION, device_matrix=(ranks,), tensor_shape=(32, 32))
+    declared = replace(EXPERTS, device_matrix=(ranks,), tensor_shape=whole)
+    other = replace(ATTENTION, device_matrix=(ranks,), tensor_shape=(32, 32))
     named = strategy(job / "declared.json", declared, other)
     assert run(job, **{f"{side}_strategy": named}).committed
     assert shapes_in(job / "out") == [shard] * 2
 
 
 def test_known_shapes_contradict_the_request(job: Path) -> None:
-    declared = dataclasses.replace(EXPERTS, tensor_shape=(2, 32, 16))
-    whole = strategy(job / "whole.json", declared, dataclasses.replace(ATTENTION, tensor_shape=(32, 32)))
+    declared = replace(EXPERTS, tensor_shape=(2, 32, 16))
+    whole = strategy(job / "whole.json", declared, replace(ATTENTION, tensor_shape=(32, 32)))
     shards = r"'experts': its shards of shape \[2, 32, 16\] make a whole of"
     with pytest.raises(PlanError, match=rf"{shards} \[8, 32, 16\], .* \[2, 32, 16\]: ranks hold whole tensors"):
         run(job, source_strategy=whole, integrated_save="no")
-    declared = dataclasses.replace(EXPERTS, tensor_shape=(8, 32, 16))
-    slices = strategy(job / "slices.json", declared, dataclasses.replace(ATTENTION, tensor_shape=(32, 32)))
+    declared = replace(EXPERTS, tensor_shape=(8, 32, 16))
+    slices = strategy(job / "slices.json", declared, replace(ATTENTION, tensor_shape=(32, 32)))
     with pytest.raises(PlanError, match=rf"{shards} \[2, 32, 16\], .* \[8, 32, 16\]: ranks hold slices"):
         run(job, source_strategy=slices, integrated_save="yes")
 
@@ -171,7 +171,7 @@ def test_a_fingerprint_of_slices_said_to_be_whole_names_its_own_options(sliced: 
 
 
 def test_slices_are_refused_where_another_parameters_shape_shows_whole_tensors(sliced: Path) -> None:
-    layouts = {"w": dataclasses.replace(ROWS, tensor_shape=(4, 4)), "v": dataclasses.replace(ROWS)}
+    layouts = {"w": replace(ROWS, tensor_shape=(4, 4)), "v": replace(ROWS)}
     target = Strategy((StageStrategy(0, layouts, (OperatorStrategy("op", 0, ((1, 1),)),)),), "test")
     write_strategy(target, str(sliced / "target.json"))
     with pytest.raises(StrategyError, match=r"the shape of a parameter shows .*:\n  'w' differs on rank_0, rank_1"):

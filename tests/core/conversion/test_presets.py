@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import yaml
+from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
 from reshard import load_rank

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from reshard.core.errors import CheckpointError
 from reshard.core.files import distcp
@@ -123,7 +124,7 @@ def test_more_than_4_gib_take_the_long_form(tmp_path: Path) -> None:
 
 
 def test_what_torch_has_no_dtype_for_is_refused() -> None:
-    for each in (entry("x")._replace(dtype=INT4), entry("x")._replace(text="hello")):
+    for each in (replace(entry("x"), dtype=INT4), replace(entry("x"), text="hello")):
         with pytest.raises(
             CheckpointError, match=r"'x' is a (Int4|text), for which PyTorch has no dtype; if the model"
         ):

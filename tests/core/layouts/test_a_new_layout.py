@@ -18,7 +18,6 @@ from reshard.core.layouts.source_layout import CatalogOptions, Document, FoundCh
 from reshard.core.layouts.unified.strategy import unified_strategy
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
-from reshard.core.runtime.frozen import frozen
 from reshard.core.source.description import describe
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.storage.reading import read_version
@@ -29,7 +28,6 @@ from reshard.core.tensor.slices import Extent
 from reshard.core.verification.compare import compare_checkpoints
 
 
-@frozen
 class FoundArrays(FoundCheckpoint):
     """A directory with a file for each tensor."""
 

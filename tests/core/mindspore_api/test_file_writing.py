@@ -1,11 +1,11 @@
 """Files of plans, which appear when all of them are whole and checked."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.conversion.planning import make_plan

@@ -1,6 +1,6 @@
 """The geometry of layout classes: parts of source shards that fill each target shard."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from reshard.core.plan.geometry import ClassGeometry
 from reshard.core.plan.ownership import SourceCopy

@@ -1,12 +1,12 @@
 """The plan: any M to any N, against literal splitting; what becomes of each parameter; its size at scale."""
 
-import dataclasses
 import time
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from reshard.core.errors import PlanError
 from reshard.core.files.model import TensorEntry
@@ -170,9 +170,9 @@ def test_four_thousand_ranks_to_three_thousand(stages: int) -> None:
         records |= dict.fromkeys(ranks, entries)
     catalog = make_catalog(records)
     shared = {id(entries): catalog.records[rank].index for rank, entries in records.items()}
-    catalog = dataclasses.replace(
+    catalog = replace(
         catalog,
-        records={r: dataclasses.replace(rec, index=shared[id(records[r])]) for r, rec in catalog.records.items()},
+        records={r: replace(rec, index=shared[id(records[r])]) for r, rec in catalog.records.items()},
     )
     started = time.process_time()
     plan = plan_of(catalog, source, target)

@@ -1,8 +1,7 @@
 """Shards in the source's files: disagreeing ranks, and ranks that hold whole tensors."""
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.errors import CatalogError, PlanError
 from reshard.core.tensor.layout import ParameterLayout
@@ -44,7 +43,7 @@ def test_parameter_on_ranks_of_another_stage() -> None:
 
 
 def test_integrated_save_is_recognized_by_known_shapes() -> None:
-    known = dataclasses.replace(vector(2, True), tensor_shape=(4,))
+    known = replace(vector(2, True), tensor_shape=(4,))
     entries = {rank: [entry("w", (4,)), entry("v", (6,))] for rank in range(2)}
     plan = plan_of(make_catalog(entries), make_strategy({"w": known, "v": vector(2, True)}), None)
     assert plan.match.integrated
@@ -74,9 +73,9 @@ def test_a_rank_with_another_ranks_share_of_an_uneven_cut() -> None:
     """Both files are alike, which is right for the first rank only: its rows would have been taken for others."""
     catalog = make_catalog({rank: [entry("w", (5, 2))] for rank in range(2)})
     shared = catalog.records[0].index
-    records = {rank: dataclasses.replace(record, index=shared) for rank, record in catalog.records.items()}
+    records = {rank: replace(record, index=shared) for rank, record in catalog.records.items()}
     with pytest.raises(PlanError, match=r"gives this rank 3 rows, its shard has shape \[5, 2\]"):
-        plan_of(dataclasses.replace(catalog, records=records), make_strategy({"w": uneven(5, 3)}), None)
+        plan_of(replace(catalog, records=records), make_strategy({"w": uneven(5, 3)}), None)
 
 
 def test_an_empty_tensor_does_not_prove_that_ranks_were_saved_whole() -> None:

@@ -1,9 +1,9 @@
 """Steps on names and shapes: what fits, and what is refused, by name."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.errors import PlanError
 from reshard.core.files.model import TensorEntry

@@ -1,8 +1,8 @@
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.errors import CatalogError

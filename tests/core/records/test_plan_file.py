@@ -1,9 +1,9 @@
 """The plan on disk and its identity."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.errors import TargetError
 from reshard.core.layouts.ranks.target import RankFolders
@@ -22,7 +22,7 @@ from tests.support.plans import (
 
 def test_plan_file_holds_the_same_plan(tmp_path: object) -> None:
     entries = {rank: [entry("w", (2,)), entry("note", (8,), TEXT, "hé")] for rank in range(2)}
-    target = make_strategy({"w": dataclasses.replace(vector(4, True), tensor_shape=(4,))})
+    target = make_strategy({"w": replace(vector(4, True), tensor_shape=(4,))})
     plan = plan_of(make_catalog(entries), make_strategy({"w": vector(2, True)}), target, layout=RankFolders("p_"))
     location = parse_url(f"{tmp_path}/plan.json.gz")
     write_bytes(location, dump_plan(plan))
@@ -35,13 +35,13 @@ def test_identity_follows_contents_not_circumstances() -> None:
     entries = {rank: [entry("w", (2,))] for rank in range(2)}
     catalog, source = make_catalog(entries), make_strategy({"w": vector(2, True)})
     one = plan_identity(plan_of(catalog, source, None))
-    assert one == plan_identity(plan_of(dataclasses.replace(catalog, notes=("chosen",)), source, None))
-    changed = {r: dataclasses.replace(record, version="newer") for r, record in catalog.records.items()}
+    assert one == plan_identity(plan_of(replace(catalog, notes=("chosen",)), source, None))
+    changed = {r: replace(record, version="newer") for r, record in catalog.records.items()}
     others = [
         plan_of(catalog, source, None, layout=RankFolders("other_")),
         plan_of(catalog, source, None, allow_missing=("x",)),
         plan_of(catalog, source, make_strategy({"w": vector(2, True)})),
-        plan_of(dataclasses.replace(catalog, records=changed), source, None),
+        plan_of(replace(catalog, records=changed), source, None),
     ]
     assert len({one, *map(plan_identity, others)}) == 5
 

@@ -1,10 +1,10 @@
 """Parameters that ranks lack although the strategy gives them these: explained by proof, or refused."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.load import plan_load
@@ -24,7 +24,7 @@ from tests.support.damaged import request_of, whole_model, whole_shards
 from tests.support.diagnosed import looked_at, only
 from tests.support.two_stages import COLUMNS, NORM, ROWS, STAGES, strategy, write
 
-ONE_STAGE = {name: dataclasses.replace(lay, device_matrix=(4, 2)) for each in STAGES for name, lay in each.items()}
+ONE_STAGE = {name: replace(lay, device_matrix=(4, 2)) for each in STAGES for name, lay in each.items()}
 """The layouts of 4-way data parallel and 2-way model parallel, by which each slice of two stages has an owner."""
 LAYERS_OF_ONE_RANK = {f"l.{number}.w": ParameterLayout((2,), ((), ())) for number in range(4)}
 

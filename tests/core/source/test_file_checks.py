@@ -1,11 +1,11 @@
 """Ranks and files that contradict a strategy."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.conversion.convert import convert
 from reshard.core.request.conversion import build_request
@@ -43,10 +43,7 @@ def test_too_many_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sizes", [(2, 1), (2, 4)])
 def test_contents_are_not_judged_by_a_strategy_of_another_world_size(tmp_path: Path, sizes: tuple[int, int]) -> None:
     write(tmp_path / "src", STAGES[:1])
-    resized = [
-        {name: dataclasses.replace(lay, device_matrix=sizes) for name, lay in each.items()}
-        for each in sharded(STAGES[:1])
-    ]
+    resized = [{name: replace(lay, device_matrix=sizes) for name, lay in each.items()} for each in sharded(STAGES[:1])]
     diagnosis = looked_at(tmp_path, resized)
     assert diagnosis.findings[0].check == "ranks"
     assert not [finding for finding in diagnosis.findings if finding.check == "contents"]

@@ -4,12 +4,12 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import xxhash
+from msgspec.structs import replace
 
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts

@@ -1,6 +1,5 @@
 """Damaged sources: which boxes have an owner left, where each is read from, and what the report says."""
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from safetensors.numpy import save_file
 
 from reshard.core.conversion.convert import convert
@@ -72,7 +72,7 @@ def test_what_can_be_had_is_what_has_a_holder(data: st.DataObject) -> None:
     shards = thinned(data, source.shards(tensors))
     lost = data.draw(st.sets(st.sampled_from(sorted(shards)), max_size=len(shards) - 1))
     left = {rank: of_rank for rank, of_rank in shards.items() if rank not in lost}
-    catalog = dataclasses.replace(catalog_of(left), lost=dict.fromkeys(sorted(lost), "gone"))
+    catalog = replace(catalog_of(left), lost=dict.fromkeys(sorted(lost), "gone"))
     there = {n: held(left, tensor, n) for n, tensor in enumerate(tensors)}
     wanted = {n for stage in target.stages for n in stage}
     if not all(there[n].all() for n in wanted):
@@ -353,10 +353,10 @@ def test_a_parameter_that_nobody_saved_is_not_lost() -> None:
     """Three ranks hold each slice: with one of them lost, one of a fourth parameter would be left, too."""
     strategy = make_strategy({"a": DATA_PARALLEL, "never": DATA_PARALLEL})
     catalog = make_catalog({rank: [entry("a", (2,))] for rank in range(1, 6)})
-    one_lost = dataclasses.replace(catalog, lost={0: "gone"})
+    one_lost = replace(catalog, lost={0: "gone"})
     assert plan_of(one_lost, strategy, None).match.lost == ()
     records = {rank: record for rank, record in catalog.records.items() if rank in (1, 5)}
-    most_lost = dataclasses.replace(catalog, records=records, lost=dict.fromkeys((0, 2, 3, 4), "gone"))
+    most_lost = replace(catalog, records=records, lost=dict.fromkeys((0, 2, 3, 4), "gone"))
     match = match_parameters(inputs_of(most_lost, strategy, None))
     assert [(lost.name, lost.box is None) for lost in match.lost] == [("never", True), ("a", False)]
     allowed = match_parameters(inputs_of(most_lost, strategy, None, allow_missing=("nev*",)))

@@ -1,11 +1,11 @@
 """Samples of contents that contradict a strategy."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from tests.support.diagnosed import CUT_NORM, LAYERS, SLOWER_NORM, looked_at, only, problems, shaped
@@ -38,9 +38,7 @@ def test_devices_in_another_order(tmp_path: Path) -> None:
 def test_other_sizes_of_as_many_devices(tmp_path: Path) -> None:
     write(tmp_path / "src")
     for sizes in ((1, 4), (4, 1)):
-        stages = [
-            {name: dataclasses.replace(lay, device_matrix=sizes) for name, lay in each.items()} for each in STAGES
-        ]
+        stages = [{name: replace(lay, device_matrix=sizes) for name, lay in each.items()} for each in STAGES]
         finding = only(looked_at(tmp_path, stages), "contents")
         assert finding.found.startswith("ranks do not hold what the strategy says they share: ")
         assert "another arrangement of devices" in finding.means

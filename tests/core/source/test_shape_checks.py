@@ -1,10 +1,10 @@
 """Shards and layouts whose shapes contradict one another."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.diagnosed import LAYERS, looked_at, only, problems, shaped, sharded
@@ -26,7 +26,7 @@ def test_another_number_of_axes(tmp_path: Path) -> None:
 
 def test_another_shape(tmp_path: Path) -> None:
     write(tmp_path / "src")
-    other = [{**shaped(STAGES)[0], "net.l.0.wq": dataclasses.replace(ROWS, tensor_shape=(12, 8))}, shaped(STAGES)[1]]
+    other = [{**shaped(STAGES)[0], "net.l.0.wq": replace(ROWS, tensor_shape=(12, 8))}, shaped(STAGES)[1]]
     finding = only(looked_at(tmp_path, other, "strategy.json"), "shapes")
     assert finding.found == (
         "shards of other shapes than the strategy's: 'net.l.0.wq' is [4, 8] on rank_0, of [12, 8] in the strategy: "

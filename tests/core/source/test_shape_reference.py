@@ -1,10 +1,10 @@
 """Whole shapes compared with those of a model that has them."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan
@@ -64,7 +64,7 @@ def test_a_target_strategy_in_json_confirms_the_shapes_of_a_plan(tmp_path: Path)
 
 def test_a_model_of_other_names_and_one_without_whole_tensors_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "src", [LAYERS])
-    unshaped = {name: dataclasses.replace(layout, tensor_shape=None) for name, layout in LAYERS.items()}
+    unshaped = {name: replace(layout, tensor_shape=None) for name, layout in LAYERS.items()}
     write_strategy(strategy([unshaped]), str(tmp_path / "bare.json"))
     with pytest.raises(InputError, match="bare.json: shows no whole shapes"):
         compared(tmp_path, tmp_path / "bare.json")

@@ -1,12 +1,12 @@
 """Strategies that are not the checkpoint's own: refused if most contents contradict them, else a warning."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from demo.make_checkpoint import make_demo
 from reshard.core.conversion.convert import convert
@@ -34,16 +34,14 @@ ROWS_OF_FOUR = case(7015)
 def misread(layout: ParameterLayout) -> ParameterLayout:
     """The layout of another arrangement of devices: the innermost axis is taken for the outermost."""
     last = len(layout.device_matrix) - 1
-    return dataclasses.replace(
-        layout, tensor_map=tuple(tuple(last - axis for axis in axes) for axes in layout.tensor_map)
-    )
+    return replace(layout, tensor_map=tuple(tuple(last - axis for axis in axes) for axes in layout.tensor_map))
 
 
 def misread_strategy(conversion: Case, path: Path, *names: str) -> str:
     """The source's strategy with the layouts of some parameters misread, or of all."""
     strategy = read_strategy(str(conversion.directory / "src_strategy.ckpt"))
     stages = [
-        dataclasses.replace(
+        replace(
             stage,
             layouts={
                 name: misread(layout) if not names or name in names else layout
@@ -52,7 +50,7 @@ def misread_strategy(conversion: Case, path: Path, *names: str) -> str:
         )
         for stage in strategy.stages
     ]
-    write_strategy(dataclasses.replace(strategy, stages=tuple(stages)), str(path))
+    write_strategy(replace(strategy, stages=tuple(stages)), str(path))
     return str(path)
 
 
@@ -190,10 +188,10 @@ def test_some_of_many_stages_may_be_sampled(tmp_path: Path) -> None:
     save(tmp_path, own, values_of(*own.parameters))
     for misread_stage, seen in ((1, False), (2, True), (4, True)):
         stages = list(own.stages)
-        stages[misread_stage] = dataclasses.replace(
+        stages[misread_stage] = replace(
             stages[misread_stage], layouts=dict.fromkeys(stages[misread_stage].layouts, wrong)
         )
-        source = dataclasses.replace(own, stages=tuple(stages))
+        source = replace(own, stages=tuple(stages))
         catalog = build_catalog(str(tmp_path / "src"), source.ranks, digest=lambda rank, entry: False)
         held = SourceShards(catalog, source).by_name
         assert sample_findings(catalog, held, limit=4).found

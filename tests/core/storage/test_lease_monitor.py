@@ -8,11 +8,11 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+from msgspec.structs import asdict
 
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.storage.lease import LeaseName, current_lease, held_lease

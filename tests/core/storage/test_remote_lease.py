@@ -5,9 +5,9 @@ import itertools
 import json
 import threading
 import time
-from dataclasses import asdict
 
 import pytest
+from msgspec.structs import asdict
 
 from reshard.core.errors import StorageError, TargetBusyError, TargetError
 from reshard.core.runtime import retry

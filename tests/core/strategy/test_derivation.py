@@ -1,10 +1,9 @@
 """Strategies for other jobs, derived from one."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from reshard.core.errors import StrategyError
 from reshard.core.strategy.derivation import TargetJob, TensorFacts, derive_strategy
@@ -214,7 +213,7 @@ def test_sizes_that_make_no_sense(sizes: tuple[int, int, int]) -> None:
 
 
 def sharded(layout: ParameterLayout, size: int = -1, step: int = 4) -> ParameterLayout:
-    return dataclasses.replace(layout, optimizer_shard_size=size, optimizer_shard_step=step)
+    return replace(layout, optimizer_shard_size=size, optimizer_shard_step=step)
 
 
 def shards(made: Strategy) -> dict[str, tuple[int, int]]:

@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
 import fsspec
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.errors import StorageError, StrategyError
 from reshard.core.storage.reading import SourceFile, open_source

@@ -1,10 +1,10 @@
 """Strategy files in JSON: MindSpore's own ones, and what is no such file."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.errors import StrategyError
 from reshard.core.strategy.json_file import build_json, parse_json

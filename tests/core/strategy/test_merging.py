@@ -1,8 +1,7 @@
 """Merging the strategies of stages, and splitting them again."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.errors import StrategyError
 from reshard.core.strategy.merging import merge_strategies

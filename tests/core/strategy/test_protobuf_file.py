@@ -1,9 +1,9 @@
 """Strategy files in protobuf: MindSpore's own ones, unusual layouts, and what is no strategy."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.errors import StrategyError
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy

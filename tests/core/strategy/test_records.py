@@ -1,7 +1,7 @@
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.errors import StrategyError
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy

@@ -7,7 +7,7 @@ import pytest
 
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.frozen import frozen
+from reshard.core.runtime.records import Record
 from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.listing import find_entries, find_files
 from reshard.core.storage.publishing import MANIFEST_NAME, REMOVING_NAME, STATE_DIRECTORY, WITHDRAWN_NAME
@@ -101,8 +101,7 @@ def begin_removal_and_withdraw(target: Target) -> None:
     remove_file(state_of(target.final, MANIFEST_NAME))
 
 
-@frozen
-class Case:
+class Case(Record):
     """What is done to a finished checkpoint, what `clean` says of it, and whether the same conversion completes it."""
 
     leave: Callable[[Target], None]

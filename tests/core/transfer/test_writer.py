@@ -1,6 +1,5 @@
 """One rank's work: whatever the cuts, blocks, gaps and extents, the file holds what literal splitting gives."""
 
-import dataclasses
 import threading
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from reshard.core.changes.changes import CastRule, Changes
 from reshard.core.errors import CastError, CatalogError, ConversionError
@@ -86,8 +86,8 @@ def check_one(data: st.DataObject, directory: Path, remote: bool) -> None:
     catalog = build_catalog(source_url, source_strategy.ranks, digest=lambda *_: False, workers=2)
     if remote and piece_bytes > 2**20:
         # headers that were not read are compared when contents are read
-        records = {rank: dataclasses.replace(record, assumed=True) for rank, record in catalog.records.items()}
-        catalog = dataclasses.replace(catalog, records=records)
+        records = {rank: replace(record, assumed=True) for rank, record in catalog.records.items()}
+        catalog = replace(catalog, records=records)
     file_format = data.draw(st.sampled_from(SELF_CONTAINED))
     plan = build_plan(PlanInputs(catalog, source_strategy, target_strategy, file_format, layout=RankFolders()))
     ranks = data.draw(st.lists(st.integers(0, target_devices - 1), min_size=1, unique=True))

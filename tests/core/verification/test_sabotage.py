@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
@@ -166,18 +167,14 @@ def _other_ranges(patch: Patch, change: Callable[[str, ReadRange], ReadRange]) -
 
 def _swap_source_ranks(patch: Patch) -> None:
     def swapped(_: str, read_range: ReadRange) -> ReadRange:
-        return dataclasses.replace(read_range, source_rank=read_range.source_rank ^ 1)
+        return replace(read_range, source_rank=read_range.source_rank ^ 1)
 
     _other_ranges(patch, swapped)
 
 
 def _other_stages_copy(patch: Patch) -> None:
     def other_stage(name: str, read_range: ReadRange) -> ReadRange:
-        return (
-            dataclasses.replace(read_range, source_rank=read_range.source_rank % 4 + 4)
-            if name == "embed"
-            else read_range
-        )
+        return replace(read_range, source_rank=read_range.source_rank % 4 + 4) if name == "embed" else read_range
 
     _other_ranges(patch, other_stage)
 
@@ -201,8 +198,8 @@ def _lose_a_piece(patch: Patch) -> None:
 def _double_a_piece(patch: Patch) -> None:
     def doubled(fetches: list[Any]) -> list[Any]:
         first, second = next(pair for pair in pairwise(fetches) if pair[0].chunk is pair[1].chunk)
-        again = dataclasses.replace(second.read_range, source_rank=first.source_rank)
-        return [fetch._replace(read_range=again) if fetch is second else fetch for fetch in fetches]
+        again = replace(second.read_range, source_rank=first.source_rank)
+        return [replace(fetch, read_range=again) if fetch is second else fetch for fetch in fetches]
 
     _other_fetches(patch, doubled)
 
@@ -213,9 +210,9 @@ def _swap_parameters_in_reads(patch: Patch) -> None:
 
     def swapped(self: Any, parameter: ParameterPlan, read_range: ReadRange) -> tuple[Extent, ...]:
         sources = tuple(
-            source._replace(name=swapped_name.get(source.name, source.name)) for source in parameter.sources
+            replace(source, name=swapped_name.get(source.name, source.name)) for source in parameter.sources
         )
-        return extents_of(self, parameter._replace(sources=sources), read_range)
+        return extents_of(self, replace(parameter, sources=sources), read_range)
 
     patch.setattr(fetches.FetchPlanner, "_extents", swapped)
 
@@ -270,7 +267,7 @@ def _swap_rank_plans(patch: Patch) -> None:
     rank_plan = ConversionPlan.rank_plan
 
     def swapped(self: ConversionPlan, rank: int, **options: Any) -> RankPlan:
-        return dataclasses.replace(rank_plan(self, rank ^ 2, **options), rank=rank, copy_of=self.copies.get(rank))
+        return replace(rank_plan(self, rank ^ 2, **options), rank=rank, copy_of=self.copies.get(rank))
 
     patch.setattr(ConversionPlan, "rank_plan", swapped)
 
@@ -281,7 +278,7 @@ def _swap_places(patch: Patch) -> None:
     def swapped(*arguments: Any) -> tuple[TensorSlice, tuple[ReadItem, ...]]:
         box, (first, second, *others) = boxes(*arguments)
         places = [(first, second.target_box), (second, first.target_box)]
-        return box, (*(dataclasses.replace(read, target_box=place) for read, place in places), *others)
+        return box, (*(replace(read, target_box=place) for read, place in places), *others)
 
     patch.setattr(layout_classes, "_boxes", swapped)
 
@@ -296,8 +293,8 @@ def _swap_parameters_in_the_match(patch: Patch) -> None:
         match = match_parameters(*arguments, **options)
         sources = {parameter.name: parameter.sources for parameter in match.resharded}
         sources |= {"wq": sources["wk"], "wk": sources["wq"]}
-        moved = tuple(each._replace(sources=sources[each.name]) for each in match.resharded)
-        return dataclasses.replace(match, resharded=moved)
+        moved = tuple(replace(each, sources=sources[each.name]) for each in match.resharded)
+        return replace(match, resharded=moved)
 
     patch.setattr("reshard.core.plan.plan.match_parameters", swapped)
 
@@ -305,7 +302,7 @@ def _swap_parameters_in_the_match(patch: Patch) -> None:
 def _forget_a_parameter(patch: Patch) -> None:
     def forgetful(*arguments: Any, **options: Any) -> ParameterMatch:
         match = match_parameters(*arguments, **options)
-        return dataclasses.replace(match, resharded=tuple(each for each in match.resharded if each.name != "wk"))
+        return replace(match, resharded=tuple(each for each in match.resharded if each.name != "wk"))
 
     patch.setattr("reshard.core.plan.plan.match_parameters", forgetful)
 
@@ -325,7 +322,7 @@ def _number_device_axes_from_the_left(patch: Patch) -> None:
     def from_the_left(given: ParameterLayout, axis_count: int) -> layout.ShardGrid:
         last = len(given.device_matrix) - 1
         turned = tuple(tuple(last - axis for axis in axes) for axes in given.tensor_map)
-        return cut(dataclasses.replace(given, tensor_map=turned), axis_count)
+        return cut(replace(given, tensor_map=turned), axis_count)
 
     patch.setattr(layout, "_shard_grid", from_the_left)
 
@@ -339,12 +336,12 @@ def _wrong_header(patch: Patch, change: Callable[[OutputEntry], OutputEntry | No
 
 def _wrong_dtype(patch: Patch) -> None:
     other = dtype_from_name("Int32")
-    _wrong_header(patch, lambda entry: entry._replace(dtype=other) if entry.name == "wq" else entry)
+    _wrong_header(patch, lambda entry: replace(entry, dtype=other) if entry.name == "wq" else entry)
 
 
 def _wrong_shape(patch: Patch) -> None:
     def turned(entry: OutputEntry) -> OutputEntry:
-        return entry._replace(shape=entry.shape[::-1])
+        return replace(entry, shape=entry.shape[::-1])
 
     _wrong_header(patch, turned)
 

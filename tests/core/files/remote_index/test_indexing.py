@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.files.any_format import read_index
@@ -188,9 +189,9 @@ def variants(draw: st.DrawFn, base: list[OutputEntry]) -> tuple[list[tuple[int, 
     if kind == "shuffled":
         found = draw(st.permutations(base))
     elif kind == "renamed":
-        found[place] = entry._replace(name=entry.name[:-1] + "x")
+        found[place] = replace(entry, name=entry.name[:-1] + "x")
     elif kind == "reshaped":
-        found[place] = entry._replace(shape=tuple(reversed(entry.shape)))
+        found[place] = replace(entry, shape=tuple(reversed(entry.shape)))
     elif kind == "swapped":
         other = draw(st.integers(0, len(base) - 1))
         found[place], found[other] = found[other], found[place]
@@ -211,7 +212,7 @@ def variants(draw: st.DrawFn, base: list[OutputEntry]) -> tuple[list[tuple[int, 
 @st.composite
 def checkpoints(draw: st.DrawFn) -> list[tuple[list[tuple[int, bytes]], int]]:
     base = draw(st.lists(entries, min_size=1, max_size=30, unique_by=lambda entry: entry.name))
-    other = draw(st.sampled_from([base, [entry._replace(name="z" + entry.name[1:]) for entry in base]]))
+    other = draw(st.sampled_from([base, [replace(entry, name="z" + entry.name[1:]) for entry in base]]))
     return [draw(variants(draw(st.sampled_from([base, other])))) for _ in range(draw(st.integers(1, 6)))]
 
 
