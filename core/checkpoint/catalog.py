@@ -32,6 +32,14 @@ class CatalogRecord(Record):
     assumed: bool = False
 
 
+def by_index(records: Iterable[CatalogRecord]) -> list[list[CatalogRecord]]:
+    """Group records that share an index, in the order of the first of each group."""
+    groups: dict[int, list[CatalogRecord]] = {}
+    for record in records:
+        groups.setdefault(id(record.index), []).append(record)  # contents would take seconds to compare
+    return list(groups.values())
+
+
 class CheckpointCatalog(Record):
     """A checkpoint: for each rank its file and the file's contents.
 
@@ -61,7 +69,7 @@ class CheckpointCatalog(Record):
     def indexes(self, ranks: Iterable[int] | None = None) -> list[FileIndex]:
         """The distinct indexes of the files of some ranks, or of all."""
         records = [self.records[rank] for rank in (self.records if ranks is None else ranks) if rank in self.records]
-        return list({id(record.index): record.index for record in records}.values())
+        return [alike[0].index for alike in by_index(records)]
 
     @property
     def world_size(self) -> int:

@@ -6,7 +6,7 @@ file of two names. Every tensor is then complete and of its shape, so nothing th
 
 from collections.abc import Callable, Iterable, Iterator
 
-from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog, by_index
 from reshard.core.checkpoint.dense_view import span_bytes
 from reshard.core.errors import CatalogError, LayoutError, raise_problems
 from reshard.core.runtime.records import Record
@@ -53,9 +53,11 @@ def shared_bytes(catalog: CheckpointCatalog, strategy: Strategy | None) -> list[
         return _described(piece, catalog, strategy)
 
     problems = []
+    groups = enumerate(by_index(catalog.records.values()))
+    index_of = {record.rank: number for number, alike in groups for record in alike}
     checked: set[int] = set()
     for uses in _by_file(catalog):
-        indexes = {id(use.record.index) for use in uses}
+        indexes = {index_of[use.record.rank] for use in uses}
         if len(uses) == 1 and indexes <= checked:  # ranks share indexes
             continue
         checked |= indexes

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 
-from reshard.core.checkpoint.catalog import CatalogRecord
+from reshard.core.checkpoint.catalog import CatalogRecord, by_index
 from reshard.core.errors import LayoutError
 from reshard.core.runtime.wording import counted
 from reshard.core.strategy.model import Strategy
@@ -37,16 +37,16 @@ def torn_ranks(records: Mapping[int, CatalogRecord], strategy: Strategy) -> dict
 def _beginnings_of_others(records: list[CatalogRecord]) -> dict[int, CatalogRecord]:
     """Ranks whose files hold the first entries of another's, and no others -> that other."""
     by_names: dict[tuple[str, ...], list[CatalogRecord]] = {}
-    known: dict[int, tuple[str, ...]] = {}
-    for record in records:
-        if not record.index.redundancy_removed:  # such a file is marked as lacking entries
-            names = known.setdefault(id(record.index), tuple(record.index.entries))
-            by_names.setdefault(names, []).append(record)
+    for alike in by_index(records):
+        index = alike[0].index
+        if not index.redundancy_removed:  # such a file is marked as lacking entries
+            by_names.setdefault(tuple(index.entries), []).extend(alike)
     # in this order a name list is followed by those that begin with it
     found = {}
     for names, following in pairwise(sorted(by_names)):
         if following[: len(names)] == names:
-            found.update({record.rank: by_names[following][0] for record in by_names[names]})
+            in_order = sorted(by_names[names], key=lambda record: record.rank)
+            found.update({record.rank: by_names[following][0] for record in in_order})
     return found
 
 

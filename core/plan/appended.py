@@ -7,7 +7,7 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 
 from reshard.core.changes.info_texts import InfoValue
-from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.catalog import CheckpointCatalog, by_index
 from reshard.core.files.model import MAX_TEXT_BYTES, TensorEntry, text_entry
 from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
@@ -87,8 +87,8 @@ def _replaced_entry(
     source = source_names.get(name)
     if source is None:
         return None
-    owners = {id(record.index): record for record in catalog.records.values() if source in record.index.entries}
-    for record in owners.values():
+    owners = [alike[-1] for alike in by_index(catalog.records.values()) if source in alike[0].index.entries]
+    for record in owners:
         entry = record.index.entries[source]
         if not _is_information(entry):
             problems.append(
@@ -96,7 +96,7 @@ def _replaced_entry(
                 f"{list(entry.shape)} on rank_{record.rank}, and only single numbers and texts are replaced"
             )
             break
-    return next((record.index.entries[source] for record in owners.values()), None)
+    return next((record.index.entries[source] for record in owners), None)
 
 
 def _is_information(entry: TensorEntry) -> bool:

@@ -150,17 +150,8 @@ def build_stage(
 
 def _classes(parameters: Sequence[ReshardedParameter], stage: int) -> Iterator[LayoutClass]:
     grouped: dict[object, list[ReshardedParameter]] = {}
-    # by id: thousands of parameters share a few layouts, whose hashes are computed in Python
-    known: dict[tuple[int, int, int, Shape], list[ReshardedParameter]] = {}
     for parameter in parameters:
-        layout, copies = parameter.target_layouts[stage], parameter.sources[0].copies
-        kind = id(parameter.pieces), id(copies), id(layout), parameter.shape
-        alike = known.get(kind)
-        if alike is None:
-            alike = grouped.setdefault(_class_key(parameter, stage), [])
-            if parameter.is_whole:
-                known[kind] = alike
-        alike.append(parameter)
+        grouped.setdefault(_class_key(parameter, stage), []).append(parameter)
     for alike in grouped.values():
         first = alike[0]
         target = first.target_layouts[stage].shard_grid(len(first.shape))

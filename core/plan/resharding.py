@@ -143,8 +143,8 @@ def lost_source_boxes(resharded: Sequence[ReshardedParameter]) -> Iterator[LostB
     """The boxes of source parameters that the target needs and no file holds, each once."""
     needed: dict[str, tuple[SourceTensor, list[TensorSlice] | None]] = {}
     # sources that are cut alike have the very same copies
-    all_copies = {id(source.copies): source.copies for parameter in resharded for source in parameter.sources}
-    if not any(copy.missing_ranks for copies in all_copies.values() for copy in copies[:1]):
+    all_copies = {source.copies for parameter in resharded for source in parameter.sources}
+    if not any(copy.missing_ranks for copies in all_copies for copy in copies[:1]):
         return
     for parameter in resharded:
         if not any(copy.missing_ranks for source in parameter.sources for copy in source.copies[:1]):
@@ -163,8 +163,8 @@ def lost_source_boxes(resharded: Sequence[ReshardedParameter]) -> Iterator[LostB
                 yield lost
 
 
-_KeptShapes = dict[tuple[DType, Shape, int], tuple[Pieces, DType]]
-"""Of parameters that keep their shape: dtype and shape of the source, id of the cast -> pieces and dtype."""
+_KeptShapes = dict[tuple[DType, Shape, str | None], tuple[Pieces, DType]]
+"""Of parameters that keep their shape: dtype and shape of the source, what it is cast to -> pieces and dtype."""
 
 
 def _resharded(
@@ -173,7 +173,7 @@ def _resharded(
     made_of = tuple(map(sources.of, recipe.sources))
     source = made_of[0]
     if not recipe.is_reshaped:
-        kind = source.dtype, source.shape, id(recipe.cast)
+        kind = source.dtype, source.shape, recipe.cast.dtype if recipe.cast else None
         known = kept.get(kind)
         if known is None:
             pieces: Pieces = (whole_piece(source.shape),)
@@ -233,7 +233,7 @@ class _TargetLayouts:
         if self._stages is None:
             return {0: whole_layout(len(shape))}
         found = [(stage.stage, stage.layouts[name]) for stage in self._stages if name in stage.layouts]
-        kind = dtype, shape, tuple([(number, id(layout)) for number, layout in found])
+        kind = dtype, shape, tuple([(number, layout, layout.tensor_shape) for number, layout in found])
         fitting = self._fitting.get(kind)
         if fitting is None:
             fitting = self._fitting[kind] = {number: _fitting(layout, dtype, shape, number) for number, layout in found}

@@ -6,7 +6,7 @@ A stage holds a parameter if its strategy has it and a file of one of its ranks 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
-from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog, by_index
 from reshard.core.errors import LayoutError
 from reshard.core.files.model import TensorEntry
 from reshard.core.plan.ownership import SourceCopy
@@ -102,7 +102,7 @@ class _StageFiles:
         self._catalog = catalog
         self._stage = stage
         self._ranks = ranks
-        self._groups = _alike(catalog, ranks)
+        self._groups = by_index(catalog.records[rank] for rank in ranks if rank in catalog.records)
         # one pass over all entries: a source without redundancy has as many different files as ranks, each a few names
         self._groups_of: dict[str, list[int]] = {}
         for number, records in enumerate(self._groups):
@@ -126,9 +126,8 @@ class _StageFiles:
             shards = tuple([(record.rank - self._ranks.start, record.index.entries[name]) for record in having])
         else:
             shards = _distinct_shards(name, [self._groups[number][0] for number in groups], self._ranks.start)
-        # layouts that are equal are mostly one object, whose number is quicker to hash than its fields
         shapes = tuple([(rank, entry.dtype, entry.shape) for rank, entry in shards])
-        kind = (self._ranks.start, id(layout), missing_ranks, shapes)
+        kind = (self._ranks.start, layout, layout.tensor_shape, missing_ranks, shapes)
         return StageShards(self._stage, self._ranks.start, layout, shards, missing_ranks, kind)
 
     def _ranks_outside(self, groups: tuple[int, ...]) -> frozenset[int]:
@@ -152,16 +151,6 @@ def _distinct_shards(
             distinct.setdefault((entry.dtype.name, entry.shape), (record.rank - first_rank, entry))
             last = entry
     return tuple(distinct.values())
-
-
-def _alike(catalog: CheckpointCatalog, ranks: Iterable[int]) -> list[list[CatalogRecord]]:
-    """The records of a stage, grouped by files that share one index."""
-    groups: dict[int, list[CatalogRecord]] = {}
-    for rank in ranks:
-        record = catalog.records.get(rank)
-        if record is not None:
-            groups.setdefault(id(record.index), []).append(record)
-    return list(groups.values())
 
 
 def _disagreement(shards: StageShards) -> str | None:

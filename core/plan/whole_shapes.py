@@ -19,7 +19,7 @@ from reshard.core.runtime.records import Record
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed, shortened
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
-from reshard.core.tensor.layout import ParameterLayout, ShardGrid
+from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Shape
 
 NOT_CONFIRMED = "whole shapes not confirmed"
@@ -109,14 +109,13 @@ def folded(name: str) -> str:
 
 def wholes_of_match(match: ParameterMatch, compared: Mapping[str, str]) -> dict[str, Whole]:
     """Return the whole tensors of the source; `compared`: name in source or target -> what confirmed its shape."""
-    grids = _Grids()
     found: dict[str, Whole] = {}
     for parameter in match.resharded:
         for source in parameter.sources:
             known = found.get(source.name)
             if source.dtype in (TEXT, MAP_TENSOR) or not source.copies or (known and known.confirmed_by):
                 continue
-            whole = _whole(source.shape, source.copies[0].layout, grids)
+            whole = _whole(source.shape, source.copies[0].layout)
             confirmed_by = compared.get(parameter.name) or compared.get(source.name) or whole.confirmed_by
             if not confirmed_by and _is_in_target_strategy(parameter):
                 confirmed_by = BY_TARGET_STRATEGY
@@ -126,7 +125,6 @@ def wholes_of_match(match: ParameterMatch, compared: Mapping[str, str]) -> dict[
 
 def wholes_of_shards(shards: Mapping[str, Sequence[StageShards]], *, integrated: bool) -> dict[str, Whole]:
     """Return the whole tensors that shards make by their strategy; those that do not fit it are left out."""
-    grids = _Grids()
     found: dict[str, Whole] = {}
     for name, (first, *_) in shards.items():
         stage_rank, entry = first.shards[0]
@@ -136,10 +134,10 @@ def wholes_of_shards(shards: Mapping[str, Sequence[StageShards]], *, integrated:
             found[name] = Whole(entry.shape, (1,) * len(entry.shape), BY_FILES)
             continue
         try:
-            shape = grids.of(first.layout, len(entry.shape)).whole_shape(stage_rank, entry.shape)
+            shape = first.layout.shard_grid(len(entry.shape)).whole_shape(stage_rank, entry.shape)
         except LayoutError:
             continue
-        found[name] = _whole(shape, first.layout, grids)
+        found[name] = _whole(shape, first.layout)
     return found
 
 
@@ -173,8 +171,8 @@ def other_cuts(whole: Whole) -> Iterator[Shape]:
             yield shape
 
 
-def _whole(shape: Shape, layout: ParameterLayout, grids: "_Grids") -> Whole:
-    grid = grids.of(layout, len(shape))
+def _whole(shape: Shape, layout: ParameterLayout) -> Whole:
+    grid = layout.shard_grid(len(shape))
     if layout.tensor_shape == shape:
         return Whole(shape, grid.pieces, BY_RECORD)
     return Whole(shape, grid.pieces, BY_FILES if grid.is_whole else "")
@@ -183,16 +181,3 @@ def _whole(shape: Shape, layout: ParameterLayout, grids: "_Grids") -> Whole:
 def _is_in_target_strategy(parameter: ReshardedParameter) -> bool:
     """True if the target's strategy has the shape of a parameter that is all of its source; planning compared them."""
     return parameter.is_whole and any(layout.tensor_shape for layout in parameter.target_layouts.values())
-
-
-class _Grids:
-    """The grids of layouts, each found once: thousands of parameters share a few layouts, whose hashes take long."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[ParameterLayout, ShardGrid]] = {}
-
-    def of(self, layout: ParameterLayout, axis_count: int) -> ShardGrid:
-        key = id(layout), axis_count
-        if key not in self._known:
-            self._known[key] = layout, layout.shard_grid(axis_count)
-        return self._known[key][1]

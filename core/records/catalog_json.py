@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog, by_index
 from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.files.model import CheckpointFormat, FileIndex, StridedContent, TensorEntry
 from reshard.core.runtime.wording import NameText
@@ -20,21 +20,16 @@ from reshard.core.tensor.slices import Extent
 
 def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:
     """Return the catalog as JSON data."""
-    numbers: dict[int, int] = {}
-    indexes: list[dict[str, Any]] = []
-    for record in catalog.records.values():
-        # by identity: equal records share the object, and comparing contents would take seconds
-        if id(record.index) not in numbers:
-            numbers[id(record.index)] = len(indexes)
-            indexes.append(_index_to_json(record.index))
+    groups = by_index(catalog.records.values())
+    numbers = {record.rank: number for number, alike in enumerate(groups) for record in alike}
     return {
         "url": catalog.url,
         "format": catalog.format.value,
         "step": catalog.step,
         "notes": list(catalog.notes),
-        "indexes": indexes,
+        "indexes": [_index_to_json(alike[0].index) for alike in groups],
         "records": [
-            [each.rank, each.location, each.size_bytes, each.version, numbers[id(each.index)], dict(each.digests)]
+            [each.rank, each.location, each.size_bytes, each.version, numbers[each.rank], dict(each.digests)]
             for each in catalog.records.values()
         ],
         "lost": list(catalog.lost.items()),

@@ -231,13 +231,10 @@ def _strategy_to_json(strategy: Strategy | None) -> dict[str, Any] | None:
     numbers: dict[tuple[ParameterLayout, tuple[int, ...] | None], int] = {}
     stages = []
     for stage in strategy.stages:
-        layouts = list(stage.layouts.values())
-        # by id: thousands of parameters share a few layouts, whose hashes are computed in Python
-        number_of = {
-            key: numbers.setdefault((layout, layout.tensor_shape), len(numbers))
-            for key, layout in dict(zip(map(id, layouts), layouts, strict=True)).items()
+        names = {
+            name: numbers.setdefault((layout, layout.tensor_shape), len(numbers))
+            for name, layout in stage.layouts.items()
         }
-        names = dict(zip(stage.layouts, map(number_of.__getitem__, map(id, layouts)), strict=True))
         devices = {} if stage.devices is None else {"devices": stage.devices}
         stages.append({"stage": stage.stage, "parameters": names} | devices)
     documents = [_layout_to_json(layout) for layout, _ in numbers]

@@ -1,6 +1,6 @@
 """Facts about a checkpoint and a strategy, which a diagnosis begins with."""
 
-from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.catalog import CheckpointCatalog, by_index
 from reshard.core.runtime.wording import counted, listed, ranks_text
 from reshard.core.source.file_checks import ranks_with_files
 from reshard.core.strategy.model import Strategy
@@ -31,12 +31,10 @@ def parameter_count_text(catalog: CheckpointCatalog) -> str:
 def _groups_text(catalog: CheckpointCatalog) -> str:
     """The groups of ranks that hold the same names, as the ranks of a stage do."""
     groups: dict[frozenset[str], list[int]] = {}
-    known: dict[int, frozenset[str]] = {}
-    for rank, record in catalog.records.items():
-        names = known.setdefault(id(record.index), frozenset(record.index.entries))
-        groups.setdefault(names, []).append(rank)
+    for alike in by_index(catalog.records.values()):
+        groups.setdefault(frozenset(alike[0].index.entries), []).extend(record.rank for record in alike)
     texts = [
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}: {counted(len(names), 'parameter')}"
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(sorted(ranks))}: {counted(len(names), 'parameter')}"
         for names, ranks in groups.items()
     ]
     return listed(texts, _MAX_GROUPS, "; ")

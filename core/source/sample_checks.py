@@ -283,14 +283,10 @@ def _chosen(
 
 def _of_each_kind(candidates: Sequence[StageShards]) -> Iterator[StageShards]:
     """The first of each kind, then the last of each; cut parameters first, and large ones among them."""
-    kinds: dict[tuple[str, int, str, Shape], list[StageShards]] = {}
-    # by id: thousands of parameters share a few layouts, whose hashes are computed in Python
-    layouts = {id(each.layout): each.layout for each in candidates}
-    equal: dict[ParameterLayout, int] = {}
-    numbers = {key: equal.setdefault(layout, len(equal)) for key, layout in layouts.items()}
+    kinds: dict[tuple[str, ParameterLayout, str, Shape], list[StageShards]] = {}
     for each in candidates:
         entry = each.entry
-        kind = NUMBER.sub("", entry.name), numbers[id(each.layout)], entry.dtype.name, entry.shape
+        kind = NUMBER.sub("", entry.name), each.layout, entry.dtype.name, entry.shape
         kinds.setdefault(kind, []).append(each)
     found = [pair for alike in kinds.values() for pair in enumerate(_spread(alike, _SAMPLES_PER_KIND))]
     found.sort(key=lambda pair: (pair[0], not _is_cut(pair[1].layout), -pair[1].entry.size_bytes))

@@ -149,14 +149,15 @@ def _check_records(records: StrategyRecords, origin: str) -> None:
         if not all(0 <= number < 1 << 32 for number in numbers):
             raise StrategyError(f"{origin}: operator {operator.node_name!r} has sizes or a stage beyond 0..2^32-1")
         _check_text(operator.node_name, origin)
-    sound: set[int] = set()  # by identity: equal layouts may have different tensor shapes
+    sound: set[tuple[ParameterLayout, Shape | None]] = set()
     for name, layout in records.layouts:
         _check_text(name, origin)
-        if id(layout) in sound:
+        kind = layout, layout.tensor_shape
+        if kind in sound:
             continue
         problem = _layout_problem(layout)
         if not problem:
-            sound.add(id(layout))
+            sound.add(kind)
         else:
             raise StrategyError(f"{origin}: parameter {name!r}: {problem}")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog import CatalogRecord
+from reshard.core.checkpoint.catalog import CatalogRecord, by_index
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.records import Record
 from reshard.core.source.gaps import STEP_PARAMETERS
@@ -96,13 +96,10 @@ class FingerprintAccumulator:
 def stored_bytes(records: Iterable[CatalogRecord], names: Collection[str]) -> int:
     """Bytes that files store of parameters, in all replicas."""
     wanted = frozenset(names)
-    sizes: dict[int, int] = {}  # ranks with equal headers share an index
     total = 0
-    for record in records:
-        if id(record.index) not in sizes:
-            entries = record.index.entries.values()
-            sizes[id(record.index)] = sum(entry.size_bytes for entry in entries if entry.name in wanted)
-        total += sizes[id(record.index)]
+    for alike in by_index(records):
+        entries = alike[0].index.entries.values()
+        total += len(alike) * sum(entry.size_bytes for entry in entries if entry.name in wanted)
     return total
 
 
