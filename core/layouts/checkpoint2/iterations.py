@@ -256,7 +256,7 @@ def _with_notes(iteration: Iteration) -> Iteration:
 
 
 def _read_metadata(location: Location) -> "Metadata":
-    from reshard.core.layouts.checkpoint2.metadata import parse_metadata  # loads msgspec
+    from reshard.core.layouts.checkpoint2.metadata import parse_metadata
 
     try:
         return parse_metadata(read_small_file(location, MAX_METADATA_BYTES), str(location))
