@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from reshard.core.runtime.records import Record
+from msgspec import Struct
 
 Value = bool | int | str | list[str] | None
 """True for an option that is switched on; None where only its name matters."""
 
 
-class Option(Record):
+class Option(Struct, frozen=True):
     """An option that a message names, and the value that would help, if it says one."""
 
     name: str

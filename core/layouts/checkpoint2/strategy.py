@@ -37,6 +37,6 @@ def read_tracked_strategy(location: Location, names: Sequence[str] | None) -> St
 
 
 def _read(location: Location) -> Strategy:
-    from reshard.core.layouts.checkpoint2.metadata import parse_metadata  # loads msgspec
+    from reshard.core.layouts.checkpoint2.metadata import parse_metadata
 
     return parse_metadata(read_small_file(location, MAX_METADATA_BYTES), str(location)).strategy
