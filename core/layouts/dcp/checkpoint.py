@@ -39,12 +39,11 @@ from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.runtime.metadata import load_json
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
-from reshard.core.storage.listing import kind_of, names_in, unless_missing
-from reshard.core.storage.patterns import RANK_FIELD
+from reshard.core.storage.listing import names_in
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.reading import open_source, read_small_file
 from reshard.core.storage.transfers import at_once
-from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.boxes import ShardBoxes
 from reshard.core.tensor.layout import ParameterLayout, boxes_layout
@@ -146,14 +145,13 @@ class DcpCheckpoint(Record, dict=True):
         return tuple(notes)
 
 
-def find_dcp(url: str, step: str = "") -> DcpCheckpoint | None:
-    """Return the checkpoint of DCP at a URL: its directory, the metadata in it, or a directory of steps.
+def dcp_in(location: Location, names: Sequence[str], step: str = "") -> DcpCheckpoint | None:
+    """Return the checkpoint of DCP in a directory with these names; None if there is none.
 
     Args:
+        location: the directory of the checkpoint, or of several steps.
+        names: what is in it.
         step: number of the step to read, of several; by default the newest that is complete.
-
-    Returns:
-        None if there is none.
 
     Raises:
         CatalogError: it is incomplete, or its files contradict each other; there is no such step.
@@ -161,19 +159,6 @@ def find_dcp(url: str, step: str = "") -> DcpCheckpoint | None:
         StrategyError: its metadata is damaged.
         StorageError: the storage does not answer.
     """
-    location = parse_url(url)
-    if RANK_FIELD in location.path:
-        return None
-    if location.name == DCP_METADATA_NAME:
-        location = location.parent
-    elif unless_missing(lambda: kind_of(location)) != "directory":
-        return None
-    names = unless_missing(lambda: names_in(location))
-    return None if names is None else dcp_in(location, names, step)
-
-
-def dcp_in(location: Location, names: Sequence[str], step: str = "") -> DcpCheckpoint | None:
-    """Return the checkpoint of DCP in a directory with these names, as `find_dcp` does."""
     if any(map(is_index_name, names)):
         return None
     if is_dcp(names):
@@ -188,7 +173,7 @@ def dcp_in(location: Location, names: Sequence[str], step: str = "") -> DcpCheck
 
 
 def read_dcp(location: Location, names: Sequence[str]) -> DcpCheckpoint:
-    """Read the metadata of the checkpoint in a directory with these names; raises what `find_dcp` raises."""
+    """Read the metadata of the checkpoint in a directory with these names; raises what `dcp_in` raises."""
     if DCP_METADATA_NAME not in names:
         _check_complete(location, names)
         metadata, indexes = _read_sharding_infos(location, shard_names(names))
