@@ -140,7 +140,8 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, layout:
 
 def _why_foreign(dtype: DType, carriers: Sequence[str]) -> str:
     if dtype.is_float8:
-        layouts = option("layout", " and ".join(carriers))
+        first, *others = carriers
+        layouts = " and ".join([option("layout", first), *others])
         return f"only {layouts} carry, as it is; write that, or, if the model does without it, leave it out"
     return "reshard cannot convert; if the model does without it, leave it out"
 

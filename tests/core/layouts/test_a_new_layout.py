@@ -112,5 +112,5 @@ def test_a_new_layout_is_described_diagnosed_and_compared(source: Path, tmp_path
 def test_a_new_layout_refuses_options_in_its_own_words(source: Path, tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="arrays have no steps"):
         convert(build_request(source=str(source), target=str(tmp_path / "out"), step="1"))
-    with pytest.raises(CatalogError, match="says itself how it is sharded, so leave out --source-strategy"):
+    with pytest.raises(CatalogError, match="says itself how it is sharded, so leave out 'source_strategy'"):
         diagnose(str(source), str(source))
