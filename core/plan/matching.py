@@ -140,8 +140,7 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, layout:
 
 def _why_foreign(dtype: DType, carriers: Sequence[str]) -> str:
     if dtype.is_float8:
-        first, *others = carriers
-        layouts = " and ".join([option("layout", first), *others])
+        layouts = " and ".join(option("layout", each) for each in carriers)
         return f"only {layouts} carry, as it is; write that, or, if the model does without it, leave it out"
     return "reshard cannot convert; if the model does without it, leave it out"
 

@@ -83,8 +83,11 @@ def refuse_occupied(
     foreign = foreign_names(final, own_names(final))
     if foreign:
         # for example a model's config.json
-        copies = f"{option('like')} copies a model's files"
-        later = f", and back when the checkpoint is complete; {copies}" if brings_others else ""
+        later = (
+            f", and back when the checkpoint is complete; {option('like')} copies a model's files"
+            if brings_others
+            else ""
+        )
         raise TargetError(
             f"{final}: is not empty and holds foreign files ({', '.join(map(printable, foreign[:5]))}). "
             f"Name another target, or move them away{later}"

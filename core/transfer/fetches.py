@@ -137,7 +137,7 @@ class FetchPlanner:
     def _read_ranges(self, parameter: ParameterPlan, chunk: Chunk) -> tuple[ReadRange, ...]:
         if parameter.appended:
             return ()
-        # layers repeat, so most of the arithmetic was done before. Equal reads may be of shards of other shapes
+        # layers repeat, so most of the arithmetic was done before; equal reads may be of shards with other layouts
         shards = tuple(source_shard(self._plan, parameter, read) for read in parameter.reads)
         kind = parameter.reads, parameter.dtype, parameter.box, shards, chunk.box
         ranges = self._known.get(kind)

@@ -133,7 +133,9 @@ def test_a_conversion_names_file_parameter_dtype_and_what_helps(
     if odd is FLOAT8 and layout == "unified":
         return
     why = (
-        "only layout='unified' and dcp carry, as it is; write that, or," if odd is FLOAT8 else "reshard cannot convert;"
+        "only layout='unified' and layout='dcp' carry, as it is; write that, or,"
+        if odd is FLOAT8
+        else "reshard cannot convert;"
     )
     with pytest.raises(InputError) as caught:
         make_plan(build_request(target=str(tmp_path / "out"), layout=layout, **given))
