@@ -84,9 +84,7 @@ class ParameterOverlaps(Record):
 def overlaps_of(plan: ConversionPlan, parameter: ReshardedParameter) -> ParameterOverlaps:
     """Return the overlaps of a parameter of the plan; thousands of ranks take less than a second."""
     # a plan of this parameter alone: the reads of others are not needed
-    alone = ConversionPlan(
-        replace(plan.inputs, replicas=0), replace(plan.match, resharded=(parameter,), passed_through=(), appended=())
-    )
+    alone = ConversionPlan(plan.inputs, replace(plan.match, resharded=(parameter,), passed_through=(), appended=()))
     stages = {}
     for stage in alone.stages:
         if not stage.classes:
@@ -94,13 +92,14 @@ def overlaps_of(plan: ConversionPlan, parameter: ReshardedParameter) -> Paramete
         found: dict[TensorSlice, tuple[ParameterPlan, list[int]]] = {}
         left_out = _not_keeping(plan, parameter.name, stage.number)
         for rank in stage.ranks:
-            [planned] = alone.rank_plan(rank).parameters
+            [planned] = alone.rank_plan(rank, with_redundancy=True).parameters
             _, ranks = found.setdefault(planned.box, (planned, []))
             if rank not in left_out:
                 ranks.append(rank)
         stages[stage.number] = tuple(
             TargetCell(planned.box, tuple(ranks), tuple(_overlap(planned, read) for read in planned.reads))
             for planned, ranks in found.values()
+            if ranks  # a shard without elements may be in no file
         )
     cells = tuple(cell for number, source in enumerate(parameter.sources) for cell in _source_cells(number, source))
     return ParameterOverlaps(parameter, cells, stages, plan.match)

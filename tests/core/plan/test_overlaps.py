@@ -9,6 +9,7 @@ from reshard.core.changes.changes import JoinRule, SplitRule
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.views.overlap_picture import draw_overlaps
 from reshard.core.conversion.views.parameter import describe_reads
+from reshard.core.layouts.dcp.target import DcpTarget
 from reshard.core.plan.overlaps import ParameterOverlaps, overlaps_of
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.tensor.layout import ParameterLayout
@@ -60,6 +61,16 @@ def test_only_the_ranks_that_keep_a_slice_are_named_where_redundancy_is_removed(
                     kept = {each.name for each in plan.rank_plan(rank).parameters}
                     assert (rank in cell.ranks) <= (parameter.name in kept)
                 assert len(cell.ranks) == 1
+
+
+def test_of_files_of_dcp_only_those_that_hold_rows_of_a_tensor_are_named() -> None:
+    catalog = make_catalog({0: [entry("w", (4, 3)), entry("step", ())]})
+    plan = plan_of(catalog, None, None, layout=DcpTarget(shards=8))
+    [rows] = overlaps_in(plan, "w").target_cells.values()
+    assert [cell.ranks for cell in rows] == [(0,), (1,), (2,), (3,)]
+    assert [str(cell.box) for cell in rows] == ["[0:1, 0:3]", "[1:2, 0:3]", "[2:3, 0:3]", "[3:4, 0:3]"]
+    [[whole]] = overlaps_in(plan, "step").target_cells.values()
+    assert len(whole.ranks) == 1
 
 
 def with_replicas() -> Case:
