@@ -49,6 +49,8 @@ def iteration_match(inputs: PlanInputs, match: ParameterMatch) -> ParameterMatch
     in_common = _in_common(match, inputs)
     outside = [each for each in outside if each.name not in in_common]
     parameters = [*match.resharded, *outside]
+    if not parameters and not problems:
+        raise PlanError(f"{catalog.url}: cannot become a Checkpoint 2.0: no parameter is left of it")
     names = {each.name for each in parameters}
     kinds = {name: _file_kind(name, names) for name in names}
     stages = _file_stages(strategy, [kind for kind in (MODEL, OPTIMIZER) if kind in kinds.values()])
