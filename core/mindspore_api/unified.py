@@ -7,6 +7,7 @@ hyper_param.safetensors     parameters outside the strategy, whole on every rank
 
 import posixpath
 from collections.abc import Mapping
+from typing import ClassVar
 
 from msgspec.structs import replace
 
@@ -27,6 +28,12 @@ from reshard.core.plan.stage_shards import names_in_order
 from reshard.core.storage.listing import kind_of, list_folder
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
+
+
+class _UnmarkedFolders(RankFolders):
+    """Rank folders as MindSpore's function writes them: the files do not say whether redundancy was removed."""
+
+    marks_redundancy: ClassVar[bool] = False
 
 
 def open_unified(directory: Location, names: Mapping[str, str]) -> CheckpointCatalog:
@@ -73,7 +80,7 @@ def plan_ranks(catalog: CheckpointCatalog, strategy: Strategy | None, format: Ch
         PlanError: a parameter does not divide as the strategy says.
     """
     if strategy is None:
-        return build_plan(PlanInputs(catalog, unified_strategy(catalog), None, format, layout=RankFolders()))
+        return build_plan(PlanInputs(catalog, unified_strategy(catalog), None, format, layout=_UnmarkedFolders()))
     there = sharded_names(catalog)
     stages = tuple(
         replace(
@@ -86,7 +93,7 @@ def plan_ranks(catalog: CheckpointCatalog, strategy: Strategy | None, format: Ch
     target = replace(strategy, stages=stages)
     kept = target.parameters.union(catalog.outside)
     known = with_chosen_entries(catalog, lambda name: name if name in kept else None)
-    return build_plan(PlanInputs(known, unified_strategy(known), target, format, layout=RankFolders()))
+    return build_plan(PlanInputs(known, unified_strategy(known), target, format, layout=_UnmarkedFolders()))
 
 
 def _file_names(directory: Location) -> list[str]:

@@ -17,6 +17,7 @@ from reshard import mindspore
 from reshard.core.files.numpy_values import INT4
 from tests.support.checkpoints import ALL_CASES, Case, read_tree
 from tests.support.distributed import BLOCKS, COLUMNS, ROWS, WHOLE, ranks
+from tests.support.families import metadata_of
 from tests.support.reference import AXIS_LENGTH, DEVICE_COUNTS, RandomLayout, layouts, shard_of
 from tests.support.strategy_writer import FileLayout, write_strategy_file
 
@@ -61,6 +62,13 @@ def test_ranks_get_their_slices() -> None:
         rank: {"w": entry(block)} for rank, block in enumerate(blocks)
     }
     assert distribute(predict_strategy="blocks.ckpt", rank_id=3) == {3: {"w": entry(blocks[3])}}
+
+
+def test_files_do_not_say_whether_redundancy_was_removed() -> None:
+    """As MindSpore's own; where they did, loading with `remove_redundancy` would treat them otherwise."""
+    for strategy in ("rows.ckpt", None):
+        distribute(predict_strategy=strategy)
+        assert metadata_of(Path("out/rank_0/net.safetensors")) == {"format": "ms"}
 
 
 def test_without_a_strategy_rank_0_has_all() -> None:
