@@ -69,6 +69,11 @@ class ReshardError(Exception):
         """The options that the message names: those that are wrong, or would help."""
         return options_in(self.marked)
 
+    @property
+    def args(self) -> tuple[object, ...]:  # type: ignore[override]  # an error's arguments do not change
+        """Its message as `str()` gives it, and what else it was made of."""
+        return (str(self), *super().args[1:])
+
     def __str__(self) -> str:
         return printable_lines(scrubbed(spelled(self.marked)))
 
@@ -144,13 +149,13 @@ class StorageError(ConversionError):
 
     def __init__(self, message: str, transient: bool = False) -> None:
         super().__init__(message, transient)
-        self.message = message
+        self._marked = message
         self.transient = transient
 
     @property
     def marked(self) -> str:
         """The message with marks in place of options, for another error's message."""
-        return self.message
+        return self._marked
 
 
 class UnusableStorageError(StorageError, InputError):

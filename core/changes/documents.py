@@ -31,7 +31,7 @@ def read_document(url: str) -> bytes:
     except StorageError as error:
         if is_transient(error):
             raise
-        raise InputError(f"{error}{did_you_mean(location) if is_missing(error) else ''}") from error
+        raise InputError(f"{error.marked}{did_you_mean(location) if is_missing(error) else ''}") from error
 
 
 def parse_mapping(data: bytes, origin: str, kind: str, example: str, *, texts: bool = False) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ def read_config(directory: Location) -> dict[str, Any]:
     except StorageError as error:
         if is_transient(error):
             raise
-        raise InputError(str(error)) from error
+        raise InputError(error.marked) from error
     return parse_config(data, location)
 
 

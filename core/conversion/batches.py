@@ -4,6 +4,7 @@ One rank's failure stops no other rank of its batch, and a repeated batch does o
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Self
 
 from reshard.core.conversion.dispatch import Dispatch, Failures, Kind, Unit, run_in_threads
 from reshard.core.conversion.rank_work import RankWork
@@ -19,7 +20,9 @@ class RanksFailedError(StorageError):
         lines = "\n  ".join(f"rank_{rank}: {error.marked}" for rank, error in sorted(failures.items()))
         super().__init__(f"{len(failures)} ranks failed\n  {lines}", any(map(is_transient, failures.values())))
         self.failures = failures
-        self.args = (failures,)  # the constructor's arguments when it is unpickled in another process
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Mapping[int, ReshardError]]]:
+        return type(self), (self.failures,)
 
 
 def run_batch(work: RankWork, batch: Unit) -> None:

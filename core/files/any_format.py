@@ -143,7 +143,7 @@ def _blaming_the_key(file: SourceFile) -> Iterator[None]:
     except CheckpointError as error:
         if isinstance(file, DecryptedSource):
             raise CheckpointError(
-                f"{file.location}: does not decrypt to a checkpoint ({str(error).removeprefix(f'{file.location}: ')}): "
+                f"{file.location}: does not decrypt to a checkpoint ({error.marked.removeprefix(f'{file.location}: ')}): "
                 f"{file.key_name} is not the key that it was encrypted with, or {file.mode} not the mode, or it was "
                 "changed since"
             ) from None

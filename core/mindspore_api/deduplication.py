@@ -28,7 +28,7 @@ def omitted_parameters(strategy: Strategy, rank: int) -> frozenset[str]:
         try:
             grid = layout.shard_grid(len(layout.tensor_map))
         except LayoutError as error:
-            raise StrategyError(f"{strategy.origin}: parameter {name!r}: {error}") from error
+            raise StrategyError(f"{strategy.origin}: parameter {name!r}: {error.marked}") from error
         owners = grid.owners[grid.cell_of(stage_rank)]
         if owners[dealt[owners] % len(owners)] != stage_rank:
             omitted.add(name)

@@ -192,4 +192,4 @@ def _convert_file(job: _Job, file: SourceFile, target: Location) -> None:
     try:
         write_checkpoint(target, FileKind(job.target_format), list(map(output_entry, found)), blocks)
     except CheckpointError as error:
-        raise CheckpointError(f"{file.location}: {error}") from error
+        raise CheckpointError(f"{file.location}: {error.marked}") from error

@@ -89,7 +89,7 @@ def merge_slices(slices: list[np.ndarray], layout: ParameterLayout, where: str) 
                 raise LayoutError(f"rank {rank}'s slice has shape {array.shape}, its layout gives {box.shape}")
             whole[box.as_index()] = array
     except LayoutError as error:
-        raise LayoutError(f"{where}: {error}") from None
+        raise LayoutError(f"{where}: {error.marked}") from None
     return whole
 
 
@@ -215,7 +215,7 @@ def _ranks_alike(strategy: Strategy, rank: int) -> list[int]:
             try:
                 cut = layout.shard_grid(len(layout.tensor_map))
             except LayoutError as error:
-                raise LayoutError(f"{strategy.origin}: parameter {name!r}: {error}") from None
+                raise LayoutError(f"{strategy.origin}: parameter {name!r}: {error.marked}") from None
             alike &= set(cut.owners[cut.cell_of(rank - first_rank)])
     return [first_rank + other for other in sorted(alike)]
 

@@ -121,7 +121,7 @@ class _LayoutPair:
         try:
             yield
         except LayoutError as error:
-            raise PlanError(f"parameter {self._name!r}: {error}") from error
+            raise PlanError(f"parameter {self._name!r}: {error.marked}") from error
 
 
 def _units(axis_count: int, source: ParameterLayout, target: ParameterLayout | None) -> Shape:

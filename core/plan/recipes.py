@@ -158,7 +158,7 @@ class Composer:
                     )
                 self._checked.add(number)
         except PlanError as error:
-            raise PlanError(f"parameter {recipe.name!r}: {error}") from None
+            raise PlanError(f"parameter {recipe.name!r}: {error.marked}") from None
         return composed.pieces, composed.shape
 
     def _composed(

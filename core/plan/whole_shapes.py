@@ -26,7 +26,6 @@ NOT_CONFIRMED = "whole shapes not confirmed"
 BY_FILES = "files"
 """Every rank holds the whole tensor."""
 BY_RECORD = "recorded shapes"
-BY_CONFIG = "config.json"
 """A strategy in JSON or the checkpoint's metadata has the shape, or reshard wrote the shards by a recorded strategy."""
 BY_TARGET_STRATEGY = "target strategy"
 _MAX_KINDS = 64

@@ -39,7 +39,7 @@ def value_of(name: str, resolvers: Mapping[str, Resolver], advice: str) -> Any:
     try:
         return resolver(rest)
     except InputError as error:
-        raise InputError(f"{name}: {error}") from error
+        raise InputError(f"{name}: {error.marked}") from error
 
 
 def _of_environment(name: str) -> str:

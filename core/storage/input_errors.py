@@ -17,4 +17,4 @@ def storage_errors_as_input(named: Location | None = None) -> Iterator[None]:
     except StorageError as error:
         if error.transient:
             raise
-        raise CatalogError(f"{error}{did_you_mean(named) if named and is_missing(error) else ''}") from error
+        raise CatalogError(f"{error.marked}{did_you_mean(named) if named and is_missing(error) else ''}") from error

@@ -266,11 +266,11 @@ def read_own_file(location: Location, limit_bytes: int) -> bytes:
     try:
         return read_small_file(location, limit_bytes)
     except CheckpointError as error:
-        raise TargetError(str(error)) from error
+        raise TargetError(error.marked) from error
     except StorageError as error:
         if not is_irregular(error.__cause__):
             raise
-        raise TargetError(str(error)) from error
+        raise TargetError(error.marked) from error
 
 
 def _read_small_object(location: Location, limit_bytes: int) -> bytes:

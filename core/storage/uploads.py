@@ -121,7 +121,7 @@ class Upload:
         except StorageError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 # completed by a request whose answer was lost, or aborted by another process: indistinguishable
-                raise StorageError(f"{self._location}: its upload is gone: {error}", transient=True) from error
+                raise StorageError(f"{self._location}: its upload is gone: {error.marked}", transient=True) from error
             raise
         self._upload_id = None
         self._abort_lost()

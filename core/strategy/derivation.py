@@ -93,7 +93,7 @@ def derive_strategy(source: Strategy, job: TargetJob, facts: Mapping[str, Tensor
     try:
         roles = device_roles([each for each in layouts if each[0] not in rules], source.devices_per_stage)
     except LayoutError as error:
-        raise StrategyError(f"{source.origin}: {error}") from error
+        raise StrategyError(f"{source.origin}: {error.marked}") from error
     rescaler = Rescaler(roles, job.data_parallel, job.model_parallel, bool(rules))
     rescaler.check(source.origin)
     staging = assign_stages(source, job.pipeline, job.layers, [parse_place(text) for text in job.places])
@@ -128,12 +128,12 @@ def _derive_stages(
             layout = source.stages[like].layouts[name]
             shape = facts[name].shape if name in facts else None
             try:
-                base = rescaler.rescaled(name, without_optimizer_shard(layout), shape, rules.get(name))
+                base = rescaler.rescaled(without_optimizer_shard(layout), shape, rules.get(name))
                 if shape is not None:
                     base.shard_grid(len(shape)).bounds(shape)
                 made[name] = replace(sharder.sharded(name, layout, base), tensor_shape=shape)
             except LayoutError as error:
-                problems.setdefault(str(error), {})[name] = None
+                problems.setdefault(error.marked, {})[name] = None
         stages.append(StageStrategy(number, made))
     raise_problems(
         StrategyError,
@@ -207,7 +207,7 @@ class _OptimizerSharder:
             return None  # it could have been sharded: the network decided against it, also for its states
         if facts is None:
             raise LayoutError(
-                "whether optimizer parallel cuts a parameter depends on its shape, which this strategy does not have. "
+                "optimizer parallel cuts a parameter, or not, by its shape, which this strategy does not have. "
                 f"Name a checkpoint of it with {option('checkpoint')}, or a JSON strategy"
             )
         if facts.dtype is None:

@@ -122,7 +122,7 @@ def storage_errors_as_strategy(named: Location | None = None) -> Iterator[None]:
         if is_transient(error):
             raise
         is_absent = isinstance(error, StorageError) and is_missing(error)
-        raise StrategyError(f"{error}{did_you_mean(named) if named and is_absent else ''}") from error
+        raise StrategyError(f"{error.marked}{did_you_mean(named) if named and is_absent else ''}") from error
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class Strategy(Record, dict=True):
         try:
             counts = {stage.device_count for stage in self.stages}
         except StrategyError as error:
-            raise StrategyError(f"{self.origin}: {error}") from error
+            raise StrategyError(f"{self.origin}: {error.marked}") from error
         if len(counts) > 1:
             devices = ", ".join(f"stage {stage.stage}: {stage.device_count}" for stage in self.stages)
             raise StrategyError(f"{self.origin}: stages have different numbers of devices ({devices})")

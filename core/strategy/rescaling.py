@@ -93,9 +93,7 @@ class Rescaler:
                 f"or {kept}take {option('model_parallel', 1)}"
             )
 
-    def rescaled(
-        self, name: str, layout: ParameterLayout, shape: Shape | None, rule: CutRule | None
-    ) -> ParameterLayout:
+    def rescaled(self, layout: ParameterLayout, shape: Shape | None, rule: CutRule | None) -> ParameterLayout:
         """Return the new layout of a parameter without optimizer shard."""
         if rule is None and self._keeps_all:
             return layout

@@ -59,7 +59,7 @@ def _refused_as_target() -> Iterator[None]:
     except StorageError as error:
         if error.transient:
             raise
-        raise TargetError(str(error)) from error
+        raise TargetError(error.marked) from error
 
 
 def _names_at(final: Location) -> list[str]:

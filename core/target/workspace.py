@@ -123,7 +123,7 @@ class Workspace(Record, eq=False):
         try:
             data = unseal(data, target_key(), _RECORD, str(location))
         except InputError as error:
-            raise TargetError(str(error)) from None
+            raise TargetError(error.marked) from None
         record = self.known.find(data) or parse_shard_record(data, str(location), needs_digest=needs_digest)
         if record.identity != self.identity or record.rank != rank:
             raise ForeignRecordError(f"{location}: is of another conversion")

@@ -103,9 +103,11 @@ def _parsed(mark: re.Match[str]) -> Option | None:
     if mark[2] is None:
         return Option(mark[1])
     try:
-        return Option(mark[1], json.loads(mark[2]))
-    except ValueError:
+        value = json.loads(mark[2])
+    except (ValueError, RecursionError):
         return None
+    items = value if isinstance(value, list) else [value]
+    return Option(mark[1], value) if all(isinstance(each, bool | int | str) for each in items) else None
 
 
 _spelling: ContextVar[Spelling] = ContextVar("reshard_spelling", default=keyword)

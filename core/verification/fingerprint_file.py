@@ -103,7 +103,7 @@ def read_model_fingerprint(url: str) -> ModelFingerprint:
     except StorageError as error:
         if error.transient:
             raise
-        raise InputError(str(error)) from error
+        raise InputError(error.marked) from error
     except (ValidationError, CheckpointError):
         raise InputError(
             f"{location}: is neither a checkpoint nor a JSON document of 'reshard fingerprint': name the "

@@ -74,7 +74,7 @@ def read_common(directory: Location) -> Common:
     try:
         return parse_common(read_small_file(location, MAX_COMMON_BYTES), str(location))
     except CheckpointError as error:
-        raise CatalogError(str(error)) from error
+        raise CatalogError(error.marked) from error
 
 
 def common_beside(catalog: CheckpointCatalog) -> Mapping[str, Number] | None:

@@ -263,4 +263,4 @@ def _read_metadata(location: Location) -> "Metadata":
     except StorageError as error:
         if error.transient:
             raise
-        raise CatalogError(str(error)) from error
+        raise CatalogError(error.marked) from error

@@ -45,4 +45,4 @@ def _refused_as_target() -> Iterator[None]:
     try:
         yield
     except CatalogError as error:
-        raise TargetError(f"{error}. Remove it, or correct it") from error
+        raise TargetError(f"{error.marked}. Remove it, or correct it") from error

@@ -212,7 +212,7 @@ def _read_metadata(location: Location) -> bytes:
     except StorageError as error:
         if error.transient:
             raise
-        raise CatalogError(str(error)) from error
+        raise CatalogError(error.marked) from error
 
 
 def _check_as_converted(location: Location, data: bytes) -> None:
@@ -220,7 +220,7 @@ def _check_as_converted(location: Location, data: bytes) -> None:
     try:
         manifest = read_manifest(location)
     except TargetError as error:
-        raise CatalogError(str(error)) from error
+        raise CatalogError(error.marked) from error
     digests = {each.file: each.digest for each in manifest.documents} if manifest else {}
     if digests.get(DCP_METADATA_NAME, "") not in ("", xxhash.xxh3_128_hexdigest(data)):
         raise CatalogError(
@@ -261,7 +261,7 @@ def _tensor_of(location: Location, name: str, chunks: Sequence[tuple[TensorEntry
     try:
         return listed_tensor(name, first.dtype, shape, [chunk for _, chunk in chunks])
     except LayoutError as error:
-        raise CatalogError(f"{location}: {error}. Files may be missing, or of another checkpoint") from None
+        raise CatalogError(f"{location}: {error.marked}. Files may be missing, or of another checkpoint") from None
 
 
 def _read_sharding_info(location: Location) -> tuple[FileIndex, dict[str, Shape]]:

@@ -161,7 +161,7 @@ def listed_tensor(name: str, dtype: DType | None, shape: Shape, chunks: list[Chu
     try:
         ShardBoxes(shape, tuple((number, chunk.box) for number, chunk in enumerate(filled))).check_tiling()
     except LayoutError as error:
-        raise LayoutError(f"parameter {name!r}: {error}") from None
+        raise LayoutError(f"parameter {name!r}: {error.marked}") from None
     return ListedTensor(name, dtype, shape, tuple(filled))
 
 

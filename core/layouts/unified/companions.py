@@ -111,4 +111,4 @@ def _read(location: Location) -> bytes:
     except StorageError as error:
         if is_transient(error):
             raise
-        raise InputError(str(error)) from error
+        raise InputError(error.marked) from error

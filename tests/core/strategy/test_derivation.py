@@ -11,6 +11,7 @@ from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.roles import device_roles
 from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.text.options import Option
 from tests.support.checkpoints import ALL_CASES, Case
 from tests.support.plans import sides
 
@@ -252,8 +253,9 @@ def test_without_a_word_of_the_network_the_size_decides() -> None:
     done = derive_strategy(strategy(NETWORK), TargetJob(2, 4, 1, **options), SHAPES)  # type: ignore[arg-type]
     assert shards(done.strategy) == {"l.0.wq": (-1, 4), "l.0.wo": (-1, 4), "adam_m.l.0.wq": (-1, 4)}
     assert "assuming 4 bytes a value, since the strategy has no dtypes" in done.notes[-1]
-    with pytest.raises(StrategyError, match="depends on its shape, which this strategy does not have.*'l.0.wo'"):
+    with pytest.raises(StrategyError, match="shape, which this strategy does not have.*'l.0.wo'") as caught:
         derived(strategy(NETWORK), 2, 4, 1, facts={}, optimizer_parallel=True)
+    assert Option("checkpoint") in caught.value.options  # whoever shows the error spells it
 
 
 def test_what_did_not_divide_before_shows_nothing() -> None:

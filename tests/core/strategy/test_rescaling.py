@@ -44,22 +44,22 @@ def test_the_same_devices_shard_once() -> None:
 def test_the_same_axes_are_sharded_over_other_numbers() -> None:
     scaled = rescaler(3, 2)
     scaled.check("src")
-    found = {name: scaled.rescaled(name, layout, None, None) for name, layout in (("r", ROWS), ("c", COLUMNS))}
+    found = {name: scaled.rescaled(layout, None, None) for name, layout in (("r", ROWS), ("c", COLUMNS))}
     assert [shards(layout) for layout in found.values()] == [(2, 1), (1, 2)]
     assert {layout.device_count for layout in found.values()} == {6}
-    assert shards(scaled.rescaled("norm", WHOLE, (4, 4), None)) == (1, 1)
+    assert shards(scaled.rescaled(WHOLE, (4, 4), None)) == (1, 1)
 
 
 def test_the_same_sizes_keep_layouts_as_they_are() -> None:
-    assert rescaler(2, 4).rescaled("rows", ROWS, (8, 8), None) is ROWS
+    assert rescaler(2, 4).rescaled(ROWS, (8, 8), None) is ROWS
 
 
 def test_a_rule_overrides_the_source() -> None:
     scaled = rescaler(3, 2, has_rules=True)
-    assert shards(scaled.rescaled("rows", ROWS, (8, 12), parse_cut("rows=1:data,0"))) == (2, 3)
-    assert shards(scaled.rescaled("rows", ROWS, (8, 12), parse_cut("rows=whole"))) == (1, 1)
+    assert shards(scaled.rescaled(ROWS, (8, 12), parse_cut("rows=1:data,0"))) == (2, 3)
+    assert shards(scaled.rescaled(ROWS, (8, 12), parse_cut("rows=whole"))) == (1, 1)
     with pytest.raises(LayoutError, match=r"has no axis 2, which cuts=\['rows'\] names: it has 2"):
-        scaled.rescaled("rows", ROWS, (8, 12), parse_cut("rows=2"))
+        scaled.rescaled(ROWS, (8, 12), parse_cut("rows=2"))
 
 
 def test_a_source_without_model_parallel_does_not_show_what_to_shard() -> None:
@@ -73,4 +73,4 @@ def test_a_source_without_model_parallel_does_not_show_what_to_shard() -> None:
 def test_uneven_shards_cannot_be_rescaled() -> None:
     uneven = ParameterLayout((2, 4), ((0,), ()), param_split_shape=(1, 2, 3, 2), indices_offset=(0, 1, 3, 6))
     with pytest.raises(LayoutError, match="axis 0 is cut unevenly"):
-        rescaler(1, 2).rescaled("rows", uneven, None, None)
+        rescaler(1, 2).rescaled(uneven, None, None)

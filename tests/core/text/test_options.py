@@ -1,12 +1,14 @@
 """Options in messages: marked where a message is made, spelled by whoever shows it."""
 
 import ast
+import copy
 import pickle
 import re
+import traceback
 
 import pytest
 
-from reshard.core.errors import InputError, PlanError, StorageError, raise_problems
+from reshard.core.errors import InputError, PlanError, ReshardError, StorageError, raise_problems
 from reshard.core.text.options import Option, option, options_in, options_of_side, source_option, spelled, spelled_by
 from tests.support.places import PROJECT
 
@@ -65,6 +67,22 @@ def test_values_with_brackets_quotes_and_controls_keep_to_their_option() -> None
 def test_foreign_names_that_look_like_marks_stay_as_they_are() -> None:
     assert spelled("⟦a b⟧ ⟦w=⟧ ⟦w=[⟧ ⟦") == "⟦a b⟧ ⟦w=⟧ ⟦w=[⟧ ⟦"
     assert options_in("⟦w=[⟧") == ()
+
+
+@pytest.mark.parametrize("value", ["[" * 200_000, "1" * 5_000, '{"a":1}', "NaN", "[[1]]"])
+def test_a_hostile_name_that_looks_like_a_mark_breaks_no_message(value: str) -> None:
+    error = InputError(f"parameter ⟦w={value}⟧: pass {option('overwrite', True)}")
+    assert str(error) == f"parameter ⟦w={value}⟧: pass overwrite=True"
+    assert error.options == (Option("overwrite", True),)
+
+
+@pytest.mark.parametrize("error", [InputError(option("step")), StorageError(option("step"), transient=True)])
+def test_no_part_of_an_error_that_a_program_sees_shows_a_mark(error: ReshardError) -> None:
+    shown = "".join(traceback.format_exception(ExceptionGroup("several", [error])))
+    assert "⟦" not in f"{error} {error!r} {error.args} {shown}"
+    assert error.args[0] == "'step'"
+    again = pickle.loads(pickle.dumps(copy.copy(error)))
+    assert (again.marked, again.args) == (error.marked, error.args)
 
 
 def test_a_comparison_has_the_options_of_a_source_twice() -> None:
