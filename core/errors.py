@@ -27,7 +27,7 @@ StorageError: docstrings name it where it says more than that.
 import errno
 from collections.abc import Sequence
 
-from reshard.core.text.options import Option, options_in, spelled
+from reshard.core.text.options import KEY, Option, options_in, received, spelled
 from reshard.core.text.printing import listed_lines, printable_lines
 from reshard.core.text.secrets import scrubbed
 
@@ -73,6 +73,9 @@ class ReshardError(Exception):
     def args(self) -> tuple[object, ...]:  # type: ignore[override]  # an error's arguments do not change
         """Its message as `str()` gives it, and what else it was made of."""
         return (str(self), *super().args[1:])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _received, (type(self), super().args, KEY), self.__dict__
 
     def __str__(self) -> str:
         return printable_lines(scrubbed(spelled(self.marked)))
@@ -148,18 +151,17 @@ class StorageError(ConversionError):
     """
 
     def __init__(self, message: str, transient: bool = False) -> None:
-        super().__init__(message, transient)
-        self._marked = message
+        super().__init__(message)
         self.transient = transient
-
-    @property
-    def marked(self) -> str:
-        """The message with marks in place of options, for another error's message."""
-        return self._marked
 
 
 class UnusableStorageError(StorageError, InputError):
     """A storage cannot serve any request as named: no such bucket, or no credentials."""
+
+
+def _received(kind: type[ReshardError], arguments: tuple[object, ...], key: str) -> ReshardError:
+    """Return the error that a process with this key has pickled."""
+    return kind(*(received(each, key) if isinstance(each, str) else each for each in arguments))
 
 
 def is_transient(error: BaseException) -> bool:

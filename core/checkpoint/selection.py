@@ -86,7 +86,9 @@ def _asked_step(step: str | None) -> Step | None:
         return None
     asked = parse_step(step)
     if asked is None or asked.epoch == NO_EPOCH:
-        raise CatalogError(f"step {step!r}: a step is EPOCH_STEP, 10_5 say, or 10_5_breakpoint")
+        raise CatalogError(
+            f"{source_option('step', step)}: is not a step; write EPOCH_STEP, such as 10_5 or 10_5_breakpoint"
+        )
     return asked
 
 

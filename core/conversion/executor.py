@@ -1,4 +1,4 @@
-"""What carries out the steps and the units of a conversion: threads of this process, or the tasks of a workflow.
+"""Executors carry out the steps and units of a conversion: in threads of this process, or as tasks of a workflow.
 
 The driver decides what is done, and in which order; an executor decides where, and how often it is tried.
 """
@@ -31,10 +31,10 @@ class Executor(Protocol):
         """Return the result of a step, which is repeated after transient failures."""
 
     def planned(self, plan: ConversionPlan) -> None:
-        """Take notice of the plan, before the target is claimed; an error ends the conversion."""
+        """Receive the plan before the target is claimed; an error ends the conversion."""
 
     def begun(self, session: Session) -> None:
-        """Take notice of the session, before its first unit."""
+        """Receive the session before its first unit."""
 
     def max_batches(self, session: Session) -> int:
         """Return the number of batches that the pending ranks are done in; 0: each rank has units of its own."""

@@ -49,7 +49,7 @@ SourceParts = dict[int, np.ndarray]
 """Source rank -> what `ContentCheck.source_parts` returned: its contributions to fingerprints."""
 
 _MAX_READING_UNITS = 128
-"""More source ranks are read several by one unit."""
+"""Beyond this number of source ranks, one unit reads several."""
 
 _HEADER_BYTES = 4096
 """Added to each rank's shards for its headers when the target's room is checked."""

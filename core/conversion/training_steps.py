@@ -1,6 +1,6 @@
 """The steps that a training job has saved completely, found by looking repeatedly at a growing checkpoint.
 
-What makes a step complete, its layout says: `reshard.core.layouts.seen_steps`.
+The layout says what makes a step complete: `reshard.core.layouts.seen_steps`.
 """
 
 import math

@@ -142,8 +142,9 @@ def _blaming_the_key(file: SourceFile) -> Iterator[None]:
         yield
     except CheckpointError as error:
         if isinstance(file, DecryptedSource):
+            why = error.marked.removeprefix(f"{file.location}: ")
             raise CheckpointError(
-                f"{file.location}: does not decrypt to a checkpoint ({error.marked.removeprefix(f'{file.location}: ')}): "
+                f"{file.location}: does not decrypt to a checkpoint ({why}): "
                 f"{file.key_name} is not the key that it was encrypted with, or {file.mode} not the mode, or it was "
                 "changed since"
             ) from None

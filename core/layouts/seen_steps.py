@@ -85,7 +85,7 @@ class StepObserver:
         return SeenStep(step, {}, incomplete, min(quiet, default=0.0))
 
     def quiet_seconds(self, location: Location, stamp: Stamp) -> float:
-        """For how long, at least, a file is unchanged: by the storage's clock, or as observed by this process."""
+        """Return the least time since a file changed: by the storage's clock, or as observed by this process."""
         now = time.monotonic()
         known, since = self._seen.get(location.path, (None, now))
         if known != stamp:

@@ -124,7 +124,7 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, layout:
         match: the parameters.
         catalog: the source.
         layout: name of the target's layout.
-        carriers: names of the layouts whose targets can hold floats of 8 bits, as they are.
+        carriers: names of the layouts whose targets can hold floats of 8 bits.
 
     Raises:
         PlanError: the target would get some; names each, and a file that holds it.
@@ -141,7 +141,7 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, layout:
 def _why_foreign(dtype: DType, carriers: Sequence[str]) -> str:
     if dtype.is_float8:
         layouts = " and ".join(option("layout", each) for each in carriers)
-        return f"only {layouts} carry, as it is; write that, or, if the model does without it, leave it out"
+        return f"only {layouts} can hold; choose one of these, or, if the model does without it, leave it out"
     return "reshard cannot convert; if the model does without it, leave it out"
 
 

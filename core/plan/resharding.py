@@ -164,7 +164,7 @@ def lost_source_boxes(resharded: Sequence[ReshardedParameter]) -> Iterator[LostB
 
 
 _KeptShapes = dict[tuple[DType, Shape, str | None], tuple[Pieces, DType]]
-"""Of parameters that keep their shape: dtype and shape of the source, what it is cast to -> pieces and dtype."""
+"""Source dtype, shape and cast -> pieces and dtype, for parameters that keep their shape."""
 
 
 def _resharded(

@@ -1,4 +1,4 @@
-"""What layouts share whose ranks are files: parameters that no strategy knows, and the order of the source."""
+"""Shared by layouts whose target ranks are files: the order of parameters, and those that no strategy knows."""
 
 from collections.abc import Iterable
 

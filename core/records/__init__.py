@@ -1,1 +1,1 @@
-"""What a conversion writes of itself beside a target, as far as it holds a plan: the plan and its catalog."""
+"""The plan file that a conversion leaves beside its target: the plan, with the catalog of its source."""

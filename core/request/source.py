@@ -11,18 +11,18 @@ from reshard.core.request.reading import FileChoice, SourceOptions
 from reshard.core.strategy.integrated_save import IntegratedSave
 
 DIAGNOSIS_OPTIONS = ("step", "source_prefix", "integrated_save", "source_storage", "decrypt_key", "decrypt_mode")
-"""What a check of a strategy can be told of the source."""
+"""Options of `doctor`, which checks a strategy against a source."""
 RECOVERY_OPTIONS = (
     *("source_strategy", "source_storage", "integrated_save", "trust_strategy", "step", "source_prefix", "workers"),
     *("check_crc", "allow_missing", "decrypt_key", "decrypt_mode", "fault_ranks"),
 )
-"""What an assessment of a damaged source can be told of it."""
+"""Options of `recover`, which assesses a damaged source."""
 FINGERPRINT_OPTIONS = (
     *("source_strategy", "integrated_save", "trust_strategy", "step", "source_prefix"),
     *("select", "include", "exclude"),
     *("decrypt_key", "decrypt_mode", "source_storage", "workers", "memory_limit"),
 )
-"""What fingerprinting can be told, in the order of the command's help."""
+"""Options of `fingerprint`, in the order of the command's help."""
 
 
 class SourceRequest(FileChoice, SourceOptions):

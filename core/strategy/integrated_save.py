@@ -1,4 +1,4 @@
-"""Whether ranks hold whole tensors whatever their strategy says."""
+"""The option that says if ranks hold whole tensors."""
 
 from enum import StrEnum
 

@@ -2,14 +2,18 @@
 
 The same message may be read by someone who typed a command, wrote a program, filled in a form, or called one of
 MindSpore's functions. So a message holds a mark for each option, `option("overwrite", True)`, which names the keyword
-argument of `reshard`'s functions and says its value as JSON. Marks are plain text: they stay in an error that is
-pickled, or joined with others into one message. `str()` of an error spells them. Text that is not an error's, such as a
-note, is `spelled` where it is made.
+argument of `reshard`'s functions and says its value as JSON. Marks are plain text: they stay in an error that is joined
+with others into one message. `str()` of an error spells them. Text that is not an error's, such as a note, is `spelled`
+where it is made.
+
+Each process marks options with a random key of its own, so that no name in a file can pass for a mark. An error that is
+pickled takes along the key that its message was made with.
 
 Whoever shows messages says how with `spelled_by`; without it options are keyword arguments.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,34 +41,33 @@ class Option(Struct, frozen=True):
 
 Spelling = Callable[[Option], str]
 
-_MARK = re.compile(r"⟦([a-z][a-z0-9_]*)(?:=([^⟦⟧]*))?⟧")
+KEY = os.urandom(8).hex()
+"""What marks of this process begin with."""
+_MARK = re.compile(rf"⟦{KEY}:([a-z][a-z0-9_]*)(?:=([^⟦⟧]*))?⟧")
 
 
 def option(name: str, value: bool | int | str | Sequence[str] | None = None) -> str:
     """Return the mark of an option in a message; `name` is the keyword argument of `reshard`'s functions."""
     if value is None:
-        return f"⟦{name}⟧"
+        return f"⟦{KEY}:{name}⟧"
     plain = value if isinstance(value, str | int) else list(value)
-    return f"⟦{name}={json.dumps(plain)}⟧"
+    return f"⟦{KEY}:{name}={json.dumps(plain)}⟧"
+
+
+def received(message: str, key: str) -> str:
+    """Return a message of the process with this key, with the marks of this one."""
+    return message.replace(f"⟦{key}:", f"⟦{KEY}:")
 
 
 def options_in(message: str) -> tuple[Option, ...]:
     """Return the options that a message names, in order."""
-    found = (_parsed(mark) for mark in _MARK.finditer(message))
-    return tuple(each for each in found if each is not None)
+    return tuple(map(_parsed, _MARK.finditer(message)))
 
 
 def spelled(message: str) -> str:
     """Spell the options in a message as its reader knows them."""
-    if "⟦" not in message:
-        return message
     spelling = _spelling.get()
-
-    def spell(mark: re.Match[str]) -> str:
-        found = _parsed(mark)
-        return mark[0] if found is None else spelling(found)
-
-    return _MARK.sub(spell, message)
+    return _MARK.sub(lambda mark: spelling(_parsed(mark)), message)
 
 
 def keyword(option: Option) -> str:
@@ -98,16 +101,8 @@ def source_option(name: str, value: bool | int | str | Sequence[str] | None = No
     return option(f"{name.removeprefix('source_')}_{side}" if side else name, value)
 
 
-def _parsed(mark: re.Match[str]) -> Option | None:
-    """The option of a mark; None for a foreign name that only looks like one."""
-    if mark[2] is None:
-        return Option(mark[1])
-    try:
-        value = json.loads(mark[2])
-    except (ValueError, RecursionError):
-        return None
-    items = value if isinstance(value, list) else [value]
-    return Option(mark[1], value) if all(isinstance(each, bool | int | str) for each in items) else None
+def _parsed(mark: re.Match[str]) -> Option:
+    return Option(mark[1]) if mark[2] is None else Option(mark[1], json.loads(mark[2]))
 
 
 _spelling: ContextVar[Spelling] = ContextVar("reshard_spelling", default=keyword)

@@ -1,4 +1,4 @@
-"""The answers of MindFormers' Checkpoint 2.0: iterations with metadata, below a directory with a tracker."""
+"""MindFormers' Checkpoint 2.0 as a target: iterations with metadata, below a directory with a tracker."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -106,7 +106,7 @@ class Checkpoint2Side(TargetSide):
         return sorted({name for name in names if parse_iteration(name) is not None})
 
     def leftovers(self, root: Location) -> list[Location]:
-        """Find what runs left that were killed while they advanced a tracker."""
+        """Find leftovers of runs that were killed while they advanced a tracker."""
         from reshard.core.layouts.checkpoint2.tracker import tracker_leftovers
 
         return tracker_leftovers(root)

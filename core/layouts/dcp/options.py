@@ -10,7 +10,7 @@ from reshard.core.options.fields import Metavar
 from reshard.core.options.validation import RequestModel
 
 DEFAULT_SHARDS = 8
-"""Files that a target has without a strategy, unless another number is asked for."""
+"""Default number of files of a target without a strategy."""
 MAX_SHARDS = 1 << 16
 
 

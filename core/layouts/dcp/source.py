@@ -56,12 +56,12 @@ class FoundDcp(FoundCheckpoint):
             )
         if options.source_prefix or (options.step and self.checkpoint.step is None):
             raise CatalogError(
-                f"{self.url}: is one DCP checkpoint, it has no steps or prefixes: leave out {source_option('step')} "
+                f"{self.url}: is one DCP checkpoint, without steps or prefixes: leave out {source_option('step')} "
                 f"and {option('source_prefix')}"
             )
         if options.damage.recovers:
             raise CatalogError(
-                f"{self.url}: is a DCP checkpoint, which has each slice once: nothing can be recovered, "
+                f"{self.url}: is a DCP checkpoint, which has each slice once and so nothing to recover from: leave out "
                 f"{option('recover', True)}"
             )
 

@@ -1,4 +1,4 @@
-"""The answers of PyTorch's Distributed Checkpoint (DCP)."""
+"""PyTorch's Distributed Checkpoint (DCP) as a target."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar

@@ -87,7 +87,7 @@ def _unready(
     if missing:
         return f"no file of {rank_names(missing, _MAX_LISTED)}"
     marked = {rank for rank, last in saved.items() if last >= step}
-    # of a job that saves asynchronously, the last checkpoint is never recorded
+    # a job that saves asynchronously never records its last checkpoint
     behind = saved.keys() - marked
     unmarked = [rank for rank, seconds in quiet.items() if seconds < patience_seconds and rank in behind]
     if unmarked:

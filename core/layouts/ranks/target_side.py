@@ -1,4 +1,4 @@
-"""The answers of rank folders."""
+"""Rank folders as targets."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

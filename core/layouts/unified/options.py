@@ -59,7 +59,7 @@ OPTIONS = _Unified(
     model=UnifiedOptions,
     suffix=".safetensors",
     refused={
-        "target_strategy": f"whole tensors are cut by no strategy: name no {option('target_strategy')}",
+        "target_strategy": f"its tensors are whole, so leave out {option('target_strategy')}",
         "prefix": f"the files of a unified target have names of their own ({option('unified_naming')}): leave it out",
         "encrypt_key": "a unified target is .safetensors files, of which MindSpore knows no encrypted ones: name no "
         "key",

@@ -35,8 +35,8 @@ class FoundUnified(FoundCheckpoint):
     def strategy_refusal(self) -> str:
         """Its tensors are whole."""
         return (
-            f"{self.url}: is unified, its tensors are whole: name no strategy for it "
-            f"({source_option('source_strategy')})"
+            f"{self.url}: is a unified checkpoint: its tensors are whole, so leave out "
+            f"{source_option('source_strategy')}"
         )
 
     @property
@@ -56,12 +56,13 @@ class FoundUnified(FoundCheckpoint):
             raise CatalogError(self.strategy_refusal)
         if options.step or options.source_prefix:
             raise CatalogError(
-                f"{self.url}: is unified, it has no steps or prefixes: leave out {source_option('step')} and "
-                f"{option('source_prefix')}"
+                f"{self.url}: is a unified checkpoint, without steps or prefixes: leave out "
+                f"{source_option('step')} and {option('source_prefix')}"
             )
         if options.damage.recovers:
             raise CatalogError(
-                f"{self.url}: is unified, it has everything once: nothing can be recovered, {option('recover', True)}"
+                f"{self.url}: is a unified checkpoint, which has everything once and so nothing to recover from: "
+                f"leave out {option('recover', True)}"
             )
 
     def catalog(self, options: CatalogOptions) -> CheckpointCatalog:

@@ -1,4 +1,4 @@
-"""The answers of unified checkpoints: whole tensors in a few files with an index."""
+"""Unified checkpoints as targets: whole tensors in a few files with an index."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar

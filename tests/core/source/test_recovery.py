@@ -468,7 +468,7 @@ def test_whole_tensors_are_on_no_other_rank(tmp_path: Path) -> None:
     groups = tmp_path / "groups.json"
     groups.write_text(json.dumps([[0, 1]]))
     for group_info in ([], [str(groups)]):
-        with pytest.raises(CatalogError, match="is unified, it has everything once: nothing can be recovered"):
+        with pytest.raises(CatalogError, match="has everything once and so nothing to recover from"):
             assess_recovery(SourceRequest(source=str(tmp_path)), group_info)
 
 

@@ -4,6 +4,8 @@ import ast
 import copy
 import pickle
 import re
+import subprocess
+import sys
 import traceback
 
 import pytest
@@ -34,6 +36,7 @@ def shouting(option: Option) -> str:
         (option("layout", "dcp"), "layout='dcp'"),
         (option("exclude", ["a.b", "c"]), "exclude=['a.b', 'c']"),
     ],
+    ids=["name", "switch", "number", "text", "texts"],  # marks differ from process to process
 )
 def test_a_program_reads_keyword_arguments(mark: str, shown: str) -> None:
     assert str(InputError(f"wrong: {mark}")) == f"wrong: {shown}"
@@ -64,9 +67,25 @@ def test_values_with_brackets_quotes_and_controls_keep_to_their_option() -> None
     assert str(InputError(option("exclude", [odd]))).isprintable()
 
 
-def test_foreign_names_that_look_like_marks_stay_as_they_are() -> None:
-    assert spelled("⟦a b⟧ ⟦w=⟧ ⟦w=[⟧ ⟦") == "⟦a b⟧ ⟦w=⟧ ⟦w=[⟧ ⟦"
-    assert options_in("⟦w=[⟧") == ()
+@pytest.mark.parametrize("name", ["⟦overwrite=true⟧", "⟦step⟧", "⟦a b⟧ ⟦w=⟧ ⟦w=[⟧ ⟦", f"⟦{'0' * 16}:step⟧"])
+def test_foreign_names_that_look_like_marks_stay_as_they_are(name: str) -> None:
+    assert spelled(name) == name
+    assert options_in(name) == ()
+
+
+def test_an_error_of_another_process_is_spelled_like_our_own() -> None:
+    program = (
+        "import pickle, sys; from reshard.core.conversion.batches import RanksFailedError; "
+        "from reshard.core.errors import StorageError; from reshard.core.text.options import option; "
+        "refused = StorageError('try ' + option('step', '1'), transient=True); "
+        "sys.stdout.buffer.write(pickle.dumps([refused, RanksFailedError({3: refused})]))"
+    )
+    for error in pickle.loads(
+        subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout
+    ):
+        assert error.options == (Option("step", "1"),)
+        assert error.transient
+        assert str(error).endswith("try step='1'")
 
 
 @pytest.mark.parametrize("value", ["[" * 200_000, "1" * 5_000, '{"a":1}', "NaN", "[[1]]"])

@@ -94,7 +94,7 @@ def test_dtypes_that_mindspore_lacks_are_refused_by_name(tmp_path: Path) -> None
     with pytest.raises(InputError) as refused:
         convert(case.request(tmp_path / "out"))
     for text in (
-        "'float8_e4m3fn' has dtype F8_E4M3, which only layout='unified' and layout='dcp' carry, as it is; write that",
+        "'float8_e4m3fn' has dtype F8_E4M3, which only layout='unified' and layout='dcp' can hold; choose one of these",
         "'conjugated' has dtype conjugated or negated C64, which reshard cannot convert; if the model does without it",
         "leave it out: exclude=['conjugated']",
     ):
@@ -366,9 +366,9 @@ def test_another_tensor_than_the_metadata_says_is_refused(tmp_path: Path) -> Non
     ("options", "message"),
     [
         ({"source_strategy": "x"}, "is a DCP checkpoint: .metadata says how it is sharded, so leave out 'source_"),
-        ({"step": "3"}, "is one DCP checkpoint, it has no steps or prefixes: leave out 'step'"),
-        ({"source_prefix": "llama"}, "is one DCP checkpoint, it has no steps or prefixes"),
-        ({"recover": True}, "is a DCP checkpoint, which has each slice once: nothing can be recovered"),
+        ({"step": "3"}, "is one DCP checkpoint, without steps or prefixes: leave out 'step'"),
+        ({"source_prefix": "llama"}, "is one DCP checkpoint, without steps or prefixes"),
+        ({"recover": True}, "is a DCP checkpoint, which has each slice once and so nothing to recover from"),
         ({"integrated_save": "yes"}, "which says itself what each file holds, and is never encrypted: leave out"),
         ({"decrypt_key": "env:KEY"}, "leave out 'decrypt_key'"),
     ],
@@ -446,5 +446,5 @@ def test_the_doctor_finds_it_sound_and_nothing_to_recover() -> None:
     diagnosis = diagnose(str(dcp_case("optimizer").source))
     assert diagnosis.fits
     assert diagnosis.facts[0][1].endswith("DCP, 4 files, 40 parameters")
-    with pytest.raises(InputError, match="has each slice once: nothing can be recovered"):
+    with pytest.raises(InputError, match="has each slice once and so nothing to recover from"):
         assess_recovery(SourceRequest(source=str(UNEVEN.source)))

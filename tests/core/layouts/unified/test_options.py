@@ -10,7 +10,7 @@ from tests.support.requests import refusal, request
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"target_strategy": "x.ckpt"}, "layout 'unified': whole tensors are cut by no strategy: name no 'target"),
+        ({"target_strategy": "x.ckpt"}, "layout 'unified': its tensors are whole, so leave out 'target"),
         ({"format": "ckpt"}, "layout 'unified': writes .safetensors files: leave out 'format'"),
         ({"prefix": "net_"}, "prefix 'net_': the files of a unified target have names of their own"),
         (

@@ -163,7 +163,7 @@ def with_float8(source: Path) -> None:
             "parameter 'a' in '../a.safetensors', which is not",
         ),
         (with_index('{"weight_map": {"a": "pytorch_model.bin"}}'), "not the name of a .safetensors file beside it"),
-        (with_float8, "parameter 'b' has dtype F8_E4M3, which only layout='unified' and layout='dcp' carry, as it is"),
+        (with_float8, "parameter 'b' has dtype F8_E4M3, which only layout='unified' and layout='dcp' can hold"),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
@@ -256,15 +256,15 @@ def test_what_the_index_does_not_name_is_taken_and_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source_strategy": str(PIPELINE.directory / "src_strategy.ckpt")}, "its tensors are whole: name no strategy"),
-        ({"step": "1_1"}, "it has no steps or prefixes: leave out 'step' and 'source_prefix'"),
-        ({"source_prefix": "net"}, "it has no steps or prefixes: leave out 'step' and 'source_prefix'"),
-        ({"recover": True}, "it has everything once: nothing can be recovered, recover=True"),
+        ({"source_strategy": str(PIPELINE.directory / "src_strategy.ckpt")}, "its tensors are whole, so leave out"),
+        ({"step": "1_1"}, "without steps or prefixes: leave out 'step' and 'source_prefix'"),
+        ({"source_prefix": "net"}, "without steps or prefixes: leave out 'step' and 'source_prefix'"),
+        ({"recover": True}, "has everything once and so nothing to recover from: leave out recover=True"),
     ],
 )
 def test_refused_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     source = write_unified(tmp_path / "src", TWO)
-    with pytest.raises(CatalogError, match="is unified") as caught:
+    with pytest.raises(CatalogError, match="is a unified checkpoint") as caught:
         to_one(source, tmp_path / "out", **options)
     assert message in str(caught.value)
 
