@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.file_names import Step
 from reshard.core.layouts import registry
-from reshard.core.layouts.numbers import Number
 from reshard.core.layouts.source_layout import TrackedSteps
+from reshard.core.layouts.state_numbers import Number
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import list_strategy_files, read_listed, storage_errors_as_strategy
 from reshard.core.strategy.model import Strategy

@@ -15,9 +15,9 @@ from reshard.core.checkpoint.damage_policy import DamagePolicy
 from reshard.core.checkpoint.record_reader import WantsDigest, no_digest
 from reshard.core.errors import CatalogError
 from reshard.core.files.file_names import Step
-from reshard.core.layouts.numbers import Number
 from reshard.core.layouts.place import FoundFile, Place
 from reshard.core.layouts.seen_steps import TrainingSteps
+from reshard.core.layouts.state_numbers import Number
 from reshard.core.runtime.records import Record
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy

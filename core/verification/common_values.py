@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from reshard.core.layouts.numbers import Number
+from reshard.core.layouts.state_numbers import Number
 from reshard.core.runtime.records import Record
 from reshard.core.tensor.casting import NUMPY_TYPES
 from reshard.core.tensor.dtypes import DType

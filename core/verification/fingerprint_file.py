@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from reshard.core.changes.rules import Several
 from reshard.core.errors import CheckpointError, InputError, StorageError
 from reshard.core.layouts.any_layout import is_document
-from reshard.core.layouts.numbers import Number
+from reshard.core.layouts.state_numbers import Number
 from reshard.core.runtime.metadata import parsing, records_bytes
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import parse_url

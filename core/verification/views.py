@@ -19,7 +19,7 @@ from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.checkpoint.content_blocks import worker_ranges
 from reshard.core.errors import InputError, PlanError
 from reshard.core.layouts.any_layout import numbers_beside
-from reshard.core.layouts.numbers import Number
+from reshard.core.layouts.state_numbers import Number
 from reshard.core.plan.matching import holding_file
 from reshard.core.plan.model import ParameterPlan, PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan

@@ -15,8 +15,8 @@ from reshard.core.layouts.checkpoint2.common import NEWER_KEYS, common_beside
 from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, parse_iteration
 from reshard.core.layouts.checkpoint2.options import CommonOptions, IterationOptions, iteration_of
 from reshard.core.layouts.checkpoint2.target import IterationTarget
-from reshard.core.layouts.numbers import Number
 from reshard.core.layouts.options import own_options
+from reshard.core.layouts.state_numbers import Number
 from reshard.core.layouts.survey import find_number, survey
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.casting import NUMPY_TYPES

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, COMMON_NAME, MAX_COMMON_BYTES, parse_tensor_file
-from reshard.core.layouts.numbers import Number
+from reshard.core.layouts.state_numbers import Number
 from reshard.core.runtime.metadata import load_json
 from reshard.core.runtime.records import Record
 from reshard.core.storage.joined import parts_of

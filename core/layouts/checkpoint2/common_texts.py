@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 
 from reshard.core.layouts.checkpoint2.names import COMMON_KEYS
-from reshard.core.layouts.numbers import Number
+from reshard.core.layouts.state_numbers import Number
 
 
 def parse_common_texts(texts: Iterable[str]) -> dict[str, Number]:

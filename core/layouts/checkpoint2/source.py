@@ -27,7 +27,6 @@ from reshard.core.layouts.checkpoint2.names import (
 )
 from reshard.core.layouts.checkpoint2.strategy import read_tracked_strategy
 from reshard.core.layouts.checkpoint2.tracker import read_tracker
-from reshard.core.layouts.numbers import Number
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, lacks_manifest, whole_file
 from reshard.core.layouts.seen_steps import SeenStep, StepObserver
 from reshard.core.layouts.source_layout import (
@@ -38,6 +37,7 @@ from reshard.core.layouts.source_layout import (
     SourceLayout,
     TrackedSteps,
 )
+from reshard.core.layouts.state_numbers import Number
 from reshard.core.runtime.records import Record
 from reshard.core.storage.links import check_links
 from reshard.core.storage.listing import names_in

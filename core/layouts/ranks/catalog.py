@@ -157,7 +157,7 @@ def _check_ranks(found: FoundRanks, needed: range, lost: Collection[int], option
 
 def _strategies_there(found: FoundRanks) -> str:
     place = None if RANK_FIELD in found.url else strategies_beside(parse_url(found.url))
-    return f", {place} if those are this checkpoint's" if place else ""
+    return f" ({place}, if that is this checkpoint's)" if place else ""
 
 
 def _advice_without_files(found: FoundRanks, options: CatalogOptions) -> str:

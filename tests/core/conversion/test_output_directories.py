@@ -68,7 +68,7 @@ def test_the_strategy_that_training_left_is_named_not_assumed(output: Path, tmp_
         convert(CASE.request(tmp_path / "out", source=str(output), source_strategy=""))
     assert str(caught.value) == (
         f"{output}/checkpoint: 4 ranks (rank_0, rank_1, rank_2 and 1 more): several ranks need a source strategy, none "
-        f"is given: name it with 'source_strategy', {output}/strategy if those are this checkpoint's"
+        f"is given: name it with 'source_strategy' ({output}/strategy, if that is this checkpoint's)"
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from reshard.core.layouts.checkpoint2.common_texts import parse_common_texts
-from reshard.core.layouts.numbers import Number
+from reshard.core.layouts.state_numbers import Number
 
 
 @pytest.mark.parametrize(
