@@ -36,7 +36,7 @@ MAX_BATCHES = 128
 MIN_BATCHES = 8
 """Fewer ranks of a pool are not worth a batch."""
 _BATCHES_PER_THREAD = 4
-"""Of a pool: so that none waits long for the last one."""
+"""Several for each thread of a pool, so that none waits long for the last one."""
 _BATCH_BYTES = 2**28
 """Converted in the time that Prefect takes to begin and end a task in another process, some 0.1 s for each."""
 _STEPS: dict[Callable[..., Any], Callable[..., Any]] = {

@@ -46,7 +46,7 @@ from reshard.core.tensor.dtypes import TORCH_DTYPES, DType, dtype_from_torch
 from reshard.core.tensor.slices import Extent, Shape, is_countable, row_major_strides
 
 _HEAD_BYTES, _TAIL_BYTES = 2048, 1024
-"""Of a tensor's archive: what precedes the data takes 700 bytes, what follows it 800."""
+"""Room around the data in a tensor's archive: 700 bytes precede it, 800 follow."""
 _GAP_BYTES, _READ_BYTES = 4096, 4 << 20
 _MAX_DIRECTORY_BYTES = 1 << 16
 _MAX_PICKLE_BYTES = 1 << 16

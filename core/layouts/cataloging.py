@@ -1,6 +1,6 @@
 """Catalogs a found checkpoint: each file's contents, from its headers.
 
-Of remote files of one size that agree in samples, the headers of one only are read; the records of the others are
+If remote files have one size and agree in samples, the headers of only one are read; the records of the others are
 marked as assumed.
 """
 

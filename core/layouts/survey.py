@@ -25,8 +25,8 @@ _EXTENSIONS = " or ".join(f".{file_format}" for file_format in SELF_CONTAINED)
 def survey(url: str, step: str = "") -> FoundCheckpoint:
     """Find the checkpoint at a URL.
 
-    Of a training's directory `step` chooses the checkpoint, where steps are directories; by default its layout does.
-    Where file names have steps, all are found, and chosen from when it is cataloged.
+    In a training's directory whose steps are directories, `step` chooses one; by default the layout does. If steps are
+    in the names of files, all are found, and cataloging chooses one.
 
     Raises:
         CatalogError: there is no checkpoint, or it cannot be read.

@@ -31,7 +31,7 @@ def check_rank(target: Strategy | None, rank: int, source: Strategy | None = Non
 def needed_ranks(source: Strategy, target: Strategy | None, rank: int) -> set[int]:
     """The source ranks that a conversion reads for a target rank, parameters outside the strategies included.
 
-    Of the replicas of a slice, the one in the target rank's place in its stage is read, as in MindSpore; in stages of
+    The replica of a slice that is read is the one in the target rank's place in its stage, as in MindSpore; in stages of
     one device MindSpore takes the rank itself for its place. A parameter outside the strategies is on every rank; it is
     read in the target rank's place in the lowest stage that is read.
     """

@@ -12,7 +12,7 @@ from reshard.core.runtime.records import Record
 
 MAX_BUFFER_BYTES = 4 * 2**20
 MAX_LONE_BLOCK_BYTES = 8 * 2**20
-"""Of a rank that is written alone.
+"""Limit for a rank that is written alone.
 
 From 64 files by columns a block takes a read of each: the shorter it is, the more of them, and the work around a read
 of 64 KiB takes as long as the read.

@@ -203,7 +203,7 @@ class _Machine:
             return
         digits = text.removeprefix("-")
         if not (digits.isascii() and digits.isdigit() and len(digits) <= 2 * _MAX_INTEGER_BYTES):
-            raise PickleError("has a number that is none: damaged")
+            raise PickleError("has an invalid number: damaged")
         self.push(int(text))
 
     def small_integer(self) -> None:
@@ -361,7 +361,7 @@ def _extend_pairs(pairs: Pairs, values: list[object]) -> None:
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise PickleError("has a number that is none: damaged")
+        raise PickleError("has an invalid number: damaged")
     return int(text)
 
 

@@ -44,7 +44,7 @@ _FIRST_SAMPLE_BYTES = 1 << 12
 _SAMPLE_BYTES = 1 << 16
 _MIN_DISTINCT_VALUES = 4
 _SAMPLES_AT_ONCE = 8
-"""Of remote files: each waits for one or two answers of every rank."""
+"""Samples of remote files: each waits for one or two answers of every rank."""
 
 _Item = TypeVar("_Item")
 _SOME_INTEGRATED = Cause(

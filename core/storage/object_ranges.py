@@ -27,7 +27,7 @@ READ_SECONDS = 60
 _PROCESS = os.getpid()
 """Forked processes lack obstore's threads: its requests would never end there."""
 _ATTRIBUTE = "reshard_ranges"
-"""Of a filesystem: its reader."""
+"""Attribute of a filesystem that holds its reader."""
 _PIECE_BYTES = 2**19
 """Answers are copied in pieces of about this size: smaller ones wait for the interpreter's lock more often."""
 _LONGEST_SECONDS = 600

@@ -41,7 +41,7 @@ def asked(
     *,
     for_good: bool = True,
 ) -> Answer:
-    """Return the answer to a request as `requested` does: obstore's if it can be had, else s3fs's.
+    """Return the answer to a request as `requested` does: obstore's if it gets one, else s3fs's.
 
     What obstore fails to do is s3fs's to repeat, since it explains failures. Where s3fs gets an answer that obstore was
     refused, it is asked for everything from then on, if `for_good`.

@@ -52,7 +52,7 @@ STATE_LISTING = Listing(
 
 _MAX_KNOWN_RECORDS = 16
 _MAX_KNOWN_BYTES = 10 * 2**20
-"""Of the files of known records, which themselves take three times as much."""
+"""Size of the files of known records; the records themselves take three times as much."""
 
 
 class ForeignRecordError(TargetError):

@@ -18,7 +18,7 @@ from reshard.core.tensor.slices import Shape, TensorSlice
 _MAX_DIVIDED_AXES = 8
 """Real tensors are divided along up to three; a box has two to the power of that many corners."""
 _MAX_CORNERS = 1 << 21
-"""Of all boxes of a tensor, some 300 MB: 262,144 boxes divided along three axes."""
+"""Limit for all boxes of a tensor, some 300 MB: 262,144 boxes divided along three axes."""
 
 
 class ShardBoxes(Record, cache_hash=True):

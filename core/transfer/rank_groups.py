@@ -24,7 +24,7 @@ Ranks of a group end together: the larger it is, the more is done again after a 
 _MIN_REMOTE_COST = 0.03
 """Least fraction of a rank's bytes, read for other ranks or dropped, that justifies a group."""
 _MAX_GROUP_PARAMETERS = 2**15
-"""Of all ranks of a group; each takes about a kilobyte while its rank is being written."""
+"""Limit for all ranks of a group together; each parameter takes about a kilobyte while its rank is being written."""
 
 
 def group_ranks(

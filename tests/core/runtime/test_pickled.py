@@ -117,9 +117,9 @@ def test_opcodes_that_are_no_data_are_refused_by_name(code: str) -> None:
         (b"\x8a\xff" + b"\x01" * 255 + b".", "an integer of 255 bytes"),
         (b"\x8b\xff\xff\xff\x7f.", "an integer of 2147483647 bytes"),
         (b"I" + b"9" * 5000 + b"\n.", "a line without an end"),
-        (b"I" + b"9" * 100 + b"\n.", "a number that is none"),
+        (b"I" + b"9" * 100 + b"\n.", "an invalid number"),
         (b"X\x01\x00\x00\x00\xff.", "at byte 0: UnicodeDecodeError: damaged"),
-        (b"g" + b"9" * 30 + b"\n.", "a number that is none"),
+        (b"g" + b"9" * 30 + b"\n.", "an invalid number"),
     ],
 )
 def test_damage_is_named(data: bytes, message: str) -> None:
