@@ -1,7 +1,7 @@
 """Keeps ranks that were finished before source files were touched, if they are the same as in the source.
 
-Each is made again from the source as it is now, without being written, and compared with the digests in its record. That
-reads what the conversion read. A rank with a different byte is done again.
+Each is made again from the source as it is now, without being written, and compared with the digests in its record.
+That reads what the conversion read. A rank with a different byte is done again.
 """
 
 from collections import defaultdict

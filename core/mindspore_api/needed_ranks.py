@@ -31,9 +31,9 @@ def check_rank(target: Strategy | None, rank: int, source: Strategy | None = Non
 def needed_ranks(source: Strategy, target: Strategy | None, rank: int) -> set[int]:
     """The source ranks that a conversion reads for a target rank, parameters outside the strategies included.
 
-    The replica of a slice that is read is the one in the target rank's place in its stage, as in MindSpore; in stages of
-    one device MindSpore takes the rank itself for its place. A parameter outside the strategies is on every rank; it is
-    read in the target rank's place in the lowest stage that is read.
+    The replica of a slice that is read is the one in the target rank's place in its stage, as in MindSpore; in stages
+    of one device MindSpore takes the rank itself for its place. A parameter outside the strategies is on every rank; it
+    is read in the target rank's place in the lowest stage that is read.
     """
     check_rank(target, rank, source)
     return _StageNeeds(source, target, target.stage_of(rank) if target else None).of(rank)

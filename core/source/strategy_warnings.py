@@ -34,7 +34,7 @@ WARNING = "is this strategy the checkpoint's own? "
 _SAMPLES = 64
 """Shared by the stages: sampling opens the files of thousands of ranks."""
 _MIN_SAMPLES = 4
-"""Samples of a stage. Remote and encrypted files get no more at first: each sample takes requests, or much decryption."""
+"""For each stage. Remote and encrypted files get no more at first: each sample takes requests, or much decryption."""
 _COSTLY_STAGES = 4
 """So many stages of remote and encrypted files are sampled."""
 _MIN_CONTRADICTING = 2
