@@ -8,7 +8,7 @@ import os
 from typing import Literal, TypedDict
 
 from reshard.core.changes.changes import OverflowPolicy, Selection
-from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.request.changing import UnmatchedPolicy

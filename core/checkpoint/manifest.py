@@ -19,8 +19,8 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from reshard.core.changes.changes import NO_CHANGES, Changes
+from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.checkpoint.self_digest import add_digest
-from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, TargetError
 from reshard.core.files.model import OutputEntry

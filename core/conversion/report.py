@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.plan_notes import plan_notes, substitutes_of
 from reshard.core.layouts.targets import side_named

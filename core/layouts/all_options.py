@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.layouts.options import LayoutOptions
 
 

@@ -5,7 +5,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.layouts.documents import DocumentKind
 from reshard.core.layouts.target_side import TargetSide
 from reshard.core.plan.target_layout import TargetLayout as PlannedLayout

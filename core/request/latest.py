@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.layouts.all_options import layout_options_of
 from reshard.core.options.fields import Metavar, RequiredUrl
 from reshard.core.request.conversion import ConversionOptions, ConversionRequest

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.errors import InputError
 from reshard.core.layouts.checkpoint2.common_texts import parse_common_texts
 from reshard.core.layouts.checkpoint2.names import iteration_name, parse_iteration

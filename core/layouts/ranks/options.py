@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.layouts.options import LayoutOptions
 from reshard.core.options.fields import Prefix
 from reshard.core.options.validation import RequestModel

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.files.file_names import NO_EPOCH, Step
 from reshard.core.layouts import registry
 from reshard.core.layouts.any_layout import is_document, read_any_strategy, step_of_directory, tracked_steps

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from reshard.core.changes.changes import OverflowPolicy, Selection
-from reshard.core.checkpoint.target_layout import TargetLayout
+from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError
 from reshard.core.layouts.unified.names import UnifiedNaming

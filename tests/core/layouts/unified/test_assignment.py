@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.checkpoint.manifest import ShardRecord
-from reshard.core.checkpoint.target_layout import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import convert_latest
