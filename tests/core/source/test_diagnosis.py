@@ -94,7 +94,7 @@ def test_unified_needs_none(tmp_path: Path) -> None:
     convert(build_request(source=str(source), target=str(tmp_path / "src"), **options))
     assert dict(diagnose(str(tmp_path / "src")).facts)["needs"] == "no strategy: its tensors are whole"
     assert "leave out 'source_strategy'" in only(looked_at(tmp_path), "ranks").advice
-    with pytest.raises(CatalogError, match="it has no steps or prefixes"):
+    with pytest.raises(CatalogError, match="without steps or prefixes"):
         diagnose(str(tmp_path / "src"), step="3_4")
 
 

@@ -61,7 +61,7 @@ def test_a_step_is_named(training: Path, tmp_path: Path) -> None:
         InputError, match=r"step-1500: has files of a DCP checkpoint, but no \.metadata, which is writt"
     ):
         convert(UNEVEN.request(tmp_path / "other", training, step="1500"))
-    with pytest.raises(InputError, match="it has no steps or prefixes"):
+    with pytest.raises(InputError, match="without steps or prefixes"):
         convert(UNEVEN.request(tmp_path / "other", training, source_prefix="llama"))
 
 
