@@ -6,7 +6,7 @@ import click
 
 from reshard.cli.output import print_facts, print_table
 from reshard.cli.rank_tables import Column, file_column, print_rank_table, rank_column
-from reshard.core.checkpoint.layout_names import TargetLayout
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.source_layout import Document
 from reshard.core.runtime.wording import counted, listed, ranks_text, size_text
 from reshard.core.tensor.layout import ALL_REPEATED_AXES

@@ -8,8 +8,8 @@ import os
 from typing import Literal, TypedDict
 
 from reshard.core.changes.changes import OverflowPolicy, Selection
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.request.changing import UnmatchedPolicy
 from reshard.core.request.target import OutputFormat

@@ -19,7 +19,6 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from reshard.core.changes.changes import NO_CHANGES, Changes
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.checkpoint.self_digest import add_digest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, TargetError
@@ -185,7 +184,7 @@ class Manifest(_Record):
     ranks: FailFastTuple[RankSummary]
     encryption: str = ""
     sealed: str = ""
-    layout: TargetLayout = TargetLayout.RANKS
+    layout: str = "ranks"
     index: IndexSummary | None = None
     common: IndexSummary | None = None
     changes: Changes = NO_CHANGES

@@ -13,7 +13,7 @@ from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord,
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.rank_work import rank_or_file
-from reshard.core.conversion.report import ConversionReport, Outcome, RankReport, facts_of, layout_of, target_kind
+from reshard.core.conversion.report import ConversionReport, Outcome, RankReport, facts_of, target_kind
 from reshard.core.conversion.session import Session, SourceParts
 from reshard.core.errors import (
     CastError,
@@ -305,7 +305,7 @@ def _manifest(session: Session, found: _FinishedRanks, *, compared: bool) -> Man
         carried=plan.match.beyond_strategies,
         notes=(*overflow_notes(found.overflowed), *plan_notes(plan)),
         ranks=tuple(_rank_summary(found.results[rank]) for rank in plan.target_ranks),
-        layout=layout_of(plan),
+        layout=plan.inputs.layout.name,
         index=documents.index.summary if documents.index else None,
         common=documents.common.summary if documents.common else None,
         changes=plan.inputs.changes,

@@ -5,9 +5,9 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.plan_notes import plan_notes, substitutes_of
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.targets import side_named
 from reshard.core.plan.change_summary import ExcludedParameter, ParameterChange, changes_of, excluded_parameters
 from reshard.core.plan.plan import ConversionPlan
@@ -205,7 +205,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
     return PlanSummary(
         **dict(facts_of(plan)),
         format=str(plan.inputs.format),
-        layout=layout_of(plan),
+        layout=TargetLayout(plan.inputs.layout.name),
         parameters=len(plan.match.resharded),
         layout_classes=plan.layout_class_count,
         read_bytes=plan.read_bytes,
@@ -281,11 +281,6 @@ def source_kind(plan: ConversionPlan) -> str:
 def target_kind(plan: ConversionPlan) -> str:
     """Return `file` if the ranks of a plan's target are its files, else `rank`."""
     return FILE if plan.inputs.layout.ranks_are_files else RANK
-
-
-def layout_of(plan: ConversionPlan) -> TargetLayout:
-    """Return the layout of a plan's target."""
-    return TargetLayout(plan.inputs.layout.name)
 
 
 def worlds_text(report: ConversionReport | PlanSummary) -> str:

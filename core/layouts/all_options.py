@@ -2,8 +2,8 @@
 
 from importlib import import_module
 
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.layouts.options import LayoutOptions
+from reshard.core.layouts.registry import TargetLayout
 
 
 def layout_options_of(name: str) -> LayoutOptions:

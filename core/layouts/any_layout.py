@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.file_names import Step
-from reshard.core.layouts import registry
+from reshard.core.layouts.registry import source_layouts
 from reshard.core.layouts.source_layout import TrackedSteps
 from reshard.core.layouts.state_numbers import Number
 from reshard.core.storage.urls import Location, parse_url
@@ -14,18 +14,18 @@ from reshard.core.strategy.model import Strategy
 
 def is_document(name: str) -> bool:
     """True for the name of an index or of metadata, which may be named in place of a checkpoint's directory."""
-    return any(layout.is_document(name) for layout in registry.SOURCE_LAYOUTS)
+    return any(layout.is_document(name) for layout in source_layouts())
 
 
 def step_of_directory(name: str) -> Step | None:
     """Return the step in the name of a conversion's directory, such as `10_5`; None for any other name."""
-    steps = (layout.step_of(name) for layout in registry.SOURCE_LAYOUTS)
+    steps = (layout.step_of(name) for layout in source_layouts())
     return next((step for step in steps if step is not None), None)
 
 
 def tracked_steps(root: Location, names: Sequence[str]) -> TrackedSteps | None:
     """Return the steps in a directory with these names, of a layout with a tracker; None if it has none."""
-    found = (layout.tracked_steps(root, names) for layout in registry.SOURCE_LAYOUTS)
+    found = (layout.tracked_steps(root, names) for layout in source_layouts())
     return next((steps for steps in found if steps is not None), None)
 
 
@@ -36,7 +36,7 @@ def numbers_beside(catalog: CheckpointCatalog) -> Mapping[str, Number] | None:
         CatalogError: they are damaged.
         StorageError: they cannot be read.
     """
-    found = (layout.numbers_beside(catalog) for layout in registry.SOURCE_LAYOUTS)
+    found = (layout.numbers_beside(catalog) for layout in source_layouts())
     return next((numbers for numbers in found if numbers is not None), None)
 
 
@@ -51,7 +51,7 @@ def read_any_strategy(url: str) -> Strategy:
     with storage_errors_as_strategy(location):
         files = list_strategy_files(location)
         names = None if files is None else [file.name for file in files]
-        for layout in registry.SOURCE_LAYOUTS:
+        for layout in source_layouts():
             if (strategy := layout.read_strategy(location, names)) is not None:
                 return strategy
         return read_listed(location, files)

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from reshard.core.checkpoint.manifest import MAX_RECORD_BYTES, Manifest, RankSummary, ShardRecord, validated
 from reshard.core.checkpoint.self_digest import split_digest
 from reshard.core.errors import TargetError
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.targets import companion_names, is_document_name, is_target_name
 from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
@@ -53,6 +54,8 @@ def parse_manifest(data: bytes, origin: str) -> Manifest:
         manifest = validated(Manifest, content, origin)
         if manifest.plan_digest is not None and not has_digest:
             raise ValueError(_NO_DIGEST)
+        if manifest.layout not in list(TargetLayout):
+            raise ValueError(f"layout {manifest.layout!r} is unknown; a later version may have written it")
     except ValueError as error:
         raise TargetError(f"{origin}: not a readable manifest: {_first(error)}") from error
     for rank in manifest.ranks:

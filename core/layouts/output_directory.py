@@ -14,8 +14,8 @@ and utils/load_checkpoint_utils.py. With Checkpoint 2.0, OUTPUT/checkpoint holds
 from collections.abc import Sequence
 
 from reshard.core.errors import CatalogError
-from reshard.core.layouts import registry
 from reshard.core.layouts.ranks.mindformers import CHECKPOINT_FOLDERS
+from reshard.core.layouts.registry import source_layouts
 from reshard.core.storage.listing import kind_of, names_in
 from reshard.core.storage.urls import Location
 
@@ -62,4 +62,4 @@ def _names_in(folder: Location) -> list[str]:
 
 
 def _holds_checkpoint(names: Sequence[str]) -> bool:
-    return any(layout.holds(names) for layout in registry.SOURCE_LAYOUTS)
+    return any(layout.holds(names) for layout in source_layouts())

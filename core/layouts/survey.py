@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from reshard.core.errors import CatalogError
 from reshard.core.files.model import SELF_CONTAINED
-from reshard.core.layouts import registry
 from reshard.core.layouts.foreign import foreign_below, foreign_text
 from reshard.core.layouts.output_directory import find_output_checkpoint
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, look_at
+from reshard.core.layouts.registry import source_layouts
 from reshard.core.layouts.seen_steps import TrainingSteps
 from reshard.core.layouts.source_layout import FoundCheckpoint
 from reshard.core.storage.input_errors import storage_errors_as_input
@@ -38,7 +38,7 @@ def survey(url: str, step: str = "") -> FoundCheckpoint:
     with storage_errors_as_input(location):
         place = look_at(url)
         for each in _with_output(place):
-            for layout in registry.SOURCE_LAYOUTS:
+            for layout in source_layouts():
                 if (found := layout.recognize(each, step)) is not None:
                     return found
         raise CatalogError(_without_checkpoint(place))
@@ -57,7 +57,7 @@ def find_self_described(url: str, step: str = "") -> FoundCheckpoint | None:
     if place.kind is PlaceKind.FILE:
         _check_not_part(place)
     for each in _with_output(place):
-        for layout in registry.SOURCE_LAYOUTS:
+        for layout in source_layouts():
             if layout.is_self_described and (found := layout.recognize(each, step)) is not None:
                 return found
     return None
@@ -72,7 +72,7 @@ def find_number(url: str, step: str = "") -> int | None:
     """
     place = unless_missing(lambda: look_at(url))
     for each in _with_output(place) if place is not None else ():
-        for layout in registry.SOURCE_LAYOUTS:
+        for layout in source_layouts():
             if (number := layout.number_at(each, step)) is not None:
                 return number
     return None
@@ -90,7 +90,7 @@ def find_steps(url: str) -> TrainingSteps:
     if place is None or place.kind is not PlaceKind.DIRECTORY:
         return survey(url).training_steps()
     [*_, place] = _with_output(place)
-    for layout in registry.SOURCE_LAYOUTS:
+    for layout in source_layouts():
         if (steps := layout.find_steps(place)) is not None:
             return steps
     return survey(str(place.location)).training_steps()
@@ -98,7 +98,7 @@ def find_steps(url: str) -> TrainingSteps:
 
 def _check_not_part(place: Place) -> None:
     """Refuse a file that holds slices of a checkpoint whose metadata, which says of what, lies beside it."""
-    for layout in registry.SOURCE_LAYOUTS:
+    for layout in source_layouts():
         if whole := layout.whole_of(place.location.name):
             raise CatalogError(
                 f"{place.location}: by its name it is a part of {whole}, or name its strategy with "

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
+from reshard.core.files.any_format import read_index
+from reshard.core.files.model import FileIndex
 from reshard.core.layouts.documents import NO_DOCUMENTS, DocumentKind, Documents
-from reshard.core.plan.target_layout import CompanionFile, TargetLayout
+from reshard.core.plan.planned_layout import CompanionFile, PlannedLayout
+from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ class TargetSide:
         keeps_training_state: it has a place for the state of the training that a source has beside its files.
     """
 
-    record: ClassVar[type[TargetLayout]]
+    record: ClassVar[type[PlannedLayout]]
     blank_plan_fields: ClassVar[Mapping[str, Any]] = {}
     documents: ClassVar[Mapping[str, DocumentKind]] = {}
     companions: ClassVar[Mapping[str, DocumentKind]] = {}
@@ -44,7 +47,7 @@ class TargetSide:
         """
         return {}
 
-    def choose(self, options: Any, catalog: CheckpointCatalog) -> TargetLayout:
+    def choose(self, options: Any, catalog: CheckpointCatalog) -> PlannedLayout:
         """Return the record of the target that a request with all options asks for.
 
         Raises:
@@ -54,7 +57,7 @@ class TargetSide:
         """
         raise NotImplementedError
 
-    def from_plan(self, document: Mapping[str, Any]) -> TargetLayout | None:
+    def from_plan(self, document: Mapping[str, Any]) -> PlannedLayout | None:
         """Return the record in the JSON document of a plan; None if the plan is of another layout.
 
         Raises:
@@ -85,6 +88,15 @@ class TargetSide:
     def owns(self, name: str) -> bool:
         """True for the name of a file of tensors that conversions write into the target's directory itself."""
         return False
+
+    def read_index(self, file: SourceFile, record: ShardRecord) -> FileIndex:
+        """Index a file of tensors that a conversion wrote, with this record.
+
+        Raises:
+            CheckpointError: it is damaged, or of another kind.
+            StorageError: it cannot be read.
+        """
+        return read_index(file)
 
     def document_names(self, plan: "ConversionPlan", value: Any) -> tuple[str, ...]:
         """Return the names of a target's documents, without building them."""

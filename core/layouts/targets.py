@@ -5,10 +5,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.layouts.documents import DocumentKind
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.target_side import TargetSide
-from reshard.core.plan.target_layout import TargetLayout as PlannedLayout
+from reshard.core.plan.planned_layout import PlannedLayout
 
 
 @cache
@@ -81,6 +81,11 @@ def is_document_name(name: str) -> bool:
 def is_target_name(name: str) -> bool:
     """True for the name of a file of tensors, or of a document, that a conversion writes outside of rank folders."""
     return any(side.owns(name) for side in all_sides()) or is_document_name(name)
+
+
+def side_of_file(path: str) -> TargetSide:
+    """Return the answers of the layout whose targets have a file of tensors at this path below them."""
+    return next((side for side in all_sides() if side.owns(path)), side_named(TargetLayout.RANKS))
 
 
 def float8_layouts() -> tuple[str, ...]:

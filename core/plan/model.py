@@ -11,7 +11,7 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.ownership import LostBox, SourceCopy
-from reshard.core.plan.target_layout import NOT_WRITTEN, TargetLayout
+from reshard.core.plan.planned_layout import NOT_WRITTEN, PlannedLayout
 from reshard.core.runtime.records import Record
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
@@ -73,7 +73,7 @@ class PlanInputs(Record):
     write_crc: bool = False
     encryption: str = ""
     changes: Changes = NO_CHANGES
-    layout: TargetLayout = NOT_WRITTEN
+    layout: PlannedLayout = NOT_WRITTEN
 
     @property
     def kept_replicas(self) -> int:

@@ -34,8 +34,8 @@ from reshard.core.plan.model import (
     ReshardedParameter,
     SourceTensor,
 )
+from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.plan.stage_shards import SourceShards
-from reshard.core.plan.target_layout import TargetLayout
 from reshard.core.plan.whole_shapes import Whole, wholes_of_match
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.slices import TensorSlice
@@ -104,7 +104,7 @@ class ConversionPlan:
         """The whole tensors of the source that the target needs, and what confirms their shapes."""
         return wholes_of_match(self.match, self.compared_shapes)
 
-    def with_layout(self, layout: TargetLayout) -> "ConversionPlan":
+    def with_layout(self, layout: PlannedLayout) -> "ConversionPlan":
         """Return the plan with another record of its target's layout, which assigns parameters as the former did."""
         return self._with_inputs(replace(self.inputs, layout=layout))
 

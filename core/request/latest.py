@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.layouts.all_options import layout_options_of
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.options.fields import Metavar, RequiredUrl
 from reshard.core.request.conversion import ConversionOptions, ConversionRequest
 

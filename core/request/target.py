@@ -5,10 +5,10 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.layouts.all_options import LAYOUT_OPTIONS
 from reshard.core.layouts.options import described, with_options_of
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.options.fields import (
     TARGET_KEY_DESCRIPTION,
     KeyName,

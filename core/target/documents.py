@@ -20,7 +20,7 @@ from reshard.core.errors import (
 from reshard.core.layouts.documents import Documents
 from reshard.core.layouts.targets import document_kind, side_of, side_of_document
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.target_layout import CompanionFile
+from reshard.core.plan.planned_layout import CompanionFile
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes

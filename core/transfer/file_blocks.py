@@ -9,7 +9,6 @@ from functools import lru_cache
 
 from msgspec import Struct, field
 
-from reshard.core.files.any_format import plan_file
 from reshard.core.files.model import Content, FilePlan, OutputEntry
 from reshard.core.plan.model import ParameterPlan, RankPlan
 from reshard.core.plan.plan import ConversionPlan
@@ -64,14 +63,7 @@ def planned_file(plan: ConversionPlan, entries: tuple[OutputEntry, ...]) -> File
     Raises:
         CheckpointError: the target's format cannot hold an entry.
     """
-    inputs, layout = plan.inputs, plan.inputs.layout
-    return plan_file(
-        inputs.format,
-        entries,
-        redundancy_removed=inputs.replicas > 0 if layout.marks_redundancy else None,
-        with_crc=inputs.write_crc,
-        framework=layout.framework,
-    )
+    return plan.inputs.layout.plan_file(plan.inputs, entries)
 
 
 def transposed_parameters(parameters: Iterable[ParameterPlan]) -> frozenset[str]:

@@ -11,14 +11,15 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from reshard.core.checkpoint.manifest import ShardRecord, record_entries
+from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import CheckpointError, StorageError
 from reshard.core.files.any_format import read_index, stored_crc
 from reshard.core.files.digests import file_digests
 from reshard.core.files.encryption.decrypted_source import DecryptedSource
 from reshard.core.files.encryption.opening import open_checkpoint
-from reshard.core.files.model import CheckpointFormat, FileIndex, OutputEntry
+from reshard.core.files.model import FileIndex, OutputEntry
+from reshard.core.layouts.targets import side_of_file
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.records import Record
 from reshard.core.storage.joined import JoinedFile
@@ -74,7 +75,7 @@ def verify_rank(
     location = directory.child(*record.file.split("/"))
     try:
         with closing(open_checkpoint(location, target_key())) as file:
-            index = _read_index(file, record)
+            index = side_of_file(record.file).read_index(file, record)
             problems = _structure_problems(file, index, record, expected)
             if problems or level.is_below(VerifyLevel.CHECKSUM):
                 found = replace(unread, problems=tuple(problems))
@@ -88,15 +89,6 @@ def verify_rank(
         found = replace(unread, problems=(str(error),))
     prefixed = (problem if f"{location}" in problem else f"{location}: {problem}" for problem in found.problems)
     return replace(found, problems=tuple(prefixed))
-
-
-def _read_index(file: SourceFile, record: ShardRecord) -> FileIndex:
-    """Index a file; one of DCP does not name its tensors: that they are those of the record is for their headers."""
-    if not file.location.name.endswith(f".{CheckpointFormat.DISTCP}"):
-        return read_index(file)
-    from reshard.core.files import distcp
-
-    return distcp.read_index(file, record_entries(record))
 
 
 def _structure_problems(

@@ -5,11 +5,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.errors import InputError
 from reshard.core.layouts.checkpoint2.common_texts import parse_common_texts
 from reshard.core.layouts.checkpoint2.names import iteration_name, parse_iteration
 from reshard.core.layouts.options import LayoutOptions, own_options
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.state_numbers import Number
 from reshard.core.options.fields import matching, parsed_by, pattern_of
 from reshard.core.options.validation import RequestModel

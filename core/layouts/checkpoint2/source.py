@@ -190,6 +190,9 @@ class Checkpoint2Source(SourceLayout):
         return common_beside(catalog)
 
 
+SOURCE = Checkpoint2Source()
+
+
 def _found(iteration: Iteration) -> FoundIteration:
     listed = {name for names in iteration.files.values() for name in names}
     known = {METADATA_NAME, COMMON_NAME, STATE_DIRECTORY, *listed}

@@ -6,7 +6,7 @@ from msgspec.structs import asdict
 
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.checkpoint2.names import COMMON_NAME
-from reshard.core.plan.target_layout import TargetLayout
+from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reshard.core.plan.model import ParameterMatch, PlanInputs
 
 
-class IterationTarget(Record, TargetLayout):
+class IterationTarget(Record, PlannedLayout):
     """An iteration.
 
     Attributes:

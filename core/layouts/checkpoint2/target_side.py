@@ -17,7 +17,7 @@ from reshard.core.layouts.checkpoint2.names import (
 from reshard.core.layouts.checkpoint2.target import IterationTarget
 from reshard.core.layouts.documents import Document, DocumentKind, Documents
 from reshard.core.layouts.target_side import TargetSide
-from reshard.core.plan.target_layout import TargetLayout
+from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.storage.urls import Location
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Checkpoint2Side(TargetSide):
     """The answers about targets that are an iteration."""
 
-    record: ClassVar[type[TargetLayout]] = IterationTarget
+    record: ClassVar[type[PlannedLayout]] = IterationTarget
     blank_plan_fields: ClassVar[Mapping[str, Any]] = {"iteration": None}
     documents: ClassVar[Mapping[str, DocumentKind]] = {
         METADATA_NAME: DocumentKind("metadata", MAX_METADATA_BYTES),

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.layouts.options import LayoutOptions
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.options.fields import Metavar
 from reshard.core.options.validation import RequestModel
 

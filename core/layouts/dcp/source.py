@@ -133,6 +133,9 @@ class DcpSource(SourceLayout):
         return DcpSteps(place.location, steps) if steps else None
 
 
+SOURCE = DcpSource()
+
+
 def _found(checkpoint: DcpCheckpoint) -> FoundDcp:
     known = {DCP_METADATA_NAME, STATE_DIRECTORY, *MEGATRON_NAMES, *checkpoint.paths}
     named = [DCP_METADATA_NAME, *checkpoint.paths]

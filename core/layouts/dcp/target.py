@@ -6,14 +6,14 @@ from msgspec.structs import asdict
 
 from reshard.core.checkpoint.catalog import StatePath
 from reshard.core.files.model import CheckpointFormat
-from reshard.core.plan.target_layout import TargetLayout
+from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.runtime.records import Record
 
 if TYPE_CHECKING:
     from reshard.core.plan.model import ParameterMatch, PlanInputs
 
 
-class DcpTarget(Record, TargetLayout):
+class DcpTarget(Record, PlannedLayout):
     """A DCP directory.
 
     Attributes:

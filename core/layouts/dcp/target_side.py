@@ -4,14 +4,16 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
-from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
+from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord, record_entries
+from reshard.core.files.model import FileIndex
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME, MAX_METADATA_BYTES, is_data_name
 from reshard.core.layouts.dcp.options import DEFAULT_SHARDS, MAX_SHARDS, DcpOptions
 from reshard.core.layouts.dcp.target import DcpTarget
 from reshard.core.layouts.documents import Document, DocumentKind, Documents
 from reshard.core.layouts.options import own_options
 from reshard.core.layouts.target_side import TargetSide
-from reshard.core.plan.target_layout import TargetLayout
+from reshard.core.plan.planned_layout import PlannedLayout
+from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 class DcpSide(TargetSide):
     """The answers about DCP targets."""
 
-    record: ClassVar[type[TargetLayout]] = DcpTarget
+    record: ClassVar[type[PlannedLayout]] = DcpTarget
     documents: ClassVar[Mapping[str, DocumentKind]] = {DCP_METADATA_NAME: DocumentKind("metadata", MAX_METADATA_BYTES)}
 
     def choose(self, options: Any, catalog: CheckpointCatalog) -> DcpTarget:
@@ -46,6 +48,12 @@ class DcpSide(TargetSide):
     def owns(self, name: str) -> bool:
         """True for the name of a file of tensors."""
         return is_data_name(name)
+
+    def read_index(self, file: SourceFile, record: ShardRecord) -> FileIndex:
+        """Index a `.distcp` file, which does not name its tensors: their headers have to be those of its record."""
+        from reshard.core.files import distcp
+
+        return distcp.read_index(file, record_entries(record))
 
     def document_names(self, plan: "ConversionPlan", value: DcpTarget) -> tuple[str, ...]:
         """Return the name of the metadata."""

@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.layouts.options import LayoutOptions
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.options.fields import Prefix
 from reshard.core.options.validation import RequestModel
 

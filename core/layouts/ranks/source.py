@@ -57,6 +57,9 @@ class RanksSource(SourceLayout):
         return parse_step(name)
 
 
+SOURCE = RanksSource()
+
+
 def find_file(location: Location) -> FoundRanks:
     """Return the checkpoint in one file, which holds everything; a CatalogError if it is not a checkpoint file."""
     files = {0: (_named_file(Item(location, "file")),)}

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from reshard.core.plan.target_layout import TargetLayout
+from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.runtime.records import Record
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 DEFAULT_PREFIX = "checkpoint_"
 
 
-class RankFolders(Record, TargetLayout):
+class RankFolders(Record, PlannedLayout):
     """A target with a file for each rank; `prefix` begins its name, before the rank's number."""
 
     name: ClassVar[str] = "ranks"

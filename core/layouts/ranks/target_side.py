@@ -9,13 +9,13 @@ from reshard.core.layouts.ranks.options import RanksOptions
 from reshard.core.layouts.ranks.target import DEFAULT_PREFIX, RankFolders
 from reshard.core.layouts.target_side import TargetSide
 from reshard.core.options.fields import check_prefix
-from reshard.core.plan.target_layout import TargetLayout
+from reshard.core.plan.planned_layout import PlannedLayout
 
 
 class RanksSide(TargetSide):
     """The answers about targets of rank folders."""
 
-    record: ClassVar[type[TargetLayout]] = RankFolders
+    record: ClassVar[type[PlannedLayout]] = RankFolders
     blank_plan_fields: ClassVar[Mapping[str, Any]] = {"prefix": DEFAULT_PREFIX}
 
     def choose(self, options: Any, catalog: CheckpointCatalog) -> RankFolders:

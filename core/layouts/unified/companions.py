@@ -13,7 +13,7 @@ import xxhash
 from reshard.core.changes.model_config import CONFIG_NAME, parse_config
 from reshard.core.errors import InputError, StorageError, is_transient
 from reshard.core.layouts.unified.names import COMPANION_NAMES, MAX_COMPANION_BYTES
-from reshard.core.plan.target_layout import CompanionFile
+from reshard.core.plan.planned_layout import CompanionFile
 from reshard.core.runtime.records import Record
 from reshard.core.storage.links import check_links
 from reshard.core.storage.reading import read_small_file

@@ -2,8 +2,8 @@
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.layouts.options import LayoutOptions, own_options
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.options.fields import ShardSize, Url, parse_size
 from reshard.core.options.validation import RequestModel

@@ -132,6 +132,9 @@ class UnifiedSource(SourceLayout):
         return any(map(is_index_name, names))
 
 
+SOURCE = UnifiedSource()
+
+
 def _only_index(place: Place) -> Location | None:
     """Return the index of a directory, which has at most one; None if it has none."""
     indexes = [item.location for item in place.items if is_index_name(item.name) and item.kind == "file"]

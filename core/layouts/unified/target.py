@@ -7,14 +7,14 @@ from msgspec.structs import asdict, replace
 from reshard.core.files.model import MINDSPORE, PYTORCH, CheckpointFormat
 from reshard.core.layouts.unified.companions import Companions
 from reshard.core.layouts.unified.names import UnifiedNaming
-from reshard.core.plan.target_layout import CompanionFile, TargetLayout
+from reshard.core.plan.planned_layout import CompanionFile, PlannedLayout
 from reshard.core.runtime.records import Record
 
 if TYPE_CHECKING:
     from reshard.core.plan.model import ParameterMatch, PlanInputs
 
 
-class UnifiedTarget(Record, TargetLayout):
+class UnifiedTarget(Record, PlannedLayout):
     """A unified target.
 
     Attributes:
@@ -58,7 +58,7 @@ class UnifiedTarget(Record, TargetLayout):
         return {"unified": options, "companions": asdict(self.companions) | {"files": files}}
 
 
-def with_companions(layout: TargetLayout, companions: Companions) -> UnifiedTarget:
+def with_companions(layout: PlannedLayout, companions: Companions) -> UnifiedTarget:
     """Return a unified target with companions."""
     assert isinstance(layout, UnifiedTarget), f"a {layout.name} target has no companions"
     return replace(layout, companions=companions)

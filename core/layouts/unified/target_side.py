@@ -21,7 +21,7 @@ from reshard.core.layouts.unified.names import (
 from reshard.core.layouts.unified.options import UnifiedOptions
 from reshard.core.layouts.unified.target import UnifiedTarget
 from reshard.core.layouts.unified.weight_maps import MAX_INDEX_BYTES
-from reshard.core.plan.target_layout import CompanionFile, TargetLayout
+from reshard.core.plan.planned_layout import CompanionFile, PlannedLayout
 from reshard.core.storage.urls import Location
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _COMPANION = DocumentKind("file", MAX_COMPANION_BYTES)
 class UnifiedSide(TargetSide):
     """The answers about unified targets."""
 
-    record: ClassVar[type[TargetLayout]] = UnifiedTarget
+    record: ClassVar[type[PlannedLayout]] = UnifiedTarget
     blank_plan_fields: ClassVar[Mapping[str, Any]] = {"unified": None}
     documents: ClassVar[Mapping[str, DocumentKind]] = dict.fromkeys((INDEX_NAME, MAP_NAME), _INDEX)
     companions: ClassVar[Mapping[str, DocumentKind]] = dict.fromkeys(COMPANION_NAMES, _COMPANION)

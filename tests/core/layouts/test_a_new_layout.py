@@ -12,7 +12,7 @@ from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError
 from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
-from reshard.core.layouts import registry
+from reshard.core.layouts import any_layout, output_directory, registry, survey
 from reshard.core.layouts.place import Place, whole_file
 from reshard.core.layouts.source_layout import CatalogOptions, Document, FoundCheckpoint, SelfEvident, SourceLayout
 from reshard.core.layouts.unified.strategy import unified_strategy
@@ -84,7 +84,9 @@ W, B = np.arange(48, dtype=np.float32).reshape(8, 6), np.arange(6, dtype=np.floa
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(registry, "SOURCE_LAYOUTS", (Arrays(), *registry.SOURCE_LAYOUTS))
+    known = registry.source_layouts()
+    for module in (registry, survey, any_layout, output_directory):
+        monkeypatch.setattr(module, "source_layouts", lambda: (Arrays(), *known))
     directory = tmp_path / "arrays"
     directory.mkdir()
     np.save(directory / "w.npy", W)

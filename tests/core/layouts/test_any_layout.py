@@ -2,10 +2,10 @@
 
 import pytest
 
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.files.file_names import NO_EPOCH, Step
 from reshard.core.layouts import registry
 from reshard.core.layouts.any_layout import is_document, read_any_strategy, step_of_directory, tracked_steps
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.storage.urls import parse_url
 from tests.support.iterations import iteration_case
 
@@ -62,4 +62,4 @@ def test_the_strategy_of_an_iteration_is_read_from_wherever_it_is_named() -> Non
 
 
 def test_whatever_layout_is_written_can_be_read() -> None:
-    assert {layout.name for layout in registry.SOURCE_LAYOUTS} >= set(TargetLayout)
+    assert {layout.name for layout in registry.source_layouts()} >= set(TargetLayout)

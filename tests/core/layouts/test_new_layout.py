@@ -19,13 +19,13 @@ from typing import Annotated
 import click
 from pydantic import Field
 
-from reshard.core.checkpoint import target_layout
+from reshard.core.layouts import registry
 from reshard.core.options.fields import Metavar
 from reshard.core.options.validation import RequestModel
 
 # one more name in the list
-names = {name: each.value for name, each in target_layout.TargetLayout.__members__.items()}
-target_layout.TargetLayout = StrEnum("TargetLayout", names | {"PAPER": "paper"})
+names = {name: each.value for name, each in registry.TargetLayout.__members__.items()}
+registry.TargetLayout = StrEnum("TargetLayout", names | {"PAPER": "paper"})
 
 # and a package
 from reshard.core.layouts.options import LayoutOptions

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from reshard.core import layouts
-from reshard.core.checkpoint.layout_names import TargetLayout
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.targets import (
     all_sides,
     document_kind,

@@ -7,9 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from reshard.core.changes.changes import OverflowPolicy, Selection
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.request.changing import UnmatchedPolicy
 from reshard.core.request.conversion import ConversionRequest, build_request

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from reshard.core.checkpoint.layout_names import TargetLayout
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
@@ -24,6 +23,7 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport, Outcome
 from reshard.core.errors import ConversionError, InputError, PlanError, StorageError, TargetError
 from reshard.core.layouts.manifests import read_manifest
+from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.unified.assignment import split_in_order
 from reshard.core.layouts.unified.names import file_names, is_unified_name
 from reshard.core.records.plan_file import load_plan
@@ -380,7 +380,7 @@ def test_the_manifest_tells_of_layout_and_index(target: Path) -> None:
     unify(target)
     manifest = read_manifest(parse_url(str(target)))
     assert manifest is not None
-    assert manifest.layout is TargetLayout.UNIFIED
+    assert manifest.layout == TargetLayout.UNIFIED
     assert manifest.index is not None
     assert manifest.index.file == INDEX
     assert manifest.carried == OUTSIDE

@@ -3,9 +3,11 @@
 Each layout's package has a record of its own, with the options that decide the target's content.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from reshard.core.files.model import MINDSPORE, CheckpointFormat
+from reshard.core.files.any_format import plan_file
+from reshard.core.files.model import MINDSPORE, CheckpointFormat, FilePlan, OutputEntry
 from reshard.core.runtime.records import Record
 
 if TYPE_CHECKING:  # `model` imports this module
@@ -20,7 +22,7 @@ class CompanionFile(Record):
     digest: str
 
 
-class TargetLayout:
+class PlannedLayout:
     """The layout of a plan's target; this one is of a plan that is only examined, and never written.
 
     Attributes:
@@ -69,6 +71,20 @@ class TargetLayout:
         """Return the path of a rank's file below the target."""
         return match.files.names[rank]
 
+    def plan_file(self, inputs: "PlanInputs", entries: Sequence[OutputEntry]) -> FilePlan:
+        """Lay out the file that holds `entries`.
+
+        Raises:
+            CheckpointError: its format cannot hold an entry.
+        """
+        return plan_file(
+            inputs.format,
+            entries,
+            redundancy_removed=inputs.replicas > 0 if self.marks_redundancy else None,
+            with_crc=inputs.write_crc,
+            framework=self.framework,
+        )
+
     def notes(self, match: "ParameterMatch") -> tuple[str, ...]:
         """Return what its user should know of where parameters are, in sentences."""
         return ()
@@ -78,4 +94,4 @@ class TargetLayout:
         return {}
 
 
-NOT_WRITTEN = TargetLayout()
+NOT_WRITTEN = PlannedLayout()
