@@ -6,15 +6,29 @@ import click
 
 from reshard.cli.output import print_facts, print_table
 from reshard.cli.rank_tables import Column, file_column, print_rank_table, rank_column
-from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.source_layout import Document
+from reshard.core.layouts.targets import side_named
 from reshard.core.runtime.wording import counted, listed, ranks_text, size_text
 from reshard.core.tensor.layout import ALL_REPEATED_AXES
 
 
 def print_description(document: Document) -> None:
     """Print a document from `describe`."""
-    _PRINTERS[document["kind"]](document)
+    _PRINTERS.get(document["kind"], _print_facts)(document)
+
+
+def _print_facts(document: Document) -> None:
+    """Print a document of a kind that needs no tables."""
+    facts = {
+        name: listed(list(map(str, value)), 8) if isinstance(value, list) else str(value)
+        for name, value in document.items()
+    }
+    print_facts(
+        [
+            (document["kind"], document["url"]),
+            *((name, text) for name, text in facts.items() if name not in ("kind", "url")),
+        ]
+    )
 
 
 def _print_file(document: Document) -> None:
@@ -186,7 +200,7 @@ def _print_converted(document: Document) -> None:
         ]
     )
     click.echo()
-    in_ranks = manifest["layout"] == TargetLayout.RANKS
+    in_ranks = not side_named(manifest["layout"]).record.ranks_are_files
     columns: list[Column[Document]] = [
         rank_column(lambda each: each["rank"], "rank" if in_ranks else "number"),
         file_column(lambda each: each["rank"], lambda each: each["file"]),
@@ -197,10 +211,10 @@ def _print_converted(document: Document) -> None:
 
 def _target_world(manifest: Document) -> str:
     size: int = manifest["target_world_size"]
-    if manifest["layout"] == TargetLayout.RANKS:
+    layout = side_named(manifest["layout"]).record
+    if not layout.ranks_are_files:
         return str(size)
-    is_whole = manifest["layout"] == TargetLayout.UNIFIED
-    return f"{counted(size, 'file')} of {'whole tensors' if is_whole else 'shards'}"
+    return f"{counted(size, 'file')} of {'whole tensors' if layout.is_whole else 'shards'}"
 
 
 def _encryption_text(manifest: Document) -> str:

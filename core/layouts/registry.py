@@ -22,7 +22,7 @@ class TargetLayout(StrEnum):
     DCP = "dcp"
 
 
-SOURCE_NAMES = ("dcp", "checkpoint2", "unified", "ranks")
+SOURCE_NAMES: tuple[str, ...] = ("dcp", "checkpoint2", "unified", "ranks")
 """What can be read, in the order in which they are asked: those that are sure by their names first."""
 
 

@@ -19,8 +19,8 @@ from reshard.core.layouts.cataloging import catalog_files
 from reshard.core.layouts.foreign import check_not_foreign
 from reshard.core.layouts.ranks.target import RankFolders
 from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME
-from reshard.core.layouts.unified.strategy import unified_strategy
 from reshard.core.layouts.unified.weight_maps import read_weight_map
+from reshard.core.layouts.whole_tensors import strategy_of_files
 from reshard.core.mindspore_api.chosen_entries import chosen_index, with_chosen_entries
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
@@ -80,7 +80,7 @@ def plan_ranks(catalog: CheckpointCatalog, strategy: Strategy | None, format: Ch
         PlanError: a parameter does not divide as the strategy says.
     """
     if strategy is None:
-        return build_plan(PlanInputs(catalog, unified_strategy(catalog), None, format, layout=_UnmarkedFolders()))
+        return build_plan(PlanInputs(catalog, strategy_of_files(catalog), None, format, layout=_UnmarkedFolders()))
     there = sharded_names(catalog)
     stages = tuple(
         replace(
@@ -93,7 +93,7 @@ def plan_ranks(catalog: CheckpointCatalog, strategy: Strategy | None, format: Ch
     target = replace(strategy, stages=stages)
     kept = target.parameters.union(catalog.outside)
     known = with_chosen_entries(catalog, lambda name: name if name in kept else None)
-    return build_plan(PlanInputs(known, unified_strategy(known), target, format, layout=_UnmarkedFolders()))
+    return build_plan(PlanInputs(known, strategy_of_files(known), target, format, layout=_UnmarkedFolders()))
 
 
 def _file_names(directory: Location) -> list[str]:

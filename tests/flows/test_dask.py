@@ -25,8 +25,8 @@ from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError, InputError
 from reshard.core.request.conversion import ConversionRequest
 from reshard.flows.convert_checkpoint import convert_checkpoint
-from tests.core.conversion.test_dcp_crcs import DAMAGED, UNEVEN, flip_value
 from tests.core.layouts.dcp.test_catalog import strategy_of
+from tests.core.layouts.dcp.test_crcs import DAMAGED, UNEVEN, flip_value
 from tests.support.checkpoints import case, read_tree
 from tests.support.columns import column_case
 from tests.support.dask_processes import DaskProcesses, dask_processes

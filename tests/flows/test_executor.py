@@ -19,8 +19,8 @@ from reshard.core.runtime.progress import SilentProgress, current_progress, repo
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.executor import TaskExecutor
 from reshard.tasks.progress import RunProgress
-from tests.core.conversion.test_dcp_crcs import DAMAGED, UNEVEN, flip_value
 from tests.core.layouts.dcp.test_catalog import strategy_of
+from tests.core.layouts.dcp.test_crcs import DAMAGED, UNEVEN, flip_value
 from tests.support.checkpoints import case
 from tests.support.conversions import failing, stop_before_commit, whole_copies
 

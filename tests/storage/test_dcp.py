@@ -9,7 +9,7 @@ from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, StorageError
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.verification.published import verify_target
-from tests.core.conversion.test_dcp_crcs import flip_value
+from tests.core.layouts.dcp.test_crcs import flip_value
 from tests.support.checkpoints import read_safetensors
 from tests.support.dcp import dcp_case, read_dcp
 from tests.support.stores import Store

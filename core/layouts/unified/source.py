@@ -13,8 +13,8 @@ from reshard.core.layouts.place import Place, PlaceKind, directory_at, lacks_man
 from reshard.core.layouts.source_layout import CatalogOptions, Document, FoundCheckpoint, SelfEvident, SourceLayout
 from reshard.core.layouts.unified.index import WeightIndex, are_numbered_shards, check_index, file_order, names_outside
 from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME, SINGLE_NAME, is_index_name
-from reshard.core.layouts.unified.strategy import unified_strategy
 from reshard.core.layouts.unified.weight_maps import check_file_names, read_weight_map
+from reshard.core.layouts.whole_tensors import strategy_of_files
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.links import check_links
 from reshard.core.storage.publishing import STATE_DIRECTORY
@@ -85,7 +85,7 @@ class FoundUnified(FoundCheckpoint):
 
     def sharding_of(self, catalog: CheckpointCatalog) -> Strategy | None:
         """Each file is a stage of one device."""
-        return unified_strategy(catalog) if catalog.records else None
+        return strategy_of_files(catalog) if catalog.records else None
 
     def as_source(self, catalog: CheckpointCatalog, *, refuses_parts: bool) -> CheckpointCatalog:
         """Complete the catalog with the parameters outside of any strategy that its manifest records."""

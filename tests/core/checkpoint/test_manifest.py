@@ -135,6 +135,11 @@ def test_a_newer_version_is_named_first() -> None:
         parse_manifest(changed("manifest", schema_version=2, added=1, ranks=..., step=5), "x.json")
 
 
+def test_a_layout_of_a_later_version_is_named() -> None:
+    with pytest.raises(TargetError, match="x.json: not a readable manifest: layout 'paper' is unknown"):
+        parse_manifest(changed("manifest", layout="paper"), "x.json")
+
+
 def test_what_is_wrong_inside_is_found() -> None:
     bad = [{"rank": 0, "file": "f", "size_bytes": "large", "record_digest": ""}]
     with pytest.raises(

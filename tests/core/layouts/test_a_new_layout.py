@@ -1,118 +1,179 @@
-"""A layout of its own, a directory of `.npy` files: a package and a line of the registry make it a source."""
+"""A layout of its own, `.npy` files, added by its package and its name in the list: a source and a target as others.
 
-import math
-from collections.abc import Sequence
+Its package is `toys/npy`; `toys/with_npy.py` adds it.
+"""
+
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
-from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
-from reshard.core.conversion.convert import convert
-from reshard.core.errors import CatalogError
-from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
-from reshard.core.layouts import any_layout, output_directory, registry, survey
-from reshard.core.layouts.place import Place, whole_file
-from reshard.core.layouts.source_layout import CatalogOptions, Document, FoundCheckpoint, SelfEvident, SourceLayout
-from reshard.core.layouts.unified.strategy import unified_strategy
-from reshard.core.request.comparison import build_comparison
-from reshard.core.request.conversion import build_request
-from reshard.core.source.description import describe
-from reshard.core.source.diagnosis import diagnose
-from reshard.core.storage.reading import read_version
-from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.model import Strategy
-from reshard.core.tensor.dtypes import dtype_from_torch
-from reshard.core.tensor.slices import Extent
-from reshard.core.verification.compare import compare_checkpoints
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.places import PROJECT
+
+ARRAYS: dict[str, Any] = {
+    "b": np.arange(6, dtype=np.int8),
+    "scalar": np.array(2.5, dtype=np.float64),
+    "w": np.arange(48, dtype=np.float32).reshape(8, 6),
+}
 
 
-class FoundArrays(FoundCheckpoint):
-    """A directory with a file for each tensor."""
-
-    has_whole_tensors = True
-    no_steps = "is a directory of arrays. Name the directory that training saves into"
-
-    @property
-    def self_evident(self) -> SelfEvident:
-        return SelfEvident("arrays", len(self.files), "its arrays are whole")
-
-    def check_options(self, options: CatalogOptions) -> None:
-        if options.step or options.source_prefix:
-            raise CatalogError(f"{self.url}: arrays have no steps")
-
-    def catalog(self, options: CatalogOptions) -> CheckpointCatalog:
-        records = {rank: _record(rank, Path(str(file.location))) for rank, (file,) in self.files.items()}
-        return CheckpointCatalog(self.url, CheckpointFormat.SAFETENSORS, None, records, has_whole_tensors=True)
-
-    def sharding_of(self, catalog: CheckpointCatalog) -> Strategy:
-        return unified_strategy(catalog)
-
-    def describe(self) -> Document:
-        return {"kind": "arrays", "url": self.url, "files": [file.location.name for (file,) in self.files.values()]}
+def with_npy(*arguments: str) -> Any:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.core.layouts.toys.with_npy", *arguments],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
 
 
-def _record(rank: int, path: Path) -> CatalogRecord:
-    array = np.load(path, mmap_mode="r")
-    size_bytes, shape = path.stat().st_size, array.shape
-    extent = Extent(size_bytes - math.prod(shape) * array.itemsize, math.prod(shape) * array.itemsize)
-    entry = TensorEntry(path.stem, dtype_from_torch(array.dtype.name), shape, (extent,))
-    index = FileIndex(CheckpointFormat.SAFETENSORS, size_bytes, {path.stem: entry})
-    return CatalogRecord(rank, str(path), size_bytes, read_version(parse_url(str(path))), index)
+class Commands:
+    """Commands of one process, by name: their exit codes and what they print."""
+
+    def __init__(self, directory: Path, commands: dict[str, str]) -> None:
+        lines = [[each.replace("AT", str(directory)) for each in text.split()] for text in commands.values()]
+        self.answers = dict(zip(commands, with_npy(json.dumps(lines)), strict=True))
+
+    def text(self, name: str, code: int = 0) -> str:
+        found, text = self.answers[name]
+        assert found == code, text
+        return text
 
 
-class Arrays(SourceLayout):
-    """The layout."""
-
-    name = "npy"
-
-    def holds(self, names: Sequence[str]) -> bool:
-        return any(name.endswith(".npy") for name in names)
-
-    def recognize(self, place: Place, step: str) -> FoundArrays | None:
-        arrays = [item for item in place.items if item.name.endswith(".npy")]
-        if not arrays:
-            return None
-        files = {rank: (whole_file(item.location),) for rank, item in enumerate(arrays)}
-        ignored = tuple(name for name in place.names if not name.endswith(".npy"))
-        return FoundArrays(str(place.location), files, ignored=ignored)
-
-
-W, B = np.arange(48, dtype=np.float32).reshape(8, 6), np.arange(6, dtype=np.float32)
-
-
-@pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    known = registry.source_layouts()
-    for module in (registry, survey, any_layout, output_directory):
-        monkeypatch.setattr(module, "source_layouts", lambda: (Arrays(), *known))
-    directory = tmp_path / "arrays"
-    directory.mkdir()
-    np.save(directory / "w.npy", W)
-    np.save(directory / "b.npy", B)
-    (directory / "README").write_text("two arrays")
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("npy")
+    (directory / "arrays").mkdir()
+    for name, array in ARRAYS.items():
+        np.save(directory / "arrays" / f"{name}.npy", array)
+    (directory / "arrays" / "README").write_text("three arrays")
+    save_file(ARRAYS, directory / "model.safetensors")
     return directory
 
 
-def test_a_new_layout_is_converted(source: Path, tmp_path: Path) -> None:
-    request = build_request(source=str(source), target=str(tmp_path / "out"), layout="unified", verify="content")
-    assert convert(request).committed
-    written = load_file(tmp_path / "out" / "model.safetensors")
-    assert {name: array.tolist() for name, array in written.items()} == {"w": W.tolist(), "b": B.tolist()}
+@pytest.fixture(scope="module")
+def ran(directory: Path) -> Commands:
+    return Commands(
+        directory,
+        {
+            "inspect": "inspect AT/arrays",
+            "doctor": "doctor AT/arrays",
+            "plan": "plan AT/arrays --layout unified",
+            "from": "convert AT/arrays AT/unified --layout unified --verify content",
+            "part": "convert AT/unified AT/out --layout npy --npy-version 2 --ranks 0",
+            "rest": "convert AT/unified AT/out --layout npy --npy-version 2",
+            "again": "convert AT/unified AT/out --layout npy --npy-version 2",
+            "verify": "verify AT/out --level content",
+            "diff": "diff AT/arrays AT/out",
+            "back": "convert AT/out AT/ranks --verify content",
+            "inspect target": "inspect AT/out",
+            "copy": "convert AT/arrays AT/copy --layout npy --engine direct",
+            "steps": "convert AT/arrays AT/none --step 1",
+            "strategy": "doctor AT/arrays --source-strategy AT/arrays",
+            "format": "convert AT/arrays AT/none --layout npy --format ckpt",
+            "refused": "convert AT/arrays AT/none --layout npy --write-crc",
+            "not its option": "convert AT/arrays AT/none --npy-version 2",
+            "help": "convert --help",
+        },
+    )
 
 
-def test_a_new_layout_is_described_diagnosed_and_compared(source: Path, tmp_path: Path) -> None:
-    convert(build_request(source=str(source), target=str(tmp_path / "out"), layout="unified"))
-    assert describe(str(source))["files"] == ["b.npy", "w.npy"]
-    diagnosis = diagnose(str(source))
-    assert diagnosis.fits
-    assert dict(diagnosis.facts)["needs"] == "no strategy: its arrays are whole"
-    assert compare_checkpoints(build_comparison(a=str(source), b=str(tmp_path / "out"))).same
+def loaded(directory: Path) -> dict[str, Any]:
+    return {path.stem: np.load(path) for path in directory.glob("*.npy")}
 
 
-def test_a_new_layout_refuses_options_in_its_own_words(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(CatalogError, match="arrays have no steps"):
-        convert(build_request(source=str(source), target=str(tmp_path / "out"), step="1"))
-    with pytest.raises(CatalogError, match="says itself how it is sharded, so leave out 'source_strategy'"):
-        diagnose(str(source), str(source))
+def assert_same(found: dict[str, Any]) -> None:
+    assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
+        name: (array.dtype, array.tolist()) for name, array in ARRAYS.items()
+    }
+
+
+def test_it_is_recognized_and_inspected(ran: Commands, directory: Path) -> None:
+    assert ran.text("inspect").split() == ["arrays", f"{directory}/arrays", "files", "b.npy,", "scalar.npy,", "w.npy"]
+    assert "no strategy: its arrays are whole" in ran.text("doctor")
+    assert "3 files" in ran.text("plan")
+
+
+def test_it_is_converted_into_another_layout(ran: Commands, directory: Path) -> None:
+    ran.text("from")
+    assert_same(load_file(directory / "unified" / "model.safetensors"))
+
+
+def test_it_is_written(ran: Commands, directory: Path) -> None:
+    ran.text("copy")
+    assert_same(loaded(directory / "copy"))
+    for name in ARRAYS:
+        assert (directory / "copy" / f"{name}.npy").read_bytes() == (directory / "arrays" / f"{name}.npy").read_bytes()
+
+
+def test_an_incomplete_target_is_resumed(ran: Commands, directory: Path) -> None:
+    assert "NOT COMPLETE: 2 files of 3 not yet written" in ran.text("part")
+    assert "resuming: 1 of 3 files are done already" in ran.text("rest")
+    assert_same(loaded(directory / "out"))
+    assert "already converted" in ran.text("again")
+
+
+def test_its_target_is_verified_compared_and_converted_again(ran: Commands, directory: Path) -> None:
+    ran.text("verify")
+    ran.text("diff")
+    assert "1 -> 3 files of whole tensors" in ran.text("inspect target")
+    ran.text("back")
+    assert_same(load_file(directory / "ranks" / "rank_0" / "checkpoint_0.safetensors"))
+
+
+def test_a_changed_file_of_its_target_is_found(ran: Commands, directory: Path) -> None:
+    path = directory / "copy" / "w.npy"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"\xff")
+    changed = Commands(directory, {"verify": "verify AT/copy"}).text("verify", 1)
+    path.write_bytes(data)
+    assert "w.npy: parameter 'w': its bytes are not those that were written" in changed
+
+
+def test_its_option_is_one_of_the_command(ran: Commands, directory: Path) -> None:
+    assert "[ranks|unified|checkpoint2|dcp|npy]" in ran.text("help")
+    assert "--npy-version 1|2" in ran.text("help")
+    assert "Version of the heads." in ran.text("help")
+    assert (directory / "out" / "w.npy").read_bytes()[6:8] == b"\x02\x00"
+
+
+def test_it_refuses_options_in_its_own_words(ran: Commands) -> None:
+    assert "arrays have no steps" in ran.text("steps", 2)
+    assert "says itself how it is sharded, so leave out --source-strategy" in ran.text("strategy", 2)
+    assert "writes .npy files: leave out --format" in ran.text("format", 2)
+    assert "arrays carry no CRC" in ran.text("refused", 2)
+    assert "only valid with --layout npy" in ran.text("not its option", 2)
+
+
+@pytest.fixture(scope="module")
+def shown() -> Any:
+    return with_npy()
+
+
+def test_its_option_is_a_field_of_the_forms(shown: dict[str, Any]) -> None:
+    for properties in shown["forms"]:
+        assert properties["npy_version"]["title"] == "Output: Npy version"
+        assert properties["npy_version"]["description"] == "Version of the heads."
+        assert properties["layout"]["description"].endswith(" npy: a .npy file for each tensor.")
+    assert shown["group"]["npy_version"]["default"] == 1
+    assert shown["layouts"] == ["ranks", "unified", "checkpoint2", "dcp", "npy"]
+
+
+def test_its_option_is_in_job_files(shown: dict[str, Any]) -> None:
+    assert shown["job"] == "source: a\ntarget: b\nlayout: npy\nnpy_version: 2\n"
+    assert shown["parsed"] == {"source": "a", "target": "b", "layout": "npy", "npy_version": "2"}
+
+
+def test_its_option_is_a_keyword_and_in_the_reference(shown: dict[str, Any]) -> None:
+    assert "        npy_version: Version of the heads.\n" in shown["keywords"]
+    assert "    npy_version: int\n" in shown["keywords"]
+    assert 'Literal["ranks", "unified", "checkpoint2", "dcp", "npy"]' in shown["keywords"]
+    assert "`--npy-version 1|2`: Version of the heads. (default: 1)" in shown["reference"]

@@ -1,12 +1,12 @@
-"""The strategy of a unified checkpoint: each of its files is a stage of one device."""
+"""The strategy of a checkpoint of whole tensors: each of its files is a stage of one device."""
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import whole_layout
 
 
-def unified_strategy(catalog: CheckpointCatalog) -> Strategy:
-    """The strategy of a unified checkpoint: whole tensors, each in one file.
+def strategy_of_files(catalog: CheckpointCatalog) -> Strategy:
+    """Return the strategy of a catalog whose tensors are whole, each in one file.
 
     Parameters outside of it (`catalog.outside`) have no layout and are passed through, as any that no strategy knows.
     """
