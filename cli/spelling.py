@@ -12,7 +12,7 @@ _REPEATED = {"cuts": "cut", "places": "place"}
 
 
 def flag(option: Option) -> str:
-    """Spell an option as it is typed: `--overwrite`, `--layout dcp`, or its name alone."""
+    """Spell an option as it is typed: `--overwrite`, `--format ckpt`, or its name alone."""
     if option.name in _ARGUMENTS:
         return option.name.upper()
     name = f"--{_REPEATED.get(option.name, option.name).replace('_', '-')}"

@@ -24,6 +24,8 @@ from reshard.core.errors import InputError
 from reshard.core.files.map_parameters import parse_map_parameter
 from reshard.core.files.model import OutputEntry
 from reshard.core.files.numpy_values import Value, numpy_dtype
+from reshard.core.layouts.all_options import LAYOUT_OPTIONS
+from reshard.core.layouts.options import own_names
 from reshard.core.options.validation import build_options
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
@@ -45,27 +47,12 @@ from reshard.core.transfer.scales import ScaleReader
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
 
 _NamedValue = tuple[str, Value]
-_ABOUT_WRITING = (
-    "target",
-    "format",
-    "layout",
-    "like",
-    "iteration",
-    "common",
-    "shards",
-    "max_shard_size",
-    "unified_naming",
-    "prefix",
-    "verify",
-    "encrypt_key",
-    "encrypt_mode",
-    "write_crc",
-    "remove_redundancy",
-    "replicas",
-    "dask_scheduler",
-    "concurrency_limit",
-    "ranks",
-    "overwrite",
+_ABOUT_WRITING = frozenset(
+    (
+        *("target", "format", "layout", "verify", "encrypt_key", "encrypt_mode", "write_crc", "remove_redundancy"),
+        *("replicas", "dask_scheduler", "concurrency_limit", "ranks", "overwrite"),
+        *own_names(LAYOUT_OPTIONS),
+    )
 )
 _MAX_BATCH_BYTES = 16 * 2**20
 """Parameters are read together up to this size: small ones lie side by side in files."""

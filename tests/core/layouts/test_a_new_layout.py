@@ -177,3 +177,7 @@ def test_its_option_is_a_keyword_and_in_the_reference(shown: dict[str, Any]) -> 
     assert "    npy_version: int\n" in shown["keywords"]
     assert 'Literal["ranks", "unified", "checkpoint2", "dcp", "npy"]' in shown["keywords"]
     assert "`--npy-version 1|2`: Version of the heads. (default: 1)" in shown["reference"]
+
+
+def test_its_option_is_refused_where_nothing_is_written(shown: dict[str, Any]) -> None:
+    assert shown["loading"] == "npy_version: about writing a target, and loading writes none: leave it out"

@@ -51,7 +51,19 @@ def shown() -> dict[str, Any]:
         "parsed": parse_job(dump_job(asked).encode(), "job.yaml", ConversionRequest),
         "keywords": module_text(),
         "reference": reference(),
+        "loading": _refused_loading(),
     }
+
+
+def _refused_loading() -> str:
+    from reshard.core.conversion.load import plan_load
+    from reshard.errors import ReshardError
+
+    try:
+        plan_load("a", None, None, npy_version=2)
+    except ReshardError as error:
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":
