@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.layouts.dcp.names import data_name
-from reshard.core.layouts.dcp.target import DcpTarget
 from reshard.core.plan.model import FileStage, ParameterMatch, PlanInputs, ReshardedParameter, TargetFiles
 from reshard.core.plan.target_files import in_source_order, refuse_single_stage, written_once
 from reshard.core.strategy.model import Strategy
@@ -26,7 +25,7 @@ from reshard.core.text.options import option
 _ONCE = "and a DCP checkpoint has it once"
 
 
-def dcp_match(inputs: PlanInputs, match: ParameterMatch, layout: DcpTarget) -> ParameterMatch:
+def dcp_match(inputs: PlanInputs, match: ParameterMatch, shards: int) -> ParameterMatch:
     """Turn the match of a target of rank folders, or of one whole rank, into that of a DCP directory.
 
     Raises:
@@ -41,7 +40,7 @@ def dcp_match(inputs: PlanInputs, match: ParameterMatch, layout: DcpTarget) -> P
     raise_problems(PlanError, f"{catalog.url}: cannot become a DCP checkpoint", problems)
     if not parameters:
         raise PlanError(f"{catalog.url}: cannot become a DCP checkpoint: no parameter is left of it")
-    stages = tuple(_file_stages(strategy, layout))
+    stages = tuple(_file_stages(strategy, shards))
     outside_names = frozenset(each.name for each in outside)
     if strategy is None:
         placed = [_in_rows(each, len(stages[0].files)) for each in parameters]
@@ -71,9 +70,9 @@ def _misfits(parameters: Sequence[ReshardedParameter]) -> Iterator[str]:
             yield f"a parameter has no name: give it one, {option('rename')}"
 
 
-def _file_stages(strategy: Strategy | None, layout: DcpTarget) -> Iterator[FileStage]:
+def _file_stages(strategy: Strategy | None, shards: int) -> Iterator[FileStage]:
     if strategy is None:
-        files = range(layout.shards)
+        files = range(shards)
         yield FileStage(0, "", 0, files, files)
         return
     for number, stage in enumerate(strategy.stages):

@@ -38,7 +38,7 @@ class DcpTarget(Record, PlannedLayout):
         """Assign the shards of every rank to a file, or some rows of every tensor to each."""
         from reshard.core.layouts.dcp.assignment import dcp_match
 
-        return dcp_match(inputs, match, self)
+        return dcp_match(inputs, match, self.shards)
 
     def plan_fields(self) -> dict[str, Any]:
         """Return its fields in the JSON document of a plan."""

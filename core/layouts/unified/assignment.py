@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.layouts.unified.names import UnifiedNaming, file_names
-from reshard.core.layouts.unified.target import UnifiedTarget
 from reshard.core.plan.model import ParameterMatch, PlanInputs, ReshardedParameter, TargetFiles
 from reshard.core.plan.target_files import in_source_order, written_once
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
@@ -25,7 +24,7 @@ from reshard.core.text.options import option
 _ONCE = "and a unified checkpoint has it once"
 
 
-def unified_match(inputs: PlanInputs, match: ParameterMatch, layout: UnifiedTarget) -> ParameterMatch:
+def unified_match(inputs: PlanInputs, match: ParameterMatch, naming: str, max_shard_bytes: int) -> ParameterMatch:
     """Turn the match of a target without a strategy into that of a unified one: every parameter is whole, in one file.
 
     If the source has a strategy, parameters that it does not know are outside of the model, as in MindSpore.
@@ -47,16 +46,16 @@ def unified_match(inputs: PlanInputs, match: ParameterMatch, layout: UnifiedTarg
         raise PlanError(f"{catalog.url}: cannot be unified: no parameter is left of it")
     whole = in_source_order(catalog, whole)
     outside = tuple(passed.name for passed in match.passed_through) if inputs.source_strategy is not None else ()
-    apart = frozenset(outside) if layout.naming == UnifiedNaming.MINDSPORE else frozenset[str]()
+    apart = frozenset(outside) if naming == UnifiedNaming.MINDSPORE else frozenset[str]()
     sizes = [_size_bytes(each) for each in whole if each.name not in apart]
-    parts = split_in_order(sizes, layout.max_shard_bytes)
-    has_others = bool(apart or (match.appended and layout.naming == UnifiedNaming.MINDSPORE))
+    parts = split_in_order(sizes, max_shard_bytes)
+    has_others = bool(apart or (match.appended and naming == UnifiedNaming.MINDSPORE))
     numbers = iter([number for number, count in enumerate(parts) for _ in range(count)])
     return replace(
         match,
         resharded=tuple(_in_file(each, len(parts) if each.name in apart else next(numbers)) for each in whole),
         passed_through=(),
-        files=TargetFiles(file_names(layout.naming, len(parts), has_others=has_others), outside=outside),
+        files=TargetFiles(file_names(naming, len(parts), has_others=has_others), outside=outside),
     )
 
 

@@ -47,7 +47,7 @@ class UnifiedTarget(Record, PlannedLayout):
         """Assign every parameter, whole, to one file."""
         from reshard.core.layouts.unified.assignment import unified_match
 
-        return unified_match(inputs, match, self)
+        return unified_match(inputs, match, self.naming, self.max_shard_bytes)
 
     def plan_fields(self) -> dict[str, Any]:
         """Return its fields in the JSON document of a plan."""
