@@ -13,7 +13,8 @@ from reshard.core.files.model import CheckpointFormat
 from reshard.core.files.stage_files import group_stage_files
 from reshard.core.layouts.foreign import check_not_foreign
 from reshard.core.layouts.place import FoundFile
-from reshard.core.layouts.ranks.checkpoint import FoundRanks, RankShape
+from reshard.core.layouts.ranks.checkpoint import FoundRanks
+from reshard.core.layouts.ranks.rank_files import RankShape
 from reshard.core.layouts.ranks.source import find_file
 from reshard.core.mindspore_api.loading import check_plain
 from reshard.core.runtime.records import Record

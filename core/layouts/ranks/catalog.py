@@ -16,8 +16,8 @@ from reshard.core.checkpoint.torn_files import torn_ranks
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.files.file_names import parse_step
 from reshard.core.layouts.cataloging import joined_errors
-from reshard.core.layouts.ranks.checkpoint import FoundRanks, RankShape
 from reshard.core.layouts.ranks.mindformers import strategies_beside
+from reshard.core.layouts.ranks.rank_files import RankFiles, RankShape
 from reshard.core.layouts.source_layout import CatalogOptions
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, rank_names
@@ -34,7 +34,7 @@ class _Choice(Record):
     notes: tuple[str, ...]
 
 
-def ranks_catalog(found: FoundRanks, options: CatalogOptions) -> CheckpointCatalog:
+def ranks_catalog(found: RankFiles, options: CatalogOptions) -> CheckpointCatalog:
     """Find the file of each rank and index it.
 
     Raises:
@@ -58,7 +58,7 @@ def ranks_catalog(found: FoundRanks, options: CatalogOptions) -> CheckpointCatal
     raise with_advice(refusal, _advice(damage, catalog) if only_damage and catalog.records else "")
 
 
-def _choose(found: FoundRanks, options: CatalogOptions) -> _Choice:
+def _choose(found: RankFiles, options: CatalogOptions) -> _Choice:
     """Choose each rank's file by its name."""
     needed = range(1) if options.ranks is None else options.ranks
     lost = _without_files(found, needed, options.step, options.damage)
@@ -71,7 +71,7 @@ def _choose(found: FoundRanks, options: CatalogOptions) -> _Choice:
 
 
 def _read(
-    found: FoundRanks, choice: _Choice, options: CatalogOptions
+    found: RankFiles, choice: _Choice, options: CatalogOptions
 ) -> tuple[CheckpointCatalog, dict[int, InputError]]:
     """Read the headers of the chosen files; ranks whose files are unusable are lost, too, and their errors returned."""
     selection, damage = choice.selection, options.damage
@@ -96,7 +96,7 @@ def _read(
     return catalog, errors
 
 
-def _without_files(found: FoundRanks, needed: range, step: str | None, damage: DamagePolicy) -> dict[int, str]:
+def _without_files(found: RankFiles, needed: range, step: str | None, damage: DamagePolicy) -> dict[int, str]:
     """Ranks that are given up before any file is opened, and why."""
     strangers = [rank for rank in damage.faulty if rank not in needed]
     if strangers:
@@ -120,7 +120,7 @@ def _without_files(found: FoundRanks, needed: range, step: str | None, damage: D
     return lost
 
 
-def _check_ranks(found: FoundRanks, needed: range, lost: Collection[int], options: CatalogOptions) -> tuple[str, ...]:
+def _check_ranks(found: RankFiles, needed: range, lost: Collection[int], options: CatalogOptions) -> tuple[str, ...]:
     """Refuse ranks that are missing or too many; return notes on those that are ignored."""
     has_strategy, allow_extra_ranks = options.ranks is not None, options.allow_extra_ranks
     there_are = frozenset(found.ranks)
@@ -155,12 +155,12 @@ def _check_ranks(found: FoundRanks, needed: range, lost: Collection[int], option
     return (f"ignored ranks that are not needed: {rank_names(extra, 10)}",)
 
 
-def _strategies_there(found: FoundRanks) -> str:
+def _strategies_there(found: RankFiles) -> str:
     place = None if RANK_FIELD in found.url else strategies_beside(parse_url(found.url))
     return f" ({place}, if that is this checkpoint's)" if place else ""
 
 
-def _advice_without_files(found: FoundRanks, options: CatalogOptions) -> str:
+def _advice_without_files(found: RankFiles, options: CatalogOptions) -> str:
     """Return advice on recovering a checkpoint that was refused before any file was opened, if that would help."""
     damage = options.damage
     if damage.recovers or damage.advice is None:

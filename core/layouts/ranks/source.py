@@ -22,7 +22,8 @@ from reshard.core.layouts.place import (
     relative_path,
     split_files,
 )
-from reshard.core.layouts.ranks.checkpoint import FoundRanks, RankShape
+from reshard.core.layouts.ranks.checkpoint import FoundRanks
+from reshard.core.layouts.ranks.rank_files import RankShape
 from reshard.core.layouts.source_layout import SourceLayout
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import STATE_DIRECTORY

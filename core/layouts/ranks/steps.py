@@ -16,8 +16,8 @@ from reshard.core.files.encryption.cipher_blocks import KeyMistakeError
 from reshard.core.files.encryption.opening import open_checkpoint
 from reshard.core.files.file_names import Step
 from reshard.core.files.remote_index.indexing import read_indexes, workers_on
-from reshard.core.layouts.ranks.checkpoint import FoundRanks
 from reshard.core.layouts.ranks.mindformers import SAVED_STEP_NAME, read_saved_step
+from reshard.core.layouts.ranks.rank_files import RankFiles
 from reshard.core.layouts.seen_steps import Files, SeenStep, StepObserver
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.records import Record
@@ -35,7 +35,7 @@ _MAX_LISTED = 10
 class RankSteps(Record):
     """The steps in the names of ranks' files."""
 
-    found: FoundRanks
+    found: RankFiles
 
     @property
     def source(self) -> str:
@@ -98,7 +98,7 @@ def _unready(
     return ""
 
 
-def _files_by_step(found: FoundRanks, source_prefix: str | None) -> dict[Step, dict[int, Location]]:
+def _files_by_step(found: RankFiles, source_prefix: str | None) -> dict[Step, dict[int, Location]]:
     """Each step's files, of one prefix; breakpoints saved on an exception are not steps."""
     usable = {rank: [file for file in found.files[rank] if _has_step(file.name.step)] for rank in found.ranks}
     usable = {rank: files for rank, files in usable.items() if files}
@@ -113,7 +113,7 @@ def _files_by_step(found: FoundRanks, source_prefix: str | None) -> dict[Step, d
     return steps
 
 
-def _saved_steps(found: FoundRanks) -> dict[int, Step]:
+def _saved_steps(found: RankFiles) -> dict[int, Step]:
     """The last step that each rank has saved, of the ranks that record it."""
     if not any(path.endswith(f"/{SAVED_STEP_NAME}") for path in found.ignored):
         return {}
@@ -126,7 +126,7 @@ def _has_step(step: Step | None) -> bool:
     return step is not None and not step.breakpoint
 
 
-def _spelling(found: FoundRanks, ranks: Sequence[int], asked: str | None) -> str:
+def _spelling(found: RankFiles, ranks: Sequence[int], asked: str | None) -> str:
     """The chosen prefix, with `{rank}` in place of a rank."""
     groups = {
         spelling: {rank for step, holders in steps.items() if _has_step(step) for rank in holders}

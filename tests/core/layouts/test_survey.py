@@ -7,7 +7,7 @@ import pytest
 from reshard.core.errors import CatalogError, InputError, StorageError
 from reshard.core.files.file_names import Step
 from reshard.core.files.model import CheckpointFormat
-from reshard.core.layouts.ranks.checkpoint import RankShape
+from reshard.core.layouts.ranks.rank_files import RankShape
 from reshard.core.layouts.survey import survey
 from reshard.core.layouts.unified.source import FoundUnified
 from reshard.core.storage.urls import Location

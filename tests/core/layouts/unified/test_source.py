@@ -17,7 +17,7 @@ from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, InputError
-from reshard.core.layouts.ranks.checkpoint import RankShape
+from reshard.core.layouts.ranks.rank_files import RankShape
 from reshard.core.layouts.survey import survey
 from reshard.core.layouts.unified.source import FoundUnified
 from reshard.core.request.comparison import build_comparison
