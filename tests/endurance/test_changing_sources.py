@@ -175,7 +175,7 @@ def test_changed_between_an_interrupted_run_and_its_rerun(
     assert recorded_ranks(target)
     change(file_of(source, 2))
     if not overwrite:
-        with pytest.raises(TargetError, match=r"or of a source that has changed since, is in .*--overwrite"):
+        with pytest.raises(TargetError, match=r"or of a source that has changed since, is in .*overwrite=True"):
             convert(conversion)
         assert not target.exists()
         return
