@@ -92,11 +92,10 @@ class _OfBytes:
         heads += ckpt_writing.crc_trailer(self._crc)
 
 
-class _OfTensors:
-    def __init__(self, offset: int, entries: Sequence[OutputEntry] | Sequence[TensorEntry]) -> None:
-        self._offset = offset
-        self._tensors = [entry for entry in entries if entry.text is None]
-        self._scalars = {entry.name: b"" for entry in self._tensors if safetensors.is_integer_scalar(entry)}
+class _ByName:
+    """The CRC of each parameter's contents so far."""
+
+    def __init__(self) -> None:
         self._crcs: dict[str, int] = {}
 
     def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
@@ -106,6 +105,18 @@ class _OfTensors:
         for content, crc in zip(ranges, sums, strict=True):
             before = self._crcs.get(content.name, 0)
             self._crcs[content.name] = combine_crc32(before, crc, content.stop - content.start)
+
+
+class _OfTensors(_ByName):
+    def __init__(self, offset: int, entries: Sequence[OutputEntry] | Sequence[TensorEntry]) -> None:
+        super().__init__()
+        self._offset = offset
+        self._tensors = [entry for entry in entries if entry.text is None]
+        self._scalars = {entry.name: b"" for entry in self._tensors if safetensors.is_integer_scalar(entry)}
+
+    def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
+        super().add(block, ranges, sums)
+        for content in ranges:
             if content.name in self._scalars:
                 self._scalars[content.name] += bytes(block[content.start : content.stop])
 
@@ -121,20 +132,15 @@ class _OfTensors:
         heads[self._offset : self._offset + len(field)] = field
 
 
-class _OfArchives:
+class _OfArchives(_ByName):
     def __init__(self, file_plan: FilePlan) -> None:
+        super().__init__()
         self._file_plan = file_plan
         self._left = deque(file_plan.sum_places)
         self._offset = 0
-        self._crcs: dict[str, int] = {}
-
-    def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
-        return [crc32(block[content.start : content.stop]) for content in ranges]
 
     def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
-        for content, crc in zip(ranges, sums, strict=True):
-            before = self._crcs.get(content.name, 0)
-            self._crcs[content.name] = combine_crc32(before, crc, content.stop - content.start)
+        super().add(block, ranges, sums)
         end = self._offset + len(block)
         while self._left and self._left[0].offset < end:
             place = self._left[0]
