@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.changes.changes import (
-    NO_CHANGES,
-)
+from reshard.core.changes.changes import NO_CHANGES
 from reshard.core.changes.changes_file import parse_changes, read_changes
 from reshard.core.errors import InputError, StorageError
 

@@ -16,19 +16,8 @@ from reshard.core.changes.changes_file import read_changes
 from reshard.core.records.plan_file import plan_identity
 from reshard.core.request.conversion import build_request
 from reshard.core.request.declared_changes import declared_changes
+from tests.core.changes.test_changes_file import DOCUMENT
 from tests.support.plans import entry, make_catalog, plan_of
-
-DOCUMENT = {
-    "select": "weights-only",
-    "include": ["a*"],
-    "exclude": ["b*"],
-    "split": [{"parameters": r"(.*)\.qkv", "into": [r"\1.q", r"\1.k", r"\1.v"], "parts": [4, 1, 1], "groups": 2}],
-    "join": [{"parameters": ["gate", "up"], "into": "gate_up", "axis": 1}],
-    "transpose": [{"parameters": "*.t", "axes": [1, 0]}],
-    "rename": [{"name": "a", "to": "b"}, {"pattern": "x(.*)", "to": r"y\1"}],
-    "cast": [{"parameters": "*", "dtype": "bfloat16"}],
-    "cast_overflow": "allow",
-}
 
 
 def test_options_come_before_the_document(tmp_path: Path) -> None:
