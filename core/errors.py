@@ -56,7 +56,7 @@ class ReshardError(Exception):
     """Base of all errors whose message is meant for the user.
 
     Its `str()` is safe to print and log, whatever foreign names or server answers it contains, and spells the options
-    that its message marks (`reshard.core.text.options`) for whoever reads it.
+    that its message marks (`reshard.core.text.options`) for its reader.
     """
 
     @property

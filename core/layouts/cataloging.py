@@ -22,8 +22,8 @@ _NO_OPTIONS = CatalogOptions()
 def catalog_of(found: FoundCheckpoint, options: CatalogOptions = _NO_OPTIONS) -> CheckpointCatalog:
     """Open the files of a checkpoint and index them.
 
-    If a checkpoint does not say itself which rank has which slice, whoever knows its strategy has to check that links
-    do not make one file of two slices: `check_bytes_apart`.
+    If a checkpoint does not say itself which rank has which slice, callers that know its strategy call
+    `check_bytes_apart`: links must not make one file of two slices.
 
     Raises:
         CatalogError: files are missing or too many, no choice of files is right or several are; it is an unfinished

@@ -144,7 +144,7 @@ def diagnose(
     if strategy is None:
         _check_not_compared(found, reference)
         return _diagnose_without_strategy(catalog)
-    # reshard writes slices, and so does whoever says how they are cut
+    # reshard writes slices, and so do programs whose metadata says how tensors are sharded
     are_slices = own is not None or found.is_self_described
     if are_slices and integrated_save is IntegratedSave.AUTO:
         integrated_save = IntegratedSave.NO

@@ -9,7 +9,7 @@ where it is made.
 Each process marks options with a random key of its own, so that no name in a file can pass for a mark. An error that is
 pickled takes along the key that its message was made with.
 
-Whoever shows messages says how with `spelled_by`; without it options are keyword arguments.
+The code that shows messages chooses the spelling with `spelled_by`; the default is keyword arguments.
 """
 
 import json

@@ -64,8 +64,8 @@ def test_small_ranks_of_a_pool_are_done_in_batches(
 # ---- both engines ----
 
 
-class Told(SilentProgress):
-    """What a conversion tells while it is carried out."""
+class RecordedProgress(SilentProgress):
+    """The notes and phases that a conversion reports."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -93,21 +93,21 @@ def record_in(path: Path) -> Any:
 
 
 class Carried:
-    """A conversion by one engine into a target of its own: what it told, returned and left."""
+    """A conversion by one engine into a target of its own: its progress, report and files."""
 
     def __init__(
         self, engine: Callable[[ConversionRequest], ConversionReport], request: ConversionRequest, target: Path
     ) -> None:
-        self.told = Told()
+        self.progress = RecordedProgress()
         self.report: Any = None
         self.error = ""
-        with reporting_to(self.told):
+        with reporting_to(self.progress):
             try:
                 report = engine(request.model_copy(update={"target": str(target)}))
                 self.report = without_figures(report.model_dump(mode="json"))
             except ReshardError as error:
                 self.error = f"{type(error).__name__}: {error}".replace(str(target), "TARGET")
-        self.told.notes = [note.replace(str(target), "TARGET") for note in self.told.notes]
+        self.progress.notes = [note.replace(str(target), "TARGET") for note in self.progress.notes]
         there = next(
             (place for place in (target, target.with_name(target.name + ".reshard-partial")) if place.exists()), target
         )
@@ -122,8 +122,8 @@ class Carried:
 def check_same(direct: Carried, flow: Carried) -> None:
     assert flow.error == direct.error
     assert flow.report == direct.report
-    assert flow.told.notes == direct.told.notes
-    assert flow.told.phases == direct.told.phases
+    assert flow.progress.notes == direct.progress.notes
+    assert flow.progress.phases == direct.progress.phases
     assert flow.files == direct.files
     assert flow.records == direct.records
 

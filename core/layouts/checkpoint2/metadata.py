@@ -196,7 +196,7 @@ def _parse_tensor(name: str, read: _Tensor, cells_of: dict[tuple[ParameterLayout
 
 
 def _device_axes(entry: int | list[int]) -> tuple[int, ...]:
-    """The device axes that cut one axis of a tensor; -1 stands for none."""
+    """The device axes that cut one axis of a tensor; none for -1."""
     if isinstance(entry, list):
         return tuple(entry)
     return () if entry == -1 else (entry,)

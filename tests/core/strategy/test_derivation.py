@@ -255,7 +255,7 @@ def test_without_a_word_of_the_network_the_size_decides() -> None:
     assert "assuming 4 bytes a value, since the strategy has no dtypes" in done.notes[-1]
     with pytest.raises(StrategyError, match="shape, which this strategy does not have.*'l.0.wo'") as caught:
         derived(strategy(NETWORK), 2, 4, 1, facts={}, optimizer_parallel=True)
-    assert Option("checkpoint") in caught.value.options  # whoever shows the error spells it
+    assert Option("checkpoint") in caught.value.options  # spelled where the error is shown
 
 
 def test_what_did_not_divide_before_shows_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Options in messages: marked where a message is made, spelled by whoever shows it."""
+"""Options in messages: marked where a message is made, spelled where it is shown."""
 
 import ast
 import copy
@@ -44,7 +44,7 @@ def test_a_program_reads_keyword_arguments(mark: str, shown: str) -> None:
     assert repr(InputError(mark)) == f"InputError({shown!r})"
 
 
-def test_whoever_shows_an_error_spells_its_options_not_who_raised_it() -> None:
+def test_options_are_spelled_where_an_error_is_shown_not_where_it_was_raised() -> None:
     with spelled_by(shouting):
         error = PlanError(f"leave it out: {option('exclude', ['w'])}, or {option('step')}")
         assert str(error) == "leave it out: EXCLUDE['w'], or STEP[]"
