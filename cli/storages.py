@@ -54,6 +54,6 @@ def resources_named_in(request: "Naming") -> Iterator[None]:
 
 def check_output(url: str) -> None:
     """Check that files written at a URL outlive the command, unlike those in memory."""
-    from reshard.core.storage.filesystems import check_lasting
+    from reshard.core.storage.stores import check_lasting
 
     check_lasting(url)

@@ -14,7 +14,7 @@ from reshard.core.runtime.progress import current_progress, reporting_to
 from reshard.core.runtime.retry import counting_retries, stoppable
 from reshard.core.runtime.shortage import naming_shortage
 from reshard.core.runtime.threads import rare_collections
-from reshard.core.storage.filesystems import check_lasting
+from reshard.core.storage.stores import check_lasting
 from reshard.core.text.printing import printable, printable_lines
 from reshard.core.text.secrets import scrubbed
 from reshard.tasks.artifacts import publish_failure

@@ -27,7 +27,6 @@ from reshard.core.runtime.retry import stoppable, with_retries
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.threads import in_threads
 from reshard.core.storage.copying import copy_file
-from reshard.core.storage.filesystems import same_storage
 from reshard.core.storage.joined import joined_name
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import check_room
@@ -272,7 +271,7 @@ def _copied_file(part: Part, record: ShardRecord, directory: Location, of_others
 
 def _copy(source: Location, target: Location) -> None:
     """Copy a file, perhaps to another storage."""
-    if same_storage(source.fs, target.fs):
+    if source.store.is_same(target.store):
         copy_file(source, target)
         return
     with closing(open_source(source)) as file, write_file(target) as output:

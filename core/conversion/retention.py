@@ -185,10 +185,10 @@ def _conversions_in(target: Location, source: str) -> tuple[list[_Conversion], l
     found: list[_Conversion] = []
     notes: list[str] = []
     for entry in unless_missing(lambda: list_folder(target)) or []:
-        directory = target.child(str(entry["name"]).rstrip("/").rpartition("/")[2])
+        directory = target.child(entry.name)
         step = step_of_directory(directory.name)
         # checkpoints that were saved on an exception are not converted on a schedule
-        if step is None or step.breakpoint or entry["type"] != "directory":
+        if step is None or step.breakpoint or entry.kind != "directory":
             continue
         try:
             conversion = _read_conversion(directory, step)
@@ -266,7 +266,7 @@ def _check_removable(conversion: _Conversion) -> None:
     directory = conversion.directory
     if directory.is_local:
         for suffix in (PARTIAL_SUFFIX, REPLACED_SUFFIX):
-            beside = Location(directory.fs, directory.path + suffix)
+            beside = Location(directory.store, directory.path + suffix)
             # a killed removal leaves the directory of its lease
             if exists(beside) and not (suffix == PARTIAL_SUFFIX and _has_only_leases(beside)):
                 raise _LeftAloneError(f"it is being replaced, or was when a run was killed: see {beside}")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from reshard.core.errors import CheckpointError
-from reshard.core.storage.local_disk import LOCAL_DISK
+from reshard.core.storage.disk import LOCAL_DISK
 from reshard.core.storage.urls import Location
 
 

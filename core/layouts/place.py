@@ -1,10 +1,8 @@
 """A place that may hold a checkpoint, listed once: a file, a directory, or a pattern with `{rank}`."""
 
-import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 from functools import cached_property
-from typing import Any
 
 from reshard.core.errors import CatalogError
 from reshard.core.files.file_names import CheckpointName, parse_name
@@ -14,6 +12,7 @@ from reshard.core.runtime.records import Record
 from reshard.core.storage.listing import list_folder, looked_into
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
+from reshard.core.storage.store import Entry
 from reshard.core.storage.urls import Location, parse_url
 
 RANK_FOLDER = f"rank_{RANK_FIELD}"
@@ -79,8 +78,6 @@ def look_at(url: str) -> Place:
         InputError: the URL is invalid.
     """
     location = parse_url(url)
-    # this process may have listed it hours ago
-    location.fs.invalidate_cache()
     if RANK_FIELD in location.path:
         return Place(location, PlaceKind.PATTERN)
     kind, entries = looked_into(location, "read it")
@@ -138,13 +135,8 @@ def lacks_manifest(directory: Location, names: Iterable[str]) -> bool:
     return not any(item.name == MANIFEST_NAME for item in list_items(directory.child(STATE_DIRECTORY)))
 
 
-def _items(folder: Location, entries: Iterable[Mapping[str, Any]]) -> tuple[Item, ...]:
-    items = []
-    for entry in entries:
-        path = entry["name"].strip("/")
-        # object stores may list a folder's own marker
-        if path != folder.path.strip("/"):
-            items.append(_item(folder.child(posixpath.basename(path)), entry["type"]))
+def _items(folder: Location, entries: Iterable[Entry]) -> tuple[Item, ...]:
+    items = [_item(folder.child(entry.name), entry.kind) for entry in entries]
     return tuple(sorted(items, key=lambda item: item.name))
 
 
@@ -153,7 +145,7 @@ def _item(location: Location, kind: str) -> Item:
         return Item(location, kind)
     try:
         # a listing does not follow links
-        return Item(location, str(location.fs.info(location.path)["type"]))
+        return Item(location, location.store.stat(location.path).kind)
     except OSError:
         # a dangling link
         return Item(location, kind)

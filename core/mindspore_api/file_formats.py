@@ -160,7 +160,7 @@ def _files_of_ranks(job: _Job, root: Location, target: Location | None, pattern:
 
 
 def _listed(folder: Location) -> list[tuple[str, str]]:
-    return sorted((posixpath.basename(entry["name"]), entry["type"]) for entry in list_folder(folder))
+    return sorted((entry.name, entry.kind) for entry in list_folder(folder))
 
 
 def _converted(job: _Job, pair: _FilePair) -> ReshardError | None:

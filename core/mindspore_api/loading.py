@@ -1,6 +1,5 @@
 """`load_checkpoint` and `load_segmented_checkpoints`: checkpoint files as dicts of arrays."""
 
-import posixpath
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -226,10 +225,10 @@ def _ckpt_files(directory: str) -> list[str]:
     if kind_of(location) != "directory":
         raise CheckpointError(f"{directory}: is not there, or is not a directory")
     entries = list_folder(location)
-    names = sorted(posixpath.basename(entry["name"]) for entry in entries if entry["type"] != "directory")
+    names = sorted(entry.name for entry in entries if entry.kind != "directory")
     found = [str(location.child(name)) for name in names if name.endswith(".ckpt") and not name.startswith(".")]
     if not found:
-        check_not_foreign(location, [posixpath.basename(entry["name"]) for entry in entries])
+        check_not_foreign(location, [entry.name for entry in entries])
         raise CheckpointError(f"{directory}: holds no .ckpt files")
     return found
 

@@ -294,7 +294,7 @@ class ModelCheckpoint:
         directory = parse_url(self._directory)
         try:
             if directory.is_local:
-                remove_abandoned(directory, self._is_own, _ABANDONED_SECONDS)
+                remove_abandoned(directory.path, self._is_own, _ABANDONED_SECONDS)
         except OSError as error:
             warnings.warn(f"an unfinished file of a killed save was not removed: {error}", stacklevel=5)
 

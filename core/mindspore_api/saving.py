@@ -149,7 +149,7 @@ def _checked_target(save_obj: object, name: object, format: str) -> Location:
             )
     if name.endswith(f".{format}"):
         return location
-    return Location(location.fs, f"{location.path}.{format}")
+    return Location(location.store, f"{location.path}.{format}")
 
 
 def _checked_key(key: bytes | None, mode: str, crc_check: bool, format: str, others: Mapping[str, Any]) -> Key | None:

@@ -25,7 +25,7 @@ from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.saving import described_values, write_values
 from reshard.core.runtime.records import Record
 from reshard.core.storage.atomic_rename import remove_abandoned
-from reshard.core.storage.filesystems import check_lasting
+from reshard.core.storage.stores import check_lasting
 from reshard.core.storage.urls import Location, parse_url
 
 _COMMAND = f"from {__name__} import main; main()"
@@ -97,7 +97,7 @@ class Snapshot:
         location = self._location
         try:
             if location.is_local:
-                remove_abandoned(location.parent, lambda name: name.startswith(f".{location.name}."))
+                remove_abandoned(location.parent.path, lambda name: name.startswith(f".{location.name}."))
         except OSError as error:
             return f"; what it left unfinished could not be removed: {error}"
         return ""

@@ -5,7 +5,6 @@ param_name_map.json         {"weight_map": {name: file}}, or the map alone; opti
 hyper_param.safetensors     parameters outside the strategy, whole on every rank
 """
 
-import posixpath
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -101,7 +100,7 @@ def _file_names(directory: Location) -> list[str]:
     kind = kind_of(directory)
     if kind != "directory":
         raise CatalogError(f"{directory}: is {'not there' if kind is None else 'not a directory'}")
-    listed = sorted(posixpath.basename(entry["name"]) for entry in list_folder(directory))
+    listed = sorted(entry.name for entry in list_folder(directory))
     files = [name for name in listed if name.endswith(".safetensors")]
     if not files:
         check_not_foreign(directory, listed)

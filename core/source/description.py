@@ -19,7 +19,7 @@ from reshard.core.layouts.source_layout import Document
 from reshard.core.layouts.survey import find_self_described, survey
 from reshard.core.runtime.keys import Key, source_key
 from reshard.core.storage.input_errors import storage_errors_as_input
-from reshard.core.storage.listing import file_info, list_folder
+from reshard.core.storage.listing import list_folder, stat
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.urls import Location, parse_url
@@ -43,7 +43,7 @@ def describe(url: str) -> Document:
     if RANK_FIELD in location.path:
         return survey(url).describe()
     with storage_errors_as_input(location):
-        kind = file_info(location, "read it")["type"]
+        kind = stat(location, "read it").kind
     if kind not in ("file", "directory"):
         # opening a pipe would wait for a writer
         raise InputError(f"{location}: is neither a file nor a directory")
@@ -95,10 +95,7 @@ def _holds_strategies(directory: Location) -> bool:
     with storage_errors_as_input():
         entries = list_folder(directory)
     # a listing does not follow links
-    names = {
-        entry["name"].rstrip("/").rpartition("/")[2]: "link" if entry.get("islink") else entry["type"]
-        for entry in entries
-    }
+    names = {entry.name: "link" if entry.is_link else entry.kind for entry in entries}
     if any(kind != "file" and _RANK_FOLDER.fullmatch(name) for name, kind in names.items()):
         return False
     files = sorted(name for name, kind in names.items() if kind in ("file", "link") and not name.startswith("."))

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, BinaryIO
 
-from reshard.core.storage.urls import Location
-
 _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 
@@ -31,19 +29,19 @@ def is_leftover(name: str) -> bool:
     return is_temporary(name) or name.startswith((".nfs", ".fuse_hidden"))
 
 
-def temporary_path(location: Location) -> str:
+def temporary_path(target: str) -> str:
     """Return an unused temporary path for a file, after creating its directory."""
     # in the directory of the final name: rename must not cross file systems
-    path = os.path.join(os.path.dirname(location.path), f".{location.name}.{uuid.uuid4().hex[:8]}.tmp")
+    path = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{uuid.uuid4().hex[:8]}.tmp")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     check_unlinked_parent(path)
     return path
 
 
-def open_temporary(location: Location) -> tuple[str, BinaryIO]:
+def open_temporary(target: str) -> tuple[str, BinaryIO]:
     """Create a temporary file for a file, and lock it until it is closed; return its path as well."""
     while True:
-        path = temporary_path(location)
+        path = temporary_path(target)
         file = open(path, "xb", buffering=0)
         # taken for abandoned before it was locked, it is removed
         if _is_lockable(file, default=True) and os.path.exists(path):
@@ -51,7 +49,7 @@ def open_temporary(location: Location) -> tuple[str, BinaryIO]:
         file.close()
 
 
-def remove_abandoned(directory: Location, wanted: Callable[[str], bool], unchanged_seconds: float = 0) -> None:
+def remove_abandoned(directory: str, wanted: Callable[[str], bool], unchanged_seconds: float = 0) -> None:
     """Remove the temporary files of wanted names, in a local directory, whose writers have ended.
 
     `unchanged_seconds`: leave those that have changed since, for other nodes may be writing them.
@@ -59,10 +57,10 @@ def remove_abandoned(directory: Location, wanted: Callable[[str], bool], unchang
     Raises:
         OSError: one cannot be removed.
     """
-    for name in os.listdir(directory.path) if os.path.isdir(directory.path) else ():
+    for name in os.listdir(directory) if os.path.isdir(directory) else ():
         if not is_temporary(name) or not wanted(name):
             continue
-        path = directory.child(name).path
+        path = os.path.join(directory, name)
         with suppress(FileNotFoundError):
             status = os.lstat(path)
             if not stat.S_ISREG(status.st_mode) or status.st_mtime > time.time() - unchanged_seconds:

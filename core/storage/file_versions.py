@@ -10,42 +10,20 @@ versions of reshard recorded no change time.
 import os
 import re
 from collections.abc import Iterable
-from datetime import datetime
-from typing import Any
 
 from reshard.core.runtime.records import Record
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.listing import file_info, unless_missing
+from reshard.core.storage.listing import stat, unless_missing
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location
 
 _CHANGE_TIME = re.compile(r"-c\d+(?=\+|$)")
-_OF_OBJECT = re.compile(r"(\d+)-([0-9a-f]{32}(?:-\d+)?)")
 
 TOUCHED = (
     "of the same size and modification time, but changed since: it was rewritten and given its old time, or its mode, "
     "owner or links were changed"
 )
 """Message text for a file of which only the change time differs."""
-
-
-def local_version(status: os.stat_result) -> str:
-    """Return the version of a local file."""
-    return f"{status.st_size}-{status.st_mtime_ns}-c{status.st_ctime_ns}"
-
-
-def remote_version(info: dict[str, Any]) -> str:
-    """Return the version of a remote file, from fsspec's `info`."""
-    for key in ("ETag", "etag", "md5", "LastModified", "mtime", "created"):
-        if info.get(key):
-            return f"{info['size']}-{str(info[key]).strip(chr(34))}"
-    return str(info["size"])
-
-
-def parse_object_version(version: str) -> tuple[int, str] | None:
-    """Return the size and the quoted etag in the version of an S3 object; None for other versions and unusual etags."""
-    found = _OF_OBJECT.fullmatch(version)
-    return (int(found[1]), f'"{found[2]}"') if found else None
 
 
 def is_same_version(known: str, found: str) -> bool:
@@ -125,12 +103,5 @@ def _local_stamp(location: Location) -> Stamp:
 
 
 def _remote_stamp(location: Location) -> Stamp:
-    info = file_info(location)
-    changed = next(filter(None, map(info.get, ("LastModified", "last_modified", "mtime", "created"))), None)
-    return Stamp(int(info["size"] or 0), _seconds(changed), str(info.get("ETag") or info.get("etag") or changed))
-
-
-def _seconds(moment: Any) -> float | None:
-    if isinstance(moment, datetime):
-        return moment.timestamp()
-    return float(moment) if isinstance(moment, int | float) else None
+    found = stat(location)
+    return Stamp(found.size_bytes, found.changed, found.version)

@@ -15,6 +15,8 @@ from reshard.core.runtime.records import Record
 from reshard.core.text.options import option
 from reshard.core.text.printing import printable
 
+LAST_RENEWAL = -1
+"""Number of the renewal that is the last text of a dead lease, written by the run that removes it."""
 MAX_LEASE_BYTES = 2**20
 _MAX_LISTED = 8
 
@@ -69,6 +71,14 @@ def new_holder(ranks: Sequence[int], plan: str = "") -> LeaseHolder:
         user = str(os.getuid())
     started = datetime.now(UTC).isoformat(timespec="seconds")
     return LeaseHolder(uuid.uuid4().hex[:8], socket.gethostname(), user, os.getpid(), started, tuple(ranks), plan)
+
+
+def is_last_text(text: bytes) -> bool:
+    """True for the content that a dead lease gets before it is removed."""
+    try:
+        return bool(json.loads(text)["renewal"] == LAST_RENEWAL)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def parse_holder(text: bytes, origin: str) -> LeaseHolder:

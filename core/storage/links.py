@@ -31,7 +31,7 @@ def check_links(directory: Location, files: Iterable[Location]) -> None:
             real = os.path.realpath(part.path)
             if not any(real.startswith(root) for root in roots):
                 raise InputError(
-                    f"{part}: is a link to {Location(directory.fs, real)}, outside {directory}. Such links are not "
+                    f"{part}: is a link to {Location(directory.store, real)}, outside {directory}. Such links are not "
                     "followed: put a copy in its place if the file is meant"
                 )
 

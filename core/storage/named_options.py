@@ -18,7 +18,7 @@ from reshard.core.errors import InputError
 from reshard.core.runtime.context import having
 from reshard.core.runtime.named_values import NAME_ADVICE, Resolver, value_of
 from reshard.core.runtime.records import Record
-from reshard.core.storage.filesystems import Options, open_filesystem, url_of
+from reshard.core.storage.stores import Options, open_store
 
 _SLASHES_AT_END = re.compile(r"(?<![:/])/+$")  # not those of s3://
 
@@ -101,7 +101,8 @@ def _asked(pairs: Sequence[tuple[str, str]]) -> Pairs:
 def _prefixes(url: str, options: Options) -> tuple[str, ...]:
     before, field, _ = url.partition("{")  # of a pattern, the directory that contains all ranks
     prefix = before[: before.rfind("/") + 1] if field else url
-    return _without_slash(prefix), _without_slash(url_of(*open_filesystem(prefix, options)))
+    store, path = open_store(prefix, options)
+    return _without_slash(prefix), _without_slash(store.url(path))
 
 
 def _below(url: str, prefix: str) -> bool:

@@ -1,7 +1,6 @@
 """Checks where results may be written: apart from the source, and over nothing that exists."""
 
 from reshard.core.errors import InputError, TargetError
-from reshard.core.storage.filesystems import same_storage
 from reshard.core.storage.listing import kind_of
 from reshard.core.storage.patterns import Relation, relation_of
 from reshard.core.storage.publishing import PARTIAL_SUFFIX, REPLACED_SUFFIX
@@ -21,7 +20,7 @@ def check_apart(source: Location, final: Location) -> None:
         final.path.encode()
     except UnicodeEncodeError as error:
         raise TargetError(f"{final}: its name is not UTF-8 text; name another target") from error
-    if not same_storage(source.fs, final.fs):
+    if not source.store.is_same(final.store):
         return
     for suffix in ("", PARTIAL_SUFFIX, REPLACED_SUFFIX):
         found = relation_of(final.path + suffix, source.path)

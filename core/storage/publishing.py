@@ -13,9 +13,8 @@ import os
 import posixpath
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.runtime.wording import listed, size_text
@@ -24,6 +23,7 @@ from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import find_files, list_folder, unless_missing
 from reshard.core.storage.removal import remove_files
+from reshard.core.storage.store import Entry
 from reshard.core.storage.urls import Location
 
 IsOwn = Callable[[str], bool]
@@ -45,12 +45,12 @@ WITHDRAWN_NAME = "withdrawn"
 
 def working_location(final: Location) -> Location:
     """Return the place where the files of a target are written."""
-    return Location(final.fs, final.path + PARTIAL_SUFFIX) if final.is_local else final
+    return Location(final.store, final.path + PARTIAL_SUFFIX) if final.is_local else final
 
 
 def replaced_location(final: Location) -> Location:
     """Return the place to which a replaced local target is moved until it is removed."""
-    return Location(final.fs, final.path + REPLACED_SUFFIX)
+    return Location(final.store, final.path + REPLACED_SUFFIX)
 
 
 def list_names(location: Location) -> list[str]:
@@ -62,7 +62,7 @@ def list_names(location: Location) -> list[str]:
         TargetError: the location is a file.
         StorageError: the directory cannot be listed.
     """
-    paths = {entry["name"].rstrip("/"): entry["type"] for entry in _entries(location)}
+    paths = {entry.path: entry.kind for entry in _entries(location)}
     if paths.pop(location.path, "directory") == "file":
         raise TargetError(f"{location}: is a file, the target must be a directory")
     names = sorted(posixpath.basename(path) for path in paths)
@@ -72,8 +72,8 @@ def list_names(location: Location) -> list[str]:
     return [name for name in names if name not in folders]
 
 
-def _entries(location: Location) -> list[dict[str, Any]]:
-    return unless_missing(lambda: list_folder(location)) or []
+def _entries(location: Location) -> Sequence[Entry]:
+    return unless_missing(lambda: list_folder(location)) or ()
 
 
 def foreign_names(location: Location, is_own: IsOwn) -> list[str]:
@@ -88,8 +88,7 @@ def foreign_names(location: Location, is_own: IsOwn) -> list[str]:
 def remove_tree(location: Location) -> None:
     """Remove a directory with its content, if it exists."""
     if not location.is_local:
-        # rm() would treat "*", "?" and "[" in a path as a pattern, and remove other files
-        remove_files(find_files(location, markers=True))
+        remove_files(find_files(location))
         return
     with mapped_errors(location, "remove it"):
         while os.path.isdir(location.path):
@@ -138,7 +137,7 @@ def temporary_files(directory: Location) -> list[Location]:
             for name in files
         ]
         return [
-            Location(directory.fs, path)
+            Location(directory.store, path)
             for path in paths
             if is_temporary(posixpath.basename(path)) and os.path.isfile(path) and not os.path.islink(path)
         ]

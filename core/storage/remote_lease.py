@@ -3,12 +3,12 @@
 A lease that stays the same while being watched for longer than that is dead. The rule depends neither on process ids
 of other machines nor on clocks that agree.
 
-Where a server of the S3 protocol judges conditions, a takeover has one winner. The holder's renewal has `If-Match` with
-the lease's etag of a moment ago, so that one that was long on its way never brings back a lease that was removed or
-given back. The removal of a dead lease has `If-Match` with the etag of the text that was watched, so that it fails if
-the holder came back to life after the last look. Whether a server judges conditions is not tried, because nothing rests
-on it: one that ignores them (MinIO does for removals) does what it did without them, and after each refusal the lease
-is looked at, so that a server that refuses where nothing has changed gets plain requests.
+Where a storage judges conditions, a takeover has one winner. The holder's renewal is put only in the place of its last
+one, so that one that was long on its way never brings back a lease that was removed or given back. A dead lease gets a
+last text before it is removed, only in the place of the text that was watched: that fails if the holder came back to
+life after the last look, and a holder that comes back later does not find its own text. Whether a server judges
+conditions is not tried, because nothing rests on it: one that ignores them does what it did without them, and after
+each refusal the lease is looked at, so that a server that refuses where nothing has changed gets plain requests.
 
 Taking a lease needs no condition: each has a name of its own, since runs for other ranks hold theirs beside it, and of
 two rivals each sees the other after writing. `If-None-Match` would only make a repetition fail after a lost answer.
@@ -16,24 +16,20 @@ two rivals each sees the other after writing. `If-None-Match` would only make a 
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
-from reshard.core.storage.conditional import removed_if, replaced_if
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.lease_holder import MAX_LEASE_BYTES, LeaseHolder, parse_holder
-from reshard.core.storage.listing import find_described, is_missing, unless_missing
+from reshard.core.storage.lease_holder import LAST_RENEWAL, MAX_LEASE_BYTES, LeaseHolder, is_last_text, parse_holder
+from reshard.core.storage.listing import find_entries, is_missing, unless_missing
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.transfers import requested
-from reshard.core.storage.uploads import takes_parts
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import claimed_while
-from reshard.core.storage.writing import write_bytes
 
 RENEWAL_SECONDS = 5.0
 _DEAD_AFTER_SECONDS = 4 * RENEWAL_SECONDS
@@ -48,13 +44,13 @@ class SeenLease(Record):
     """A lease as it was last seen.
 
     Attributes:
-        etag: of the text; empty where the storage takes no conditions.
+        version: of the text; empty where the storage takes no conditions.
     """
 
     location: Location
     holder: LeaseHolder
     text: bytes
-    etag: str
+    version: str
 
 
 @contextmanager
@@ -64,7 +60,7 @@ def hold_remote(directory: Location, holder: LeaseHolder, *, alone: bool = False
         rivals = [lease for lease in _read_leases(directory) if holder.is_rival(lease.holder)]
         holder.refuse_rivals(_renewed_holders(directory, rivals))
     lease = _RemoteLease(directory, holder)
-    write_bytes(lease.location, lease.text(0))
+    lease.take()
     # of two runs that started at the same moment, both have written by now: each sees the other, and both refuse; a run
     # that was not there a moment ago is seen here, too
     try:
@@ -100,11 +96,15 @@ class _RemoteLease:
         self._known: dict[str, LeaseHolder] = {}
         self._suspects: set[str] = set()
         self._lost_to = ""
-        self._takes_conditions = True
+        self._takes_conditions = directory.store.puts_conditionally
+        self._version = ""
+        """Of the text that was written last."""
 
-    def text(self, count: int) -> bytes:
-        """Return the lease's content, different for each renewal."""
-        return self._holder.dump(renewal=count)
+    def take(self) -> None:
+        """Write the lease for the first time."""
+        text = self._holder.dump(renewal=0)
+        store, path = self.location.store, self.location.path
+        self._version = requested(self.location, "take a lease", lambda: store.put(path, text))
 
     def check(self) -> None:
         """Check that the lease is still held."""
@@ -151,38 +151,44 @@ class _RemoteLease:
         begun = time.monotonic()
         # a single attempt: the next renewal may succeed, and if none does, `check` raises
         with suppress(StorageError), mapped_errors(self.location, "renew the lease"):
-            etags = self._list_leases()
-            self._look_for_rivals(etags)
+            versions = self._list_leases()
+            self._look_for_rivals(versions)
             if self._lost_to or stop.is_set():
                 return
-            if not self._rewrite(self.text(count), etags[self.location.path]):
+            if not self._rewrite(count, versions[self.location.path]):
                 self._lost_to = _REMOVED
                 return
             with self._lock:
                 self._renewed = max(self._renewed, begun)
 
-    def _rewrite(self, text: bytes, etag: str) -> bool:
-        """Write the lease again; False if it was removed."""
-        if self._takes_conditions and etag:
-            if replaced_if(self.location, text, etag):
-                return True
-            found = self._list_leases().get(self.location.path)
-            if found is None:
+    def _rewrite(self, count: int, found: str) -> bool:
+        """Write the lease again, where `found` is its version now; False if another run has removed it."""
+        store, path = self.location.store, self.location.path
+        if self._takes_conditions:
+            if found != self._version and not self._is_own_text():
                 return False
-            if found != etag:  # an earlier renewal of this run arrived
+            version = store.put_if(path, self._holder.dump(renewal=count), found)
+            if version is not None:
+                self._version = version
+                return True
+            now = self._list_leases().get(path)
+            if now is None:
+                return False
+            if now != found:  # an earlier renewal of this run arrived, or a last text: the next one will see
                 return True
             self._takes_conditions = False
-        self.location.fs.pipe_file(self.location.path, text)
+        self._version = store.put(path, self._holder.dump(renewal=count))
         return True
 
+    def _is_own_text(self) -> bool:
+        """True if the lease's text is one that this run wrote: an answer was lost, or came late."""
+        text = unless_missing(lambda: read_small_file(self.location, MAX_LEASE_BYTES))
+        return text is not None and not is_last_text(text)
+
     def _list_leases(self) -> dict[str, str]:
-        """Return the etag of each lease, by path."""
-        fs = self._directory.fs
-        fs.invalidate_cache(self._directory.path)
-        found = fs.find(self._directory.path, detail=True)
-        return {
-            str(path): _etag(self._directory, entry) for path, entry in found.items() if str(path).endswith(".json")
-        }
+        """Return the version of each lease, by path."""
+        found = self._directory.store.find(self._directory.path)
+        return {entry.path: entry.version for entry in found if entry.path.endswith(".json")}
 
     def _look_for_rivals(self, paths: Collection[str]) -> None:
         """Find out if another run has taken over: this run's lease is gone, or another one stays beside it."""
@@ -192,7 +198,8 @@ class _RemoteLease:
         rivals = set()
         for path in set(paths) - {self.location.path}:
             if path not in self._known:
-                self._known[path] = parse_holder(bytes(self._directory.fs.cat_file(path)), path)
+                text = self._directory.store.read_beginning(path, MAX_LEASE_BYTES)
+                self._known[path] = parse_holder(text, path)
             if self._holder.is_rival(self._known[path]):
                 rivals.add(path)
         # a run that began at the same moment gives way at once: only one that stays has taken over
@@ -214,14 +221,15 @@ def watched_leases(directory: Location, run: str) -> tuple[list[LeaseHolder], li
 def remove_dead(lease: SeenLease) -> bool:
     """Remove a dead lease; False if it was renewed after it was last seen."""
     location = lease.location
-    if lease.etag:
-        if requested(location, "remove it", lambda: removed_if(location, lease.etag)):
-            return True
-        text = unless_missing(lambda: read_small_file(location, MAX_LEASE_BYTES))
-        if text is None:
-            return True
-        if text != lease.text:
-            return False
+    if lease.version:
+        last_text, put_if = lease.holder.dump(renewal=LAST_RENEWAL), location.store.put_if
+        put = requested(location, "remove it", lambda: put_if(location.path, last_text, lease.version))
+        if put is None:
+            text = unless_missing(lambda: read_small_file(location, MAX_LEASE_BYTES))
+            if text is None:
+                return True
+            if text not in (lease.text, last_text):  # the last one: put by a request whose answer was lost
+                return False
     remove_file(location)
     return True
 
@@ -250,7 +258,8 @@ def _watched(directory: Location, leases: Sequence[SeenLease]) -> tuple[list[Lea
 def _read_leases(directory: Location, besides: str = "") -> list[SeenLease]:
     """Read all leases but that of the run `besides`."""
     leases = []
-    for location, entry in find_described(directory):
+    for entry in find_entries(directory).values():
+        location = Location(directory.store, entry.path)
         if not location.name.endswith(".json") or location.name == f"{besides}.json":
             continue
         try:
@@ -259,9 +268,6 @@ def _read_leases(directory: Location, besides: str = "") -> list[SeenLease]:
             if is_missing(error):
                 continue  # given back in the meantime
             raise
-        leases.append(SeenLease(location, parse_holder(text, str(location)), text, _etag(directory, entry)))
+        version = entry.version if directory.store.puts_conditionally else ""
+        leases.append(SeenLease(location, parse_holder(text, str(location)), text, version))
     return leases
-
-
-def _etag(directory: Location, entry: Mapping[str, Any]) -> str:
-    return str(entry.get("ETag") or "") if takes_parts(directory) else ""

@@ -1,10 +1,8 @@
 """Removes files and links; files that do not exist count as removed."""
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 
-from reshard.core.storage.atomic_rename import check_unlinked_parent
 from reshard.core.storage.transfers import at_once, requested
 from reshard.core.storage.urls import Location
 
@@ -18,10 +16,7 @@ def remove_file(location: Location) -> None:
 
     def remove() -> None:
         with suppress(FileNotFoundError):
-            if location.is_local:
-                _remove_local(location.path)
-            else:
-                location.fs.rm_file(location.path)
+            location.store.remove(location.path)
 
     requested(location, "remove it", remove)
 
@@ -30,11 +25,3 @@ def remove_files(locations: Iterable[Location]) -> None:
     """Remove files concurrently, those that exist."""
     for _ in at_once(remove_file, locations):
         pass
-
-
-def _remove_local(path: str) -> None:
-    check_unlinked_parent(path)
-    try:
-        os.unlink(path)
-    except IsADirectoryError:
-        os.rmdir(path)

@@ -3,27 +3,26 @@
 import os
 import posixpath
 import re
-from functools import cached_property
-from typing import Any
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import NameText
-from reshard.core.storage.filesystems import open_filesystem, url_of
-from reshard.core.storage.local_disk import LOCAL_DISK, LocalDisk
+from reshard.core.storage.disk import LOCAL_DISK
 from reshard.core.storage.named_options import options_for
+from reshard.core.storage.store import Store
+from reshard.core.storage.stores import open_store
 
 
-class Location(Record, dict=True):
-    """A place on a storage: its filesystem `fs`, as fsspec's are, and the `path` in it, without a trailing slash."""
+class Location(Record):
+    """A place on a storage: the `store`, and the `path` in it, without a trailing slash."""
 
-    fs: Any
+    store: Store
     path: str
 
-    @cached_property
+    @property
     def is_local(self) -> bool:
         """True for a path on this machine, or one mounted here."""
-        return isinstance(self.fs, LocalDisk)
+        return self.store.has_paths
 
     @property
     def name(self) -> str:
@@ -33,15 +32,15 @@ class Location(Record, dict=True):
     @property
     def parent(self) -> "Location":
         """The directory that contains it."""
-        return Location(self.fs, posixpath.dirname(self.path))
+        return Location(self.store, posixpath.dirname(self.path))
 
     def child(self, *parts: str) -> "Location":
         """A place below this one."""
-        return Location(self.fs, posixpath.join(self.path, *parts))
+        return Location(self.store, posixpath.join(self.path, *parts))
 
     def __str__(self) -> str:
         """The URL, as `parse_url` reads it; local ones are plain paths."""
-        return NameText(self.path if self.is_local else url_of(self.fs, self.path))
+        return NameText(self.store.url(self.path))
 
     def __format__(self, format_spec: str) -> str:
         """The URL for messages: printable, on one line."""
@@ -67,12 +66,12 @@ def parse_url(url: str) -> Location:
             f"{found[0]}…: is a path, but looks like a URL: write {found[0]}//… for a URL, ./{found[0]}… for a path"
         )
     if "://" in url:
-        fs, path = open_filesystem(url, options_for(url))
+        store, path = open_store(url, options_for(url))
     else:
-        fs, path = LOCAL_DISK, os.path.expanduser(url)
-    if isinstance(fs, LocalDisk):
+        store, path = LOCAL_DISK, os.path.expanduser(url)
+    if store.has_paths:
         try:
             path = os.path.realpath(path)
         except (OSError, ValueError) as error:
             raise InputError(f"{path!r}: cannot be opened: {error}") from error
-    return Location(fs, path.rstrip("/") or "/")
+    return Location(store, path.rstrip("/") or "/")

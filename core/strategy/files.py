@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError, is_transient
 from reshard.core.runtime.metadata import check_metadata, parsing
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.listing import file_info, is_missing, list_folder
+from reshard.core.storage.listing import is_missing, list_folder, stat
 from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.transfers import at_once
@@ -145,7 +145,7 @@ def _parse(data: bytes, location: Location) -> Strategy:
 
 def _is_directory(location: Location) -> bool:
     """True for a directory, False for a file; follows links."""
-    kind = file_info(location, "read the strategy")["type"]
+    kind = stat(location, "read the strategy").kind
     # opening a pipe would wait for a writer, and a device may never end
     if kind not in ("file", "directory"):
         raise StrategyError(f"{location}: is neither a file nor a directory")
@@ -170,14 +170,13 @@ def _read_file(location: Location) -> bytes:
 def _list_files(directory: Location) -> list[Location]:
     files = []
     for entry in list_folder(directory, "list the strategy files"):
-        location = Location(directory.fs, str(entry["name"]).rstrip("/"))
-        # an object store may list the directory's own marker, an empty object
-        if location.name.startswith(".") or location.path == directory.path:
+        location = directory.child(entry.name)
+        if location.name.startswith("."):
             continue
-        if location.name == _MERGED_MARK and entry.get("size") == 0:
+        if location.name == _MERGED_MARK and entry.size_bytes == 0:
             continue
         # a listing follows no links: look at entries that are neither files nor directories
-        if entry["type"] == "file" or (entry["type"] != "directory" and not _is_directory(location)):
+        if entry.kind == "file" or (entry.kind != "directory" and not _is_directory(location)):
             files.append(location)
     if not files:
         raise StrategyError(f"{directory}: holds no strategy files")

@@ -10,7 +10,6 @@ that is named is a place to look at as well.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -43,8 +42,9 @@ from reshard.core.storage.publishing import (
 )
 from reshard.core.storage.remote_lease import SeenLease, remove_dead, watched_leases
 from reshard.core.storage.removal import remove_file
+from reshard.core.storage.store import Entry
 from reshard.core.storage.transfers import at_once
-from reshard.core.storage.uploads import takes_parts, unfinished_uploads
+from reshard.core.storage.uploads import abandoned_uploads, abort_upload
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.target.claim import leased, leases_of
@@ -226,7 +226,7 @@ def _damaged_file(final: Location, manifest: Manifest) -> Location | None:
     written |= {each.file: each.size_bytes for each in manifest.beside}
     for name, size_bytes in written.items():
         location = final.child(name)
-        sizes = [entries[file.path]["size"] for file in parts_of(location) or (location,) if file.path in entries]
+        sizes = [entries[file.path].size_bytes for file in parts_of(location) or (location,) if file.path in entries]
         if not sizes or sum(sizes) != size_bytes:
             return location
     return None
@@ -247,9 +247,11 @@ def _survey_remote(final: Location, run: str) -> _Survey:
     ]
     is_finished, identity = read_manifest(final) is not None, read_identity(state)
     kept = _kept_states(final, is_finished=is_finished)
-    if (is_finished or identity is not None) and takes_parts(final):
-        uploads = [each for each in unfinished_uploads(final) if _is_of_conversion(final, each.location)]
-        found += [_Found(describe_upload(upload), upload.abort) for upload in uploads]
+    if is_finished or identity is not None:
+        for upload in abandoned_uploads(final):
+            location = Location(final.store, upload.path)
+            if _is_of_conversion(final, location):
+                found.append(_Found(describe_upload(location, upload), partial(abort_upload, location, upload)))
     if is_finished:
         found += map(_temporary, _outdated_mark(state))
     elif not kept and identity is None:
@@ -258,7 +260,7 @@ def _survey_remote(final: Location, run: str) -> _Survey:
         entries, workspace = find_entries(final), Workspace(final, identity or "")
         plan = readable_plan(workspace)
         written = written_objects(workspace, plan, entries)
-        own = [Location(final.fs, path) for path in written.own]
+        own = [Location(final.store, path) for path in written.own]
         to_remove = {file.path: entries[file.path] for file in (*own, *_state_files(state)) if file.path in entries}
         found.append(_Found(describe_unfinished(workspace, plan, to_remove), partial(_remove_remote, final, own)))
         if written.others:
@@ -362,7 +364,7 @@ def _remove(location: Location) -> None:
         remove_file(location)
 
 
-def _without_leases(working: Location) -> dict[str, dict[str, Any]]:
+def _without_leases(working: Location) -> dict[str, Entry]:
     """Return the entries of files in a working directory but its leases."""
     leases = working.child(STATE_DIRECTORY, LEASES_DIRECTORY).path
     return {path: entry for path, entry in find_entries(working).items() if not path.startswith(f"{leases}/")}

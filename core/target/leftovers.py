@@ -1,14 +1,12 @@
 """What unfinished work looks like in a report: its kind, place, files and age."""
 
-from contextlib import suppress
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
 
-from reshard.core.errors import StorageError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.summary import Summary
-from reshard.core.storage.uploads import UnfinishedUpload
+from reshard.core.storage.store import AbandonedUpload, Entry
 from reshard.core.storage.urls import Location
 from reshard.core.target.workspace import Workspace
 
@@ -61,38 +59,30 @@ class CleanReport(Summary):
     kept: tuple[str, ...]
 
 
-def describe_unfinished(
-    workspace: Workspace, plan: ConversionPlan | None, entries: dict[str, dict[str, Any]]
-) -> Leftover:
+def describe_unfinished(workspace: Workspace, plan: ConversionPlan | None, entries: Mapping[str, Entry]) -> Leftover:
     """Describe an unfinished conversion, and how much of it is done: other machines may be still to come."""
     unfinished = describe_leftover(LeftoverKind.UNFINISHED, workspace.directory, entries)
     ranks = len(plan.target_ranks) if plan else None
     return unfinished.model_copy(update={"ranks_done": len(workspace.recorded_ranks()), "ranks": ranks})
 
 
-def describe_leftover(kind: LeftoverKind, location: Location, entries: dict[str, dict[str, Any]]) -> Leftover:
+def describe_leftover(kind: LeftoverKind, location: Location, entries: Mapping[str, Entry]) -> Leftover:
     """Describe what is left at a place, by a storage's entries of its files."""
-    times = [time for entry in entries.values() if (time := _time_of(entry)) is not None]
+    times = [entry.changed for entry in entries.values() if entry.changed is not None]
     return Leftover(
         kind=kind,
         url=str(location),
         files=len(entries),
-        size_bytes=sum(entry["size"] or 0 for entry in entries.values()),
-        changed=max(times).isoformat(timespec="seconds") if times else None,
+        size_bytes=sum(entry.size_bytes for entry in entries.values()),
+        changed=_text_of(datetime.fromtimestamp(max(times), UTC)) if times else None,
     )
 
 
-def describe_upload(upload: UnfinishedUpload) -> Leftover:
-    """Describe an upload that was begun and never completed."""
-    size_bytes = 0
-    with suppress(StorageError):  # aborted meanwhile, or parts cannot be listed
-        size_bytes = upload.size_bytes()
-    begun = upload.begun.astimezone(UTC).isoformat(timespec="seconds") if upload.begun else None
-    return Leftover(kind=LeftoverKind.UPLOAD, url=str(upload.location), files=1, size_bytes=size_bytes, changed=begun)
+def describe_upload(location: Location, upload: AbandonedUpload) -> Leftover:
+    """Describe an upload of a file that was begun and never completed."""
+    begun = _text_of(upload.begun.astimezone(UTC)) if upload.begun else None
+    return Leftover(kind=LeftoverKind.UPLOAD, url=str(location), files=1, size_bytes=upload.size_bytes, changed=begun)
 
 
-def _time_of(entry: dict[str, Any]) -> datetime | None:
-    time = entry.get("mtime", entry.get("LastModified"))
-    if isinstance(time, datetime):
-        return time.astimezone(UTC)
-    return datetime.fromtimestamp(time, UTC) if isinstance(time, int | float) else None
+def _text_of(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds")

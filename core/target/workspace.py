@@ -30,7 +30,7 @@ from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, WITH
 from reshard.core.storage.reading import read_own_file, read_small_file
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.transfers import at_once
-from reshard.core.storage.uploads import abort_uploads, takes_parts
+from reshard.core.storage.uploads import abort_uploads
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
 
@@ -155,7 +155,7 @@ class Workspace(Record, eq=False):
 
     def abort_abandoned_uploads(self, files: Sequence[str]) -> None:
         """Abort uploads of `files` that killed runs left: stores keep and charge for them unseen."""
-        if not takes_parts(self.directory):
+        if not self.directory.store.keeps_parts:
             return
         try:
             count = abort_uploads(self.directory, [self.directory.child(file) for file in files])

@@ -6,7 +6,6 @@ leads to, byte for byte.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from reshard.core.checkpoint.manifest import IndexSummary
 from reshard.core.errors import InputError, StorageError, is_transient
@@ -16,6 +15,7 @@ from reshard.core.records.plan_file import rebuild_plan
 from reshard.core.runtime.records import Record
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.publishing import other_files
+from reshard.core.storage.store import Entry
 from reshard.core.storage.urls import Location
 from reshard.core.target.documents import companion_summaries, document_names, document_problem, documents_of
 from reshard.core.target.workspace import Workspace
@@ -33,9 +33,7 @@ class WrittenObjects(Record):
     others: tuple[Location, ...]
 
 
-def written_objects(
-    workspace: Workspace, plan: ConversionPlan | None, entries: Mapping[str, Mapping[str, Any]]
-) -> WrittenObjects:
+def written_objects(workspace: Workspace, plan: ConversionPlan | None, entries: Mapping[str, Entry]) -> WrittenObjects:
     """Find what an unfinished conversion wrote, among the `entries` of all objects at its place, by path.
 
     `plan` is None if it cannot be read: then documents count as others.
@@ -55,7 +53,7 @@ def written_objects(
         location = final.child(record.file)
         paths = [file.path for file in parts_of(location) or (location,)]
         # an object of another size was written by something else since
-        if sum(entries[path]["size"] for path in paths if path in entries) == record.size_bytes:
+        if sum(entries[path].size_bytes for path in paths if path in entries) == record.size_bytes:
             own += paths
             names.append(record.file)
     return WrittenObjects(
@@ -63,16 +61,14 @@ def written_objects(
     )
 
 
-def _documents(
-    final: Location, plan: ConversionPlan, entries: Mapping[str, Mapping[str, Any]]
-) -> Iterator[IndexSummary]:
+def _documents(final: Location, plan: ConversionPlan, entries: Mapping[str, Entry]) -> Iterator[IndexSummary]:
     """The documents and companions that are at the target as the plan's commit writes them."""
     summaries = list(companion_summaries(plan))
     if any(final.child(name).path in entries for name in document_names(plan)):  # metadata can take seconds to build
         summaries += [document.summary for document in documents_of(plan).each]
     for summary in summaries:
         entry = entries.get(final.child(summary.file).path)
-        if entry and entry["size"] == summary.size_bytes and document_problem(final, summary) is None:
+        if entry and entry.size_bytes == summary.size_bytes and document_problem(final, summary) is None:
             yield summary
 
 

@@ -21,7 +21,7 @@ from reshard.core.files.running_crc import ContentRange, RunningCrc, running_crc
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import Budget, GroupBuffers, UploadBuffers
 from reshard.core.runtime.keys import needed_target_key
-from reshard.core.storage.uploads import Buffer
+from reshard.core.storage.store import Buffer
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import OutputFile
 from reshard.core.transfer.fetches import RankBlock

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from s3fs import S3FileSystem
 
-from reshard.core.storage.obs import OBSFileSystem
-from reshard.core.storage.plain_s3 import forget_plain
+from reshard.core.storage.stores import forget_stores
 from tests.support.s3_client import s3_client
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import S3Server
@@ -52,10 +50,8 @@ class Store:
 
 
 def forget_connections() -> None:
-    """fsspec gives the same file system for the same options, which the environment is not among."""
-    for kind in (S3FileSystem, OBSFileSystem):
-        kind.clear_instance_cache()
-    forget_plain()
+    """Servers come and go, and connections to them with them."""
+    forget_stores()
 
 
 def content_of(size: int) -> bytes:

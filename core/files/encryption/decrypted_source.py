@@ -24,7 +24,7 @@ from reshard.core.files.remote_reads import read_ahead
 from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.reading import SourceFile
-from reshard.core.storage.uploads import Buffer
+from reshard.core.storage.store import Buffer
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.base import CipherContext

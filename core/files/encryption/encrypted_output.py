@@ -7,7 +7,7 @@ from reshard.core.errors import StorageError
 from reshard.core.files.encryption.cipher_blocks import CELL_BYTES, IV_BYTES, PIECE_BYTES, block_cipher, layout_of
 from reshard.core.runtime.budget import CIPHER_BLOCK_BYTES
 from reshard.core.runtime.keys import EncryptionMode, Key
-from reshard.core.storage.uploads import Buffer
+from reshard.core.storage.store import Buffer
 from reshard.core.storage.writing import OutputFile
 
 

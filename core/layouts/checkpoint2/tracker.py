@@ -82,7 +82,7 @@ def remove_tracker_leftovers(root: Location) -> None:
     gate = root.child(_GATE_DIRECTORY)
     with exclusive(gate):
         with mapped_errors(root, "remove unfinished files in it"):
-            remove_abandoned(root, _is_unfinished)
+            remove_abandoned(root.path, _is_unfinished)
         remove_lease_directory(gate, gate)
 
 

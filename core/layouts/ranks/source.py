@@ -117,7 +117,7 @@ def _find_matching(pattern: Location) -> FoundRanks:
     """List the files, or the folders of files, that a pattern matches."""
     parts = pattern.path.split("/")
     depth = next(position for position, part in enumerate(parts) if RANK_FIELD in part)
-    root = Location(pattern.fs, "/".join(parts[:depth]) or "/")
+    root = Location(pattern.store, "/".join(parts[:depth]) or "/")
     items = list_items(root)
     matches = _match(items, parts[depth], None)
     for part in parts[depth + 1 :]:

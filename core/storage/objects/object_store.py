@@ -1,0 +1,249 @@
+"""Object stores: buckets of objects, whose keys' prefixes stand for directories.
+
+obstore does all requests, beside Python's threads. It takes neither keys with empty parts, `.` or `..`, nor control
+characters, and it drops the slash at the end of a key, which the empty objects have that consoles create in place of
+directories.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.storage.objects.answers import has_status, is_missing_key, reason_of_answer
+from reshard.core.storage.objects.reader import ObjectReader, no_object
+from reshard.core.storage.objects.service import NO_RETRIES, Service, part_retries
+from reshard.core.storage.objects.upload import ObjectUpload
+from reshard.core.storage.store import DIRECTORY, AbandonedUpload, Entry, Output, Reader, Reason, Store
+from reshard.core.storage.system_errors import reason_of_system
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, PutResult
+    from obstore.store import ObjectStore as Client
+
+_PAGE_OBJECTS = 1000
+_MAX_COPIED_BYTES = 5 * 2**30
+"""Services copy larger objects only part by part."""
+_REFUSALS = (400, 404, 409, 412, 501)
+"""HTTP statuses: the object has changed or is gone, or the server does not support conditions."""
+
+
+class ForkedProcessError(OSError):
+    """This process was forked from one that used obstore, whose threads it lacks: requests would never end."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this process was forked from one that had used an object store, and would wait for ever: start processes "
+            "by `spawn`, or open no object store before"
+        )
+
+
+class _Clients:
+    """The clients of a process, by bucket."""
+
+    _first_process: ClassVar[int] = 0
+
+    def __init__(self, make: Callable[[str], "Client"]) -> None:
+        self._make = make
+        self._made: dict[str, Client] = {}
+
+    def of(self, bucket: str) -> "Client":
+        _Clients._first_process = _Clients._first_process or os.getpid()
+        if os.getpid() != _Clients._first_process:
+            raise ForkedProcessError
+        if bucket not in self._made:
+            self._made[bucket] = self._make(bucket)
+        return self._made[bucket]
+
+
+class ObjectStore(Store):
+    """The buckets of a service. A path is a bucket's name, a slash and a key."""
+
+    proves_versions: ClassVar[bool] = True
+    puts_conditionally: ClassVar[bool] = True
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.keeps_parts = service.keeps_parts
+        self._clients = _Clients(lambda bucket: service.client(bucket, NO_RETRIES))
+        self._uploading = _Clients(lambda bucket: service.client(bucket, part_retries()))
+
+    def url(self, path: str) -> str:
+        """Format a path as a URL."""
+        return f"{self.service.protocol}://{path}"
+
+    def stat(self, path: str) -> Entry:
+        """Describe an object, or a prefix of objects; a bucket is there if it can be listed."""
+        import obstore
+
+        bucket, key = _split(path)
+        if key:
+            with suppress(FileNotFoundError):
+                return self._head(bucket, key)
+        below = next(iter(obstore.list(self._clients.of(bucket), key or None, chunk_size=1)), None)
+        if key and not below:
+            raise no_object(path)
+        return Entry(path, DIRECTORY)
+
+    def list(self, path: str) -> Sequence[Entry]:
+        """Describe what is right below a prefix, by one request; of an object, the object itself."""
+        import obstore
+
+        bucket, key = _split(path)
+        level = obstore.list_with_delimiter(self._clients.of(bucket), key or None)
+        objects = [_entry(bucket, each) for each in level["objects"]]
+        found = [entry for entry in objects if entry.path != path]
+        found += [Entry(f"{bucket}/{each}", DIRECTORY) for each in level["common_prefixes"]]
+        if not found and key and not objects:
+            return [self._head(bucket, key)]
+        return found
+
+    def find(self, path: str) -> Sequence[Entry]:
+        """Describe all objects below a prefix; of empty ones, those that are no markers of directories."""
+        import obstore
+
+        bucket, key = _split(path)
+        pages: Iterator[Sequence[Any]] = iter(
+            obstore.list(self._clients.of(bucket), key or None, chunk_size=_PAGE_OBJECTS)
+        )
+        found = [_entry(bucket, each) for page in pages for each in page]
+        return [entry for entry in found if entry.size_bytes or not self._is_marker(entry)]
+
+    def _is_marker(self, entry: Entry) -> bool:
+        """True if an empty object was listed without the slash at the end of its key."""
+        try:
+            self._head(*_split(entry.path))
+        except FileNotFoundError:
+            return True
+        return False
+
+    def open(self, path: str, version: str = "") -> Reader:
+        """Open an object for reading; with an expected version no request is made."""
+        bucket, key = _split(path)
+        client = self._clients.of(bucket)
+        if version and (reader := ObjectReader.expecting(client, key, version)):
+            return reader
+        found = self.stat(path)
+        if found.kind == DIRECTORY:
+            raise IsADirectoryError(path)
+        return ObjectReader(client, key, found.size_bytes, found.version)
+
+    def read_beginning(self, path: str, max_bytes: int) -> bytes:
+        """Return the first bytes of an object, by one request unless it is empty."""
+        import obstore
+
+        bucket, key = _split(path)
+        client = self._clients.of(bucket)
+        try:
+            return bytes(obstore.get(client, key, options={"range": (0, max_bytes)}).bytes())
+        except Exception as error:
+            # an empty object has no ranges
+            if has_status(error, 416) and self._head(bucket, key).size_bytes == 0:
+                return b""
+            raise
+
+    def put(self, path: str, data: bytes) -> str:
+        """Write a small object."""
+        import obstore
+
+        bucket, key = _split(path)
+        return _etag(obstore.put(self._clients.of(bucket), key, data, use_multipart=False))
+
+    def put_if(self, path: str, data: bytes, version: str) -> str | None:
+        """Replace a small object if it has this etag."""
+        import obstore
+
+        bucket, key = _split(path)
+        condition: Any = {"e_tag": f'"{version}"', "version": None}
+        try:
+            return _etag(obstore.put(self._clients.of(bucket), key, data, mode=condition, use_multipart=False))
+        except Exception as error:
+            if has_status(error, *_REFUSALS):
+                return None
+            raise
+
+    def create(self, path: str, buffers: UploadBuffers) -> Output:
+        """Begin to send an object."""
+        bucket, key = _split(path)
+        return ObjectUpload(self._uploading.of(bucket), key, buffers)
+
+    def copy(self, source: str, target: str) -> None:
+        """Let the service copy an object; through this process only what is too large for its one request."""
+        import obstore
+
+        (from_bucket, from_key), (bucket, key) = _split(source), _split(target)
+        size_bytes = self._head(from_bucket, from_key).size_bytes
+        if size_bytes <= _MAX_COPIED_BYTES and from_bucket == bucket:
+            obstore.copy(self._clients.of(bucket), from_key, key)
+        elif not self.service.copy_large((from_bucket, from_key), (bucket, key)):
+            self._send_again(source, target, size_bytes)
+
+    def _send_again(self, source: str, target: str, size_bytes: int) -> None:
+        buffers = UploadBuffers()
+        part = memoryview(bytearray(buffers.part_bytes))
+        reader, output = self.open(source), self.create(target, buffers)
+        try:
+            for start in range(0, size_bytes, len(part)):
+                filled = part[: min(len(part), size_bytes - start)]
+                reader.read_into(start, [filled])
+                output.write(filled)
+            output.finish()
+        except BaseException:
+            output.discard()
+            raise
+
+    def remove(self, path: str) -> None:
+        """Remove an object."""
+        import obstore
+
+        bucket, key = _split(path)
+        obstore.delete(self._clients.of(bucket), key)
+
+    def abandoned(self, path: str) -> Sequence[AbandonedUpload]:
+        """List abandoned uploads of an object, or of all below a prefix."""
+        bucket, key = _split(path)
+        found = self.service.abandoned(bucket, key)
+        return [each for each in found if not key or f"{each.path}/".startswith(f"{path}/")]
+
+    def abort(self, upload: AbandonedUpload) -> None:
+        """Abort an abandoned upload."""
+        self.service.abort(*_split(upload.path), upload.upload_id)
+
+    def is_same(self, other: Store) -> bool:
+        """True if both reach the same server."""
+        return isinstance(other, ObjectStore) and self.service.server() == other.service.server()
+
+    def reason_of(self, error: Exception, path: str) -> Reason | None:
+        """Explain an error of the client, or of an answer."""
+        if isinstance(error, ForkedProcessError):
+            return Reason(str(error), unusable=True)
+        return reason_of_answer(error, self.service, _split(path)[0]) or reason_of_system(error)
+
+    def _head(self, bucket: str, key: str) -> Entry:
+        import obstore
+
+        try:
+            found = obstore.head(self._clients.of(bucket), key)
+        except FileNotFoundError as error:
+            # an answer to HEAD does not say if the bucket is there
+            if is_missing_key(error):
+                raise no_object(f"{bucket}/{key}") from error
+            raise
+        return _entry(bucket, found)
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Split a path into bucket and key."""
+    bucket, _, key = path.partition("/")
+    return bucket, key
+
+
+def _etag(found: "PutResult") -> str:
+    return str(found["e_tag"] or "").strip('"')
+
+
+def _entry(bucket: str, found: "ObjectMeta") -> Entry:
+    changed = found["last_modified"]
+    version = str(found["e_tag"] or changed.isoformat()).strip('"')
+    return Entry(f"{bucket}/{found['path']}", size_bytes=found["size"], version=version, changed=changed.timestamp())

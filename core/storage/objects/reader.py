@@ -1,0 +1,89 @@
+"""Reads ranges of an object, each only if it still has the version that it had when it was opened."""
+
+import errno
+import os
+import re
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from reshard.core.storage.store import ChangedFileError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Client
+
+_PIECE_BYTES = 2**20
+"""Answers are copied in pieces of about this size: smaller ones wait for the interpreter's lock more often."""
+_VERSION = re.compile(r"(?P<size>\d+)-(?P<etag>[^\s\"]+)")
+
+
+class ObjectReader:
+    """An object open for reading."""
+
+    is_proven = True
+
+    def __init__(self, client: "Client", key: str, size_bytes: int, etag: str) -> None:
+        self._client = client
+        self._key = key
+        self.size_bytes = size_bytes
+        self.version = f"{size_bytes}-{etag}"
+        self._etag = f'"{etag}"'
+
+    @classmethod
+    def expecting(cls, client: "Client", key: str, version: str) -> Self | None:
+        """Open an object of an expected version without a look; None if the version is not one of an object."""
+        found = _VERSION.fullmatch(version)
+        return cls(client, key, int(found["size"]), found["etag"]) if found else None
+
+    def read_into(self, offset: int, parts: Sequence[memoryview]) -> int:
+        """Fill `parts`, one after another, by one request; each byte is copied once."""
+        import obstore
+        from obstore.exceptions import PreconditionError
+
+        length = sum(map(len, parts))
+        scatter = Scatter(parts)
+        options: Any = {"range": (offset, offset + length), "if_match": self._etag}
+        try:
+            answer = obstore.get(self._client, self._key, options=options)
+        except PreconditionError as error:
+            raise ChangedFileError from error
+        if answer.meta["e_tag"] != self._etag:  # not every server heeds conditions
+            raise ChangedFileError
+        for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
+            scatter.write(memoryview(piece))
+        if scatter.count != length:
+            raise ConnectionError(f"wrong length: got {scatter.count} of {length} bytes")
+        return length
+
+    def close(self) -> None:
+        """Do nothing: connections are the client's."""
+
+
+class Scatter:
+    """Buffers to be filled one after another.
+
+    Attributes:
+        count: bytes received.
+    """
+
+    def __init__(self, parts: Sequence[memoryview]) -> None:
+        self._parts = deque(parts)
+        self.count = 0
+
+    def write(self, data: memoryview) -> None:
+        """Fill the next buffers with all of `data`; a ConnectionError if it is longer than they are."""
+        self.count += len(data)
+        while data:
+            if not self._parts:
+                raise ConnectionError("long read: got more bytes than requested")
+            part = self._parts.popleft()
+            taken = data[: len(part)]
+            part[: len(taken)] = taken
+            if len(taken) < len(part):
+                self._parts.appendleft(part[len(taken) :])
+            data = data[len(taken) :]
+
+
+def no_object(path: str) -> FileNotFoundError:
+    """Return the error that says that nothing is at a path."""
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
