@@ -76,6 +76,8 @@ class TransformOptions(TypedDict, total=False):
             one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
             where they mostly wait for answers.
         memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
+        bandwidth_limit: What is sent to remote storages, and received from them, by a process in a second: 10M, 512k,
+            or 1M:10M for sending and receiving, as rclone's --bwlimit. Empty: no limit.
         source_storage: Credential reference for the source, its strategy and the changes: env:NAME, file:PATH or
             block:NAME, whose value is a JSON object of fsspec's storage options. Empty: taken from the environment.
         target_storage: Credential reference for the target and its strategy, in the same forms.
@@ -106,6 +108,7 @@ class TransformOptions(TypedDict, total=False):
     trust_strategy: bool
     workers: int
     memory_limit: str
+    bandwidth_limit: str
     source_storage: str
     target_storage: str
 
@@ -252,6 +255,8 @@ class FingerprintOptions(DoctorOptions, total=False):
             one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
             where they mostly wait for answers.
         memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
+        bandwidth_limit: What is sent to remote storages, and received from them, by a process in a second: 10M, 512k,
+            or 1M:10M for sending and receiving, as rclone's --bwlimit. Empty: no limit.
     """
 
     select: SelectionName
@@ -260,6 +265,7 @@ class FingerprintOptions(DoctorOptions, total=False):
     trust_strategy: bool
     workers: int
     memory_limit: str
+    bandwidth_limit: str
 
 
 class RecoverOptions(DoctorOptions, total=False):
@@ -322,6 +328,7 @@ class DiffOptions(TypedDict, total=False):
             storage options. Empty: taken from the environment.
         workers: Threads. 0: one for each core.
         memory_limit: Memory for the buffers of all workers: 2GiB, 512MiB. Less memory, fewer workers at once.
+        bandwidth_limit: What is received from remote storages in a second: 10M, as rclone's --bwlimit.
     """
 
     step_a: str
@@ -347,6 +354,7 @@ class DiffOptions(TypedDict, total=False):
     storage_b: str
     workers: int
     memory_limit: str
+    bandwidth_limit: str
 
 
 class VerifyOptions(TypedDict, total=False):
@@ -365,6 +373,7 @@ class VerifyOptions(TypedDict, total=False):
         source_decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
             UTF-8 bytes of the value, unless that begins with hex: or base64:. Empty: the source is not encrypted.
         source_decrypt_mode: How an encrypted source is encrypted.
+        bandwidth_limit: What is received from remote storages in a second: 10M, as rclone's --bwlimit.
     """
 
     level: VerifyLevelName
@@ -374,3 +383,4 @@ class VerifyOptions(TypedDict, total=False):
     source_storage: str
     source_decrypt_key: str
     source_decrypt_mode: EncryptionModeName
+    bandwidth_limit: str

@@ -24,6 +24,7 @@ from reshard.core.errors import InputError, StoppedError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import load_plan
 from reshard.core.request.resources import key_names, storage_pairs
+from reshard.core.runtime.bandwidth import Bandwidth, bandwidth_limited, parse_bandwidth
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.keys import Key, KeyNames, Keys, keys_in_force, resolve_keys, source_key, target_key
 from reshard.core.runtime.metadata import metadata_limited
@@ -61,6 +62,7 @@ class Assignment(Record):
         prefetch: number of workers that read for one group.
         level: how closely written ranks are checked.
         memory_limit_bytes: the request's memory limit.
+        bandwidth: limits of each process.
         checks_crcs: True if the CRCs of what is read of the source are reported to the run.
         run: a name that tells runs apart, those without a lease as well.
         version: version of reshard.
@@ -76,6 +78,7 @@ class Assignment(Record):
     prefetch: int
     level: VerifyLevel
     memory_limit_bytes: int
+    bandwidth: Bandwidth
     checks_crcs: bool
     run: str
     version: str = __version__
@@ -95,6 +98,7 @@ class Assignment(Record):
             prefetch=session.prefetch,
             level=session.request.verify,
             memory_limit_bytes=session.request.memory_limit_bytes,
+            bandwidth=parse_bandwidth(session.request.bandwidth_limit).shared_by(session.budget.processes),
             checks_crcs=bool(session.crcs),
             run=lease.run if lease else uuid4().hex,
         )
@@ -161,6 +165,7 @@ def _other_process(assignment: Assignment, writes: bool) -> Iterator[WorkerConte
         stack.enter_context(storages_in_force(storages))
         stack.enter_context(keys_in_force(keys))
         stack.enter_context(metadata_limited(assignment.memory_limit_bytes))
+        stack.enter_context(bandwidth_limited(assignment.bandwidth))
         stack.enter_context(reporting_to(RunProgress(tally, stop)))
         _check_seen(assignment)
         workspace = Workspace.of_plan(assignment.plan_url, assignment.identity)

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
+from reshard.core.runtime.bandwidth import parse_bandwidth
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.named_values import KEY_ADVICE, NAME_ADVICE, NAME_PATTERN, is_name
 from reshard.core.runtime.records import Record
@@ -63,6 +64,10 @@ _STEP_PATTERN = pattern_of(
     r"^([0-9]+(_[0-9]+(_breakpoint)?)?)?$", "EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration"
 )
 _SIZE_PATTERN = pattern_of(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$", "a size such as 512MiB or 2GiB")
+_BANDWIDTH_PATTERN = pattern_of(
+    r"^ *(([0-9.]+[BbKkMmGgTt]?([Ii]?[Bb])?|[Oo][Ff][Ff])(:([0-9.]+[BbKkMmGgTt]?([Ii]?[Bb])?|[Oo][Ff][Ff]))?)? *$",
+    "bytes per second such as 10M, off, or two of them for sending and receiving, 1M:10M",
+)
 _RANKS_PATTERN = pattern_of(r"^[0-9, -]*$", "ranks such as 0-3,7")
 _PREFIX_PATTERN = pattern_of(r"^(?!\.)(?!.*\.\.)[^/\\]*$", "a plain name: no '/', no '..', no dot in front")
 
@@ -200,6 +205,9 @@ Ranks = Annotated[str, Field(json_schema_extra=_RANKS_PATTERN), parsed_by(parse_
 Prefix = Annotated[str, Field(json_schema_extra=_PREFIX_PATTERN), AfterValidator(check_prefix)]
 MemoryLimit = Annotated[
     str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(SMALLEST_MEMORY_LIMIT_BYTES, "16MiB"), SIZE_METAVAR
+]
+BandwidthLimit = Annotated[
+    str, Field(json_schema_extra=_BANDWIDTH_PATTERN), parsed_by(parse_bandwidth), Metavar("RATE[:RATE]")
 ]
 ShardSize = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(1, "1 byte"), SIZE_METAVAR]
 Patterns = Annotated[list[str], AfterValidator(_check_patterns), Metavar("PATTERN")]

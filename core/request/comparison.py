@@ -8,6 +8,7 @@ from reshard.core.changes.changes import Selection
 from reshard.core.changes.option_types import ALLOW_MODEL_DESCRIPTION, AllowedModels, Preset, Switches
 from reshard.core.options.fields import (
     SIZE_METAVAR,
+    BandwidthLimit,
     KeyName,
     Metavar,
     Patterns,
@@ -107,6 +108,9 @@ class ComparisonRequest(RequestModel):
         default="2GiB",
         description="Memory for the buffers of all workers: 2GiB, 512MiB. Less memory, fewer workers at once.",
     )
+    bandwidth_limit: BandwidthLimit = Field(
+        default="", description="What is received from remote storages in a second: 10M, as rclone's --bwlimit."
+    )
 
     def side(self, letter: Literal["a", "b"]) -> FingerprintRequest:
         """Return one side's options."""
@@ -125,6 +129,7 @@ class ComparisonRequest(RequestModel):
             exclude=self.exclude,
             workers=self.workers,
             memory_limit=self.memory_limit,
+            bandwidth_limit=self.bandwidth_limit,
         )
 
 

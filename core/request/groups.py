@@ -25,7 +25,8 @@ GROUPS = {
         *("settle_seconds", "patience_seconds", "keep_checkpoint_max", "keep_checkpoint_per_n_minutes"),
     ),
     "Resources": (
-        *("workers", "memory_limit", "source_storage", "target_storage", "dask_scheduler", "concurrency_limit"),
+        *("workers", "memory_limit", "bandwidth_limit", "source_storage", "target_storage"),
+        *("dask_scheduler", "concurrency_limit"),
     ),
 }
 """Fields of the requests by group, in the order in which they are shown; source and target are in none."""

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from reshard.core.options.fields import (
     SOURCE_KEY_DESCRIPTION,
+    BandwidthLimit,
     KeyName,
     MemoryLimit,
     Metavar,
@@ -68,6 +69,12 @@ class Resources(RequestModel):
     )
     memory_limit: MemoryLimit = Field(
         default="2GiB", description="Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB."
+    )
+
+    bandwidth_limit: BandwidthLimit = Field(
+        default="",
+        description="What is sent to remote storages, and received from them, by a process in a second: 10M, 512k, "
+        "or 1M:10M for sending and receiving, as rclone's --bwlimit. Empty: no limit.",
     )
 
     @property

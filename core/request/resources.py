@@ -8,6 +8,7 @@ from reshard.core.layouts.all_options import LAYOUT_OPTIONS
 from reshard.core.options.fields import URL_METAVAR, metavar_of
 from reshard.core.request.conversion import ConversionOptions
 from reshard.core.request.source import SourceRequest
+from reshard.core.runtime.bandwidth import bandwidth_limited, parse_bandwidth
 from reshard.core.runtime.keys import KeyNames, named_keys
 from reshard.core.runtime.metadata import metadata_limited
 from reshard.core.runtime.named_values import Resolver
@@ -27,9 +28,10 @@ _URLS_OF_LAYOUTS = tuple(
 
 @contextmanager
 def resources_of(request: Naming, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
-    """Activate a request's storages, keys and memory limit inside the block; an InputError names what is wrong."""
+    """Activate a request's storages, keys and limits inside the block; an InputError names what is wrong."""
     with (
         metadata_limited(request.memory_limit_bytes),
+        bandwidth_limited(parse_bandwidth(request.bandwidth_limit)),
         storages_of(request, resolvers),
         named_keys(key_names(request), resolvers),
     ):

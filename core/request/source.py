@@ -20,7 +20,7 @@ RECOVERY_OPTIONS = (
 FINGERPRINT_OPTIONS = (
     *("source_strategy", "integrated_save", "trust_strategy", "step", "source_prefix"),
     *("select", "include", "exclude"),
-    *("decrypt_key", "decrypt_mode", "source_storage", "workers", "memory_limit"),
+    *("decrypt_key", "decrypt_mode", "source_storage", "workers", "memory_limit", "bandwidth_limit"),
 )
 """Options of `fingerprint`, in the order of the command's help."""
 

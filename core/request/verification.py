@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
-from reshard.core.options.fields import SOURCE_KEY_DESCRIPTION, KeyName, RequiredUrl, StorageName, with_key
+from reshard.core.options.fields import (
+    SOURCE_KEY_DESCRIPTION,
+    BandwidthLimit,
+    KeyName,
+    RequiredUrl,
+    StorageName,
+    with_key,
+)
 from reshard.core.options.validation import RequestModel
 from reshard.core.runtime.keys import EncryptionMode
 
@@ -34,4 +41,7 @@ class VerificationRequest(RequestModel):
         default=EncryptionMode.AES_GCM,
         title="Source decryption mode",
         description="How an encrypted source is encrypted.",
+    )
+    bandwidth_limit: BandwidthLimit = Field(
+        default="", description="What is received from remote storages in a second: 10M, as rclone's --bwlimit."
     )

@@ -5,6 +5,7 @@ from contextlib import ExitStack, closing
 from typing import Protocol
 
 from reshard.core.errors import CatalogError, CheckpointError, StorageError, TargetError
+from reshard.core.runtime.bandwidth import before_receiving
 from reshard.core.runtime.local_files import is_irregular
 from reshard.core.runtime.metadata import check_metadata, metadata_limit_bytes
 from reshard.core.storage.failures import mapped_errors
@@ -134,6 +135,7 @@ class _Source:
             raise _ended_early(self.location, offset + count)
 
     def _read(self, offset: int, parts: Sequence[memoryview]) -> int:
+        before_receiving(sum(map(len, parts)))
         try:
             return self._reader.read_into(offset, parts)
         except ChangedFileError as error:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from reshard.core.errors import StorageError
+from reshard.core.runtime.bandwidth import before_sending
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.failures import mapped_errors
@@ -68,6 +69,8 @@ class _Output:
             self._output = location.store.create(location.path, upload)
 
     def write(self, buffer: Buffer) -> None:
+        if not self._location.store.is_near:
+            before_sending(len(buffer))
         with mapped_errors(self._location, f"write {len(buffer)} bytes"):
             self._output.write(buffer)
 

@@ -14,6 +14,7 @@ from reshard.core.layouts.any_layout import tracked_steps
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.targets import is_target_name, side_named
 from reshard.core.request.verification import VerificationRequest
+from reshard.core.runtime.bandwidth import bandwidth_limited, parse_bandwidth
 from reshard.core.runtime.keys import KeyNames, named_keys, target_key
 from reshard.core.runtime.log import timed
 from reshard.core.runtime.named_values import Resolver
@@ -42,7 +43,7 @@ _MAX_LISTED = 6
 def resources_to_verify(
     request: VerificationRequest, resolvers: Mapping[str, Resolver] | None = None
 ) -> Iterator[None]:
-    """Provide the storages and keys that a request names inside the block; the target names its source.
+    """Provide the storages, keys and limits of a request inside the block; the target names its source.
 
     Raises:
         InputError: a name cannot be resolved, or there is no finished conversion.
@@ -50,7 +51,7 @@ def resources_to_verify(
     """
     names = KeyNames(request.source_decrypt_key, request.source_decrypt_mode, request.decrypt_key, request.decrypt_mode)
     pairs = [(request.target, request.storage)]
-    with named_keys(names, resolvers):
+    with named_keys(names, resolvers), bandwidth_limited(parse_bandwidth(request.bandwidth_limit)):
         if request.level is VerifyLevel.CONTENT:
             with named_storages(pairs, resolvers):
                 source = _find_finished(parse_url(request.target)).manifest.source
