@@ -159,7 +159,7 @@ def test_a_field_given_twice_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        ({"worker": 3}, "resources: has no field 'worker', but workers, memory_limit, source_storage"),
+        ({"worker": 3}, "resources: has no field 'worker', but workers, memory_limit, bandwidth_limit"),
         ([3], "resources: must be its fields by name, not list"),
     ],
 )

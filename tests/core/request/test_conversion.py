@@ -32,6 +32,7 @@ def test_two_fields_are_enough() -> None:
         "source_prefix": "",
         "workers": 0,
         "memory_limit": "2GiB",
+        "bandwidth_limit": "",
         "verify": VerifyLevel.CHECKSUM,
         "check_crc": True,
         "unmatched": UnmatchedPolicy.DROP,
