@@ -13,6 +13,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leases_of
 from tests.support.checkpoints import case
+from tests.support.small_files import forget_memory
 
 CASE = case(7010)
 DIRECT = (
@@ -80,7 +81,7 @@ def test_the_last_line_names_what_remains(reshard: Callable[..., Any], half: Pat
         write_bytes(out.child("rank_9/mine.ckpt"), b"mine")
         shown = reshard("clean", out, "--yes")
     finally:
-        out.fs.store.clear()
+        forget_memory()
     assert shown.code == 0
     removed, last = shown.out.splitlines()[-2:]
     assert removed == f"{out}: removed 1 leftover"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from reshard.core.storage.urls import Location, parse_url
+from tests.support.small_files import forget_memory
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -16,5 +17,4 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]
         return
     location = parse_url("memory://bucket/directory")
     yield location
-    location.fs.store.clear()
-    location.fs.pseudo_dirs[:] = [""]
+    forget_memory()

@@ -18,7 +18,7 @@ from reshard.core.files.scalars import json_value, read_scalars
 from reshard.core.files.torch_zip import read_stored_tensors
 from reshard.core.layouts.dcp.metadata import parse_dcp_metadata
 from reshard.core.runtime.keys import EncryptionMode, Key
-from reshard.core.storage.uploads import Buffer
+from reshard.core.storage.store import Buffer
 from reshard.core.tensor.slices import Extent
 from tests.fuzz.mutations import damaged_archive, damaged_protobuf, damaged_safetensors
 from tests.fuzz.parsers import Parser

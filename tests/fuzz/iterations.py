@@ -57,7 +57,7 @@ def _parse_common(data: bytes) -> None:
 
 def _placed(name: str, data: bytes) -> Location:
     directory = parse_url(f"memory:///fuzz/{_ORIGIN}")
-    directory.fs.pipe_file(directory.child(name).path, data)
+    directory.store.put(directory.child(name).path, data)
     return directory
 
 

@@ -83,7 +83,7 @@ def _parse(data: bytes) -> None:
 
 def _plan(data: bytes, family: Family, switches: list[str]) -> None:
     place = parse_url(f"memory:///fuzz/{_ORIGIN}")
-    place.fs.pipe_file(place.path, data)
+    place.store.put(place.path, data)
     source, switch = str(family.mf), tuple(switches)
     make_plan(
         build_request(

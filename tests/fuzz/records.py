@@ -69,7 +69,7 @@ def _plans() -> list[bytes]:
 
 def _parse_plan(data: bytes) -> None:
     place = parse_url(f"memory:///fuzz/{_ORIGIN}.json.gz")
-    place.fs.pipe_file(place.path, data)
+    place.store.put(place.path, data)
     with suppress(TargetError):
         load_sources.__wrapped__(str(place), "")
     try:
@@ -122,7 +122,7 @@ def _weight_maps() -> list[bytes]:
 
 def _parse_weight_map(data: bytes) -> None:
     place = parse_url(f"memory:///fuzz/{_ORIGIN}.json")
-    place.fs.pipe_file(place.path, data)
+    place.store.put(place.path, data)
     assert all(isinstance(path, str) for path in read_weight_map(place).values())
 
 

@@ -70,7 +70,7 @@ def _group_seeds() -> list[bytes]:
 
 def _read_groups(data: bytes) -> None:
     place = parse_url(f"memory:///fuzz/{_ORIGIN}")
-    place.fs.pipe_file(place.path, data)
+    place.store.put(place.path, data)
     groups = read_groups([str(place)])
     ranks = [rank for group in groups for rank in group]
     assert sorted(ranks) == list(range(len(ranks)))

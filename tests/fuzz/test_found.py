@@ -127,7 +127,7 @@ def test_a_strategy_of_far_more_ranks_than_there_are_is_refused_within_seconds(t
 
 def _plan_file(name: str, data: bytes) -> str:
     place = parse_url(f"memory:///found/{name}")
-    place.fs.pipe_file(place.path, data)
+    place.store.put(place.path, data)
     return str(place)
 
 

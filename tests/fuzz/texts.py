@@ -4,8 +4,7 @@ import json
 import os
 from contextlib import suppress
 
-from botocore.exceptions import ClientError  # type: ignore[import-untyped]
-from botocore.parsers import ResponseParserError, RestXMLParser  # type: ignore[import-untyped]
+from obstore.exceptions import GenericError
 
 from reshard.core.changes.info_texts import parse_info
 from reshard.core.errors import InputError
@@ -15,7 +14,8 @@ from reshard.core.options.validation import build_options
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.storage.named_options import resolve_storages
-from reshard.core.storage.s3_answers import reason_of
+from reshard.core.storage.objects.answers import reason_of_answer
+from reshard.core.storage.objects.s3 import S3Service, s3_settings
 from reshard.core.text.secrets import scrubbed
 from tests.fuzz.mutations import damaged_json
 from tests.fuzz.parsers import Parser
@@ -101,21 +101,16 @@ def _answers() -> list[bytes]:
     return [f'<?xml version="1.0" encoding="UTF-8"?>{text}'.encode() for text in texts]
 
 
+_ACCESS = {"endpoint_url": "http://127.0.0.1:1", "key": "k", "secret": "s"}
 _STATUSES = (301, 400, 403, 404, 416, 429, 500, 503)
 
 
 def _parse_answer(data: bytes) -> None:
     status = _STATUSES[len(data) % len(_STATUSES)]
-    answer = {"body": data, "headers": {"x-amz-bucket-region": data[:8].decode("latin-1")}, "status_code": status}
-    error: Exception
-    try:
-        parsed = RestXMLParser().parse(answer, None)
-        error = ClientError(parsed, "GetObject")
-    except ResponseParserError as refused:
-        error = refused
-    except RecursionError:  # of the client's own parser: elements that are nested too deeply
-        return
-    reason = reason_of(error, "s3", "bucket")
+    request = f"Error performing {'GET' if len(data) % 2 else 'PUT'} http://127.0.0.1:1/bucket/key in 1.5ms"
+    body = data.decode("utf-8", "replace")
+    error = GenericError(f"Generic S3 error: {request} - Server returned non-2xx status code: {status} No: {body}")
+    reason = reason_of_answer(error, S3Service(s3_settings(_ACCESS)), "bucket")
     assert reason is not None
     assert len(reason.text) < 2000
 

@@ -11,7 +11,7 @@ from reshard.core.files.encryption.decrypted_source import DecryptedSource
 from reshard.core.files.encryption.encrypted_output import EncryptedOutput
 from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.reading import read_bytes
-from reshard.core.storage.uploads import Buffer
+from reshard.core.storage.store import Buffer
 from tests.support.ckpt_writer import MemoryFile, checkpoint_bytes
 from tests.support.remote_file import RemoteFile
 

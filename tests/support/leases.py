@@ -3,7 +3,7 @@
 from reshard.core.errors import StorageError
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
-from reshard.core.storage.listing import list_folder
+from reshard.core.storage.listing import find_entries
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
 
@@ -12,9 +12,7 @@ DEAD_AFTER_SECONDS = 0.5
 
 
 def leases_in(directory: Location) -> list[str]:
-    if not directory.fs.exists(directory.path):
-        return []
-    return [path for each in list_folder(directory) if (path := str(each["name"])).endswith(".json")]
+    return [entry.path for entry in find_entries(directory).values() if entry.name.endswith(".json")]
 
 
 def take(directory: Location, *ranks: int) -> None:

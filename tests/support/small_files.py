@@ -2,6 +2,8 @@
 
 import random
 
+from fsspec.implementations.memory import MemoryFileSystem
+
 from reshard.core.storage.urls import Location
 
 CONTENT = random.Random(1).randbytes(100_000)
@@ -9,4 +11,14 @@ CONTENT = random.Random(1).randbytes(100_000)
 
 def names_in(folder: Location) -> list[str]:
     """All files below a directory, whatever wrote them."""
-    return sorted(str(path).removeprefix(folder.path + "/") for path in folder.fs.find(folder.path))
+    return sorted(entry.path.removeprefix(folder.path + "/") for entry in folder.store.find(folder.path))
+
+
+def contents(location: Location) -> bytes:
+    return location.store.read_beginning(location.path, 2**20)
+
+
+def forget_memory() -> None:
+    """Removes all files and directories of `memory://`."""
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]

@@ -11,9 +11,10 @@ from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-import botocore.exceptions  # type: ignore[import-untyped]
+import botocore.exceptions
+import obstore
 import pytest
-import s3fs
+from obstore.store import S3Store
 
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.s3_client import code_of, s3_client
@@ -153,13 +154,22 @@ def test_an_upload_in_parts_and_its_ranges_pass_unchanged(proxy: S3Proxy, client
     assert sum(each.sent_bytes for each in done if each.call.operation == "GetObject") == 8 * part_bytes
 
 
-def test_s3fs_through_it(proxy: S3Proxy, server: S3Server) -> None:
-    put(server, "fs/k")
-    fs = s3fs.S3FileSystem(
-        endpoint_url=proxy.url, key=server.access_key, secret=server.secret_key, skip_instance_cache=True
+def obstore_client(url: str, bucket: str, server: S3Server, *, is_virtual: bool = False) -> S3Store:
+    return S3Store(
+        bucket,
+        endpoint=url,
+        access_key_id=server.access_key,
+        secret_access_key=server.secret_key,
+        virtual_hosted_style_request=is_virtual,
+        client_options={"allow_http": True},
     )
-    assert fs.cat_file("bucket/fs/k", start=0, end=len(BODY)) == BODY
-    assert fs.ls("bucket/fs", detail=False) == ["bucket/fs/k"]
+
+
+def test_obstore_through_it(proxy: S3Proxy, server: S3Server) -> None:
+    put(server, "fs/k")
+    client = obstore_client(proxy.url, "bucket", server)
+    assert obstore.get_range(client, "fs/k", start=0, end=len(BODY)) == BODY
+    assert [each["path"] for each in obstore.list(client, "fs").collect()] == ["fs/k"]
     assert {"GetObject", "ListObjectsV2"} <= set(proxy.counts())
 
 
@@ -423,7 +433,7 @@ def test_hosts_of_buckets_as_a_forward_proxy(tmp_path: Any) -> None:
     ]
 
 
-def test_s3fs_finds_it_as_a_forward_proxy(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_obstore_finds_it_as_a_forward_proxy(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         s3_server(tmp_path / "root", ("first",), virtual_hosts=True) as server,
         s3_proxy(server) as proxy,
@@ -431,12 +441,6 @@ def test_s3fs_finds_it_as_a_forward_proxy(tmp_path: Any, monkeypatch: pytest.Mon
         monkeypatch.setenv("http_proxy", proxy.url)
         put_there = s3_client("http://obs.example.com", s3={"addressing_style": "virtual"})
         put_there.put_object(Bucket="first", Key="k", Body=BODY)
-        fs = s3fs.S3FileSystem(
-            endpoint_url="http://obs.example.com",
-            key=server.access_key,
-            secret=server.secret_key,
-            config_kwargs={"s3": {"addressing_style": "virtual"}},
-            skip_instance_cache=True,
-        )
-        assert fs.cat_file("first/k") == BODY
+        client = obstore_client("http://first.obs.example.com", "first", server, is_virtual=True)
+        assert obstore.get(client, "k").bytes() == BODY
         assert {each.call.host for each in proxy.exchanges()} == {"first.obs.example.com"}

@@ -108,15 +108,15 @@ class ObjectStore(Store):
             obstore.list(self._clients.of(bucket), key or None, chunk_size=_PAGE_OBJECTS)
         )
         found = [_entry(bucket, each) for page in pages for each in page]
-        return [entry for entry in found if entry.size_bytes or not self._is_marker(entry)]
+        below = [entry for entry in found if entry.path != path]  # its own marker
+        return [entry for entry in below if entry.size_bytes or not self._is_marker(entry)]
 
     def _is_marker(self, entry: Entry) -> bool:
         """True if an empty object was listed without the slash at the end of its key."""
         try:
-            self._head(*_split(entry.path))
+            return self._head(*_split(entry.path)).size_bytes > 0  # that of another object
         except FileNotFoundError:
             return True
-        return False
 
     def open(self, path: str, version: str = "") -> Reader:
         """Open an object for reading; with an expected version no request is made."""

@@ -12,6 +12,7 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.rank_work import RankWork, find_sound_ranks, rank_or_file
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import StorageError, VerificationError
+from reshard.core.storage.writing import write_bytes
 from reshard.core.transfer.writer import transform_ranks
 from tests.support.checkpoints import case
 from tests.support.columns import COLUMN_RANKS, column_case
@@ -111,7 +112,7 @@ def test_only_sound_ranks_are_kept(work: RankWork, mends: bool) -> None:
     for rank in range(3):
         write(work, rank)
     damage(file_of(work, 1))
-    work.workspace.record_location(2).fs.pipe_file(work.workspace.record_location(2).path, b"{")
+    write_bytes(work.workspace.record_location(2), b"{")
     sound = find_sound_ranks(work.workspace, work.plan, work.level, range(3), work.budget, mends=mends)
     assert sound == {0}
     assert work.workspace.recorded_ranks() == ({0} if mends else {0, 1, 2})

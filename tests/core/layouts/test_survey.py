@@ -208,7 +208,7 @@ def test_failing_listing(
     def fail(*args: object, **kwargs: object) -> None:
         raise error
 
-    monkeypatch.setattr("reshard.core.storage.local_disk.LocalDisk.ls", fail)
+    monkeypatch.setattr("reshard.core.storage.disk.LocalDisk.list", fail)
     with pytest.raises(mapped, match="cannot list it"):
         survey(str(tmp_path))
 

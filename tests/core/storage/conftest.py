@@ -9,7 +9,7 @@ from reshard.core.storage.urls import Location, parse_url
 from tests.support.leases import DEAD_AFTER_SECONDS
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.s3_client import shared_descriptions
-from tests.support.small_files import CONTENT
+from tests.support.small_files import CONTENT, forget_memory
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,8 +32,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
     monkeypatch.setattr("reshard.core.storage.remote_lease._LAST_RENEWALS_SECONDS", PATIENCE_SECONDS)
     location = parse_url("memory://bucket/leases")
     yield location
-    location.fs.store.clear()
-    location.fs.pseudo_dirs[:] = [""]
+    forget_memory()
 
 
 @pytest.fixture
@@ -51,5 +50,5 @@ def directory(request: pytest.FixtureRequest) -> Location:
 @pytest.fixture
 def file(folder: Location) -> Location:
     location = folder.child("content.bin")
-    folder.fs.pipe_file(location.path, CONTENT)
+    folder.store.put(location.path, CONTENT)
     return location

@@ -170,7 +170,7 @@ def test_who_only_looks_does_not_hold(local: Location) -> None:
 def test_a_remote_lease_that_is_not_renewed_is_in_doubt(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = new_holder([0])
     location = remote.child(f"{holder.run}.json")
-    remote.fs.pipe_file(location.path, json.dumps(asdict(holder)).encode())
+    remote.store.put(location.path, json.dumps(asdict(holder)).encode())
     stop = threading.Event()
     with watched_lease(LeaseName(str(remote), holder.run), stop, lambda: True):
         check_claim()
@@ -183,12 +183,12 @@ def test_a_remote_lease_that_is_not_renewed_is_in_doubt(remote: Location, monkey
 
         def trusted_again() -> bool:
             renewed = asdict(holder) | {"renewal": next(numbers)}
-            remote.fs.pipe_file(location.path, json.dumps(renewed).encode())
+            remote.store.put(location.path, json.dumps(renewed).encode())
             return not doubted()
 
         until(trusted_again, "the lease stays in doubt")
         assert not stop.is_set()
-        remote.fs.rm_file(location.path)
+        remote.store.remove(location.path)
         await_stop(stop)
         with pytest.raises(TargetError, match="another run has taken over"), write_file(remote.child("file")):
             pytest.fail("it must not begin")

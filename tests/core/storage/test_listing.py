@@ -3,6 +3,7 @@
 The server is one that keeps names alone: the one of the other tests cannot keep such names.
 """
 
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,9 +14,9 @@ import pytest
 
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.layouts.targets import is_target_name
-from reshard.core.storage.filesystems import open_filesystem
-from reshard.core.storage.listing import find_files, list_folder, looked_into
+from reshard.core.storage.listing import find_entries, find_files, list_folder, looked_into
 from reshard.core.storage.publishing import foreign_names, list_names, other_files, remove_tree
+from reshard.core.storage.stores import open_store
 from reshard.core.storage.urls import Location
 
 ETAG = '"0123"'
@@ -53,11 +54,17 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, f"<ListBucketResult>{objects}{common}</ListBucketResult>".encode())
 
     def do_HEAD(self) -> None:
-        self._answer(200 if self._key in self.server.sizes else 404, b"")
+        size = self.server.sizes.get(self._key)
+        self._answer(404 if size is None else 200, bytes(size or 0))
 
-    def do_DELETE(self) -> None:
-        self.server.sizes.pop(self._key, None)
-        self._answer(204, b"")
+    def do_POST(self) -> None:
+        """Remove the objects that are named."""
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        keys = re.findall("<Key>(.*?)</Key>", body)
+        for key in keys:
+            self.server.sizes.pop(key, None)
+        removed = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        self._answer(200, f"<DeleteResult>{removed}</DeleteResult>".encode())
 
     @property
     def _key(self) -> str:
@@ -68,7 +75,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", ETAG)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -87,7 +95,7 @@ def server() -> Iterator[Names]:
 @pytest.fixture
 def target(server: Names) -> Location:
     options = {"endpoint_url": f"http://127.0.0.1:{server.server_port}", "key": "k", "secret": "s"}
-    return Location(*open_filesystem("s3://bucket/out", options))
+    return Location(*open_store("s3://bucket/out", options))
 
 
 def test_a_directory_made_in_a_console_is_an_empty_one(server: Names, target: Location) -> None:
@@ -119,18 +127,28 @@ def test_other_folders_made_in_a_console_are_somebody_elses(server: Names, targe
 
 def test_an_object_with_a_slash_at_its_end_and_content_is_a_file(server: Names, target: Location) -> None:
     server.sizes = {"out/rank_0/": 7}
-    assert find_files(target) == [Location(target.fs, "bucket/out/rank_0/")]
+    assert find_files(target) == [target.child("rank_0")]
     server.sizes = {"out": 7}
     with pytest.raises(TargetError, match="out: is a file, the target must be a directory"):
         list_names(target)
+
+
+def test_a_marker_beside_an_object_of_its_name_is_no_file(server: Names, target: Location) -> None:
+    server.sizes = {"out": 1, "out/": 0, "out/a": 3, "out/a/": 0, "out/a/b": 5, "out/empty": 0}
+    found = find_entries(target)
+    assert {path.removeprefix("bucket/"): entry.size_bytes for path, entry in found.items()} == {
+        "out/a": 3,
+        "out/a/b": 5,
+        "out/empty": 0,
+    }
 
 
 def test_kind_and_entries_are_asked_for_at_once(server: Names, target: Location) -> None:
     server.sizes = {"out/": 0, "out/a": 5, "out/rank_0/": 0, "outside": 1}
     kind, entries = looked_into(target, "read it")
     assert (kind, entries) == ("directory", list_folder(target))
-    assert [entry["name"] for entry in entries] == ["bucket/out/a", "bucket/out/rank_0"]
-    server.sizes["out"] = 3
+    assert [entry.path for entry in entries] == ["bucket/out/a", "bucket/out/rank_0"]
+    server.sizes = {"out": 3}
     assert looked_into(target, "read it") == ("file", [])
     server.sizes = {"out/": 0}
     assert looked_into(target, "read it") == ("directory", [])
@@ -139,7 +157,8 @@ def test_kind_and_entries_are_asked_for_at_once(server: Names, target: Location)
         looked_into(target, "read it")
 
 
-def test_markers_go_with_the_tree_that_they_are_in(server: Names, target: Location) -> None:
+def test_what_is_beside_a_tree_stays_and_so_do_markers(server: Names, target: Location) -> None:
+    """The client cannot name an object with a slash at its end."""
     server.sizes = {"out": 1, "out/": 0, "out/a/": 0, "out/a/b": 5, "outside/": 0}
     remove_tree(target)
-    assert server.sizes == {"out": 1, "outside/": 0}
+    assert server.sizes == {"out": 1, "out/": 0, "out/a/": 0, "outside/": 0}

@@ -70,7 +70,7 @@ def test_links_are_named(tmp_path: Path, linked: str) -> None:
     place = tmp_path / "work" / linked
     place.rename(tmp_path / "elsewhere")
     place.symlink_to(tmp_path / "elsewhere")
-    directory = Location(directory.fs, str(tmp_path / "work"))
+    directory = Location(directory.store, str(tmp_path / "work"))
     with pytest.raises(TargetError, match=re.escape(f"{place}: is a link to {tmp_path}/elsewhere")):
         check_working(directory, STATE, may_be_own)
 
@@ -106,7 +106,7 @@ def test_what_a_target_was_before(tmp_path: Path) -> None:
         check_replaced(former, may_be_own)
     (tmp_path / "link").symlink_to(tmp_path / "former")
     with pytest.raises(TargetError, match="link: is a link to"):
-        check_replaced(Location(former.fs, str(tmp_path / "link")), may_be_own)
+        check_replaced(Location(former.store, str(tmp_path / "link")), may_be_own)
 
 
 @pytest.mark.parametrize("linked", ["rank_0", ".reshard", ".reshard/records"])

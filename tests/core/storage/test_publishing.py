@@ -24,6 +24,7 @@ from reshard.core.storage.publishing import (
 )
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location, parse_url
+from tests.support.small_files import contents, forget_memory, names_in
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -44,8 +45,7 @@ def working(final: Location) -> Location:
 def memory() -> Iterator[Location]:
     location = parse_url("memory://bucket/out")
     yield location
-    location.fs.store.clear()
-    location.fs.pseudo_dirs[:] = [""]
+    forget_memory()
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -57,13 +57,11 @@ def anywhere(request: pytest.FixtureRequest) -> Location:
 def put(location: Location, **files: str) -> None:
     for name, text in files.items():
         path = location.child(*name.split("/"))
-        path.fs.makedirs(path.parent.path, exist_ok=True)
-        path.fs.pipe_file(path.path, text.encode())
+        path.store.put(path.path, text.encode())
 
 
 def files_of(location: Location) -> dict[str, str]:
-    paths = location.fs.find(location.path)
-    return {str(path).removeprefix(location.path + "/"): location.fs.cat_file(path).decode() for path in paths}
+    return {name: contents(location.child(name)).decode() for name in names_in(location)}
 
 
 NEW = {"rank_0/a.ckpt": "new", ".reshard/manifest.json": "new"}

@@ -11,7 +11,7 @@ from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
-from reshard.core.storage.listing import find_entries
+from reshard.core.storage.listing import exists, find_entries
 from reshard.core.storage.publishing import MANIFEST_NAME, REMOVING_NAME, STATE_DIRECTORY, working_location
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
@@ -69,7 +69,7 @@ def test_unfinished_work_is_listed_and_then_removed(final: Location, plan: Conve
     listed = clean(str(final))
     assert (kinds(listed), listed.removed, listed.kept) == ([LeftoverKind.UNFINISHED], False, ())
     assert listed.found[0].files == len(before)
-    assert listed.found[0].size_bytes == sum(entry["size"] for entry in find_entries(final.parent).values())
+    assert listed.found[0].size_bytes == sum(entry.size_bytes for entry in find_entries(final.parent).values())
     assert (listed.found[0].ranks_done, listed.found[0].ranks) == (2, len(plan.target_ranks))
     assert files_at(final) == before
     assert clean(str(final), remove=True).removed
@@ -99,7 +99,7 @@ def test_stale_leases_of_a_finished_conversion(final: Location, plan: Conversion
     assert files_at(final) != before
     assert clean(str(final), remove=True).removed
     assert files_at(final) == before
-    assert not working_location(final).fs.exists(working_location(final).path) or not final.is_local
+    assert not exists(working_location(final)) or not final.is_local
 
 
 def test_a_living_run_is_named_and_left_alone(final: Location, plan: ConversionPlan) -> None:
@@ -126,7 +126,8 @@ def test_a_lease_that_cannot_be_read(final: Location, plan: ConversionPlan) -> N
 def test_an_interrupted_removal_by_retention_is_kept(final: Location, plan: ConversionPlan) -> None:
     finish(Target(final, plan))
     state = final.child(STATE_DIRECTORY)
-    final.fs.mv(state.child(MANIFEST_NAME).path, state.child(REMOVING_NAME).path)
+    final.store.copy(state.child(MANIFEST_NAME).path, state.child(REMOVING_NAME).path)
+    final.store.remove(state.child(MANIFEST_NAME).path)
     before = files_at(final)
     report = clean(str(final), remove=True)
     assert (report.found, len(report.kept)) == ((), 1)
@@ -330,11 +331,11 @@ def test_a_record_of_another_conversion(remote: Location, plan: ConversionPlan, 
     write_bytes(remote.child(".reshard/identity"), Target(remote, other_plan).identity.encode())
     with pytest.raises(TargetError, match=r"rank_0\.json: is of another conversion"):
         clean(str(remote), remove=True)
-    assert remote.fs.exists(remote.child(plan.file_name(0)).path)
+    assert exists(remote.child(plan.file_name(0)))
 
 
 def test_a_checkpoint_that_reshard_did_not_write(remote: Location) -> None:
     write_bytes(remote.child("rank_0/net-1_1.ckpt"), b"mine")
     kept = (f"{remote}: has no manifest and no records of a conversion",)
     assert clean(str(remote), remove=True) == CleanReport(target=str(remote), found=(), removed=False, kept=kept)
-    assert remote.fs.exists(remote.child("rank_0/net-1_1.ckpt").path)
+    assert exists(remote.child("rank_0/net-1_1.ckpt"))

@@ -9,7 +9,7 @@ from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.records import Record
 from reshard.core.storage.lease_holder import new_holder
-from reshard.core.storage.listing import find_entries, find_files
+from reshard.core.storage.listing import exists, find_entries, find_files
 from reshard.core.storage.publishing import MANIFEST_NAME, REMOVING_NAME, STATE_DIRECTORY, WITHDRAWN_NAME
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location
@@ -18,6 +18,7 @@ from reshard.core.target.claim import leases_of
 from reshard.core.target.cleaning import clean
 from reshard.core.target.target import Target
 from reshard.core.target.workspace import Workspace
+from tests.support.small_files import contents
 from tests.support.targets import convert_ranks
 
 
@@ -85,7 +86,7 @@ def mend_without_state(target: Target) -> None:
 def confirm_halfway(target: Target) -> None:
     """A run has mended it, and is killed just after it has written the manifest."""
     manifest = state_of(target.final, MANIFEST_NAME)
-    data = manifest.fs.cat_file(manifest.path)
+    data = contents(manifest)
     target.reopen()
     write_bytes(manifest, data)
 
@@ -93,7 +94,7 @@ def confirm_halfway(target: Target) -> None:
 def begin_removal(target: Target) -> None:
     """convert-latest is killed before it withdraws the manifest of a conversion that it removes."""
     manifest = state_of(target.final, MANIFEST_NAME)
-    write_bytes(state_of(target.final, REMOVING_NAME), manifest.fs.cat_file(manifest.path))
+    write_bytes(state_of(target.final, REMOVING_NAME), contents(manifest))
 
 
 def begin_removal_and_withdraw(target: Target) -> None:
@@ -138,7 +139,7 @@ def test_a_finished_checkpoint_is_never_removed(final: Location, plan: Conversio
     if case.completed:
         finish(Target(final, plan))
         assert target.is_committed()
-        assert not final.fs.exists(state_of(final, WITHDRAWN_NAME).path)
+        assert not exists(state_of(final, WITHDRAWN_NAME))
     assert clean(str(final), remove=True).found == ()
 
 
@@ -175,19 +176,19 @@ def test_a_checkpoint_stays_whose_replacement_is_killed_as_it_begins(
 ) -> None:
     finish(Target(final, plan))
     leave(Target(final, plan))
-    files = {final.child(plan.file_name(rank)).path for rank in plan.target_ranks}
+    files = [final.child(plan.file_name(rank)) for rank in plan.target_ranks]
     with pytest.MonkeyPatch.context() as patch:
         kill_at(patch, steps)
         with suppress(KilledError):  # it may be begun before
             convert_ranks(Target(final, other_plan, overwrite=True))
     clean(str(final), remove=True)
-    assert files_below(final) >= files
-    assert {final.fs.cat_file(path) for path in files} == {Target(final, plan).identity.encode()}
+    assert files_below(final) >= {file.path for file in files}
+    assert set(map(contents, files)) == {Target(final, plan).identity.encode()}
     if final.is_local and leave is Target.is_committed:
         assert read_manifest(final)
     finish(Target(final, other_plan, overwrite=True))
     assert Target(final, other_plan).is_committed()
-    assert not final.fs.exists(state_of(final, WITHDRAWN_NAME).path)
+    assert not exists(state_of(final, WITHDRAWN_NAME))
 
 
 def test_of_a_checkpoint_that_was_being_replaced_only_the_new_files_are_removed(

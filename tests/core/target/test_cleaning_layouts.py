@@ -15,7 +15,7 @@ from reshard.core.errors import StorageError, TargetBusyError, TargetError
 from reshard.core.request.conversion import build_request
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
-from reshard.core.storage.listing import find_entries
+from reshard.core.storage.listing import exists, find_entries
 from reshard.core.storage.local_lease import exclusive
 from reshard.core.storage.publishing import working_location
 from reshard.core.storage.urls import Location, parse_url
@@ -75,7 +75,7 @@ def begin_to_mend(final: Location, layout: str, **options: Any) -> None:
     """Convert, damage a file, and convert again: this run is stopped when it has written the file again."""
     convert(build_request(target=str(final), **(OPTIONS[layout] | options)))
     files = [path for path in find_entries(final) if path.endswith((".ckpt", ".safetensors", ".distcp"))]
-    write_bytes(Location(final.fs, min(files)), b"damaged")
+    write_bytes(Location(final.store, min(files)), b"damaged")
     with stopping():
         begin(final, layout, **options)
 
@@ -139,8 +139,8 @@ def test_a_plan_without_an_identity_is_removed(final: Location, stopped: pytest.
     state = working_location(final).child(".reshard")
     for path in find_entries(final.parent):
         if not path.endswith("plan.json.gz"):
-            final.fs.rm(path)
-    assert state.fs.exists(state.child("plan.json.gz").path)
+            final.store.remove(path)
+    assert exists(state.child("plan.json.gz"))
     assert clean(str(final), remove=True).removed
     assert names_below(final) == set()
 

@@ -6,12 +6,13 @@ from reshard.core.errors import TargetError
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.lease_holder import new_holder
-from reshard.core.storage.listing import exists
+from reshard.core.storage.listing import exists, find_entries
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leases_of
 from reshard.core.target.target import Target
 from reshard.core.target.workspace import Workspace, read_records
+from tests.support.small_files import contents
 from tests.support.targets import convert_ranks, manifest_of, record_of
 
 
@@ -20,7 +21,7 @@ def finish(target: Target) -> None:
 
 
 def checkpoint_files(location: Location) -> list[str]:
-    paths = [str(path).removeprefix(location.path + "/") for path in location.fs.find(location.path)]
+    paths = [path.removeprefix(location.path + "/") for path in find_entries(location)]
     return sorted(path for path in paths if path.startswith("rank_"))
 
 
@@ -165,7 +166,7 @@ def test_anything_else_is_left_alone(final: Location, plan: ConversionPlan, name
     write_bytes(final.child(*name.split("/")), b"precious")
     with pytest.raises(TargetError, match=r"holds foreign files \(.*\). Name another target, or move"):
         finish(Target(final, plan, overwrite))
-    assert final.fs.cat_file(final.child(*name.split("/")).path) == b"precious"
+    assert contents(final.child(*name.split("/"))) == b"precious"
     assert checkpoint_files(final)
 
 
@@ -173,7 +174,7 @@ def test_a_file_in_the_place_of_the_target(final: Location, plan: ConversionPlan
     write_bytes(final, b"precious")
     with pytest.raises(TargetError, match="out: is a file, "):
         convert_ranks(Target(final, plan, overwrite=True), 0)
-    assert final.fs.cat_file(final.path) == b"precious"
+    assert contents(final) == b"precious"
 
 
 def test_a_damaged_manifest_is_named(final: Location, plan: ConversionPlan) -> None:

@@ -5,6 +5,7 @@ import pytest
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.storage.listing import exists
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.target import Target
@@ -18,7 +19,7 @@ def test_the_plan_is_beside_its_records(final: Location, plan: ConversionPlan) -
         workspace = claim.workspace
         again = Workspace.of_plan(workspace.plan_url, target.identity)
         assert (again.directory, again.identity) == (workspace.directory, workspace.identity)
-        assert final.fs.exists(parse_url(workspace.plan_url).path)
+        assert exists(parse_url(workspace.plan_url))
     assert read_manifest(final) is None
 
 
@@ -43,7 +44,7 @@ def test_a_record_that_was_moved_does_not_count(final: Location, plan: Conversio
     with target.claimed([0]) as claim:
         workspace = claim.workspace
         workspace.write_record(record_of(target, 0))
-        final.fs.cp_file(workspace.record_location(0).path, workspace.record_location(1).path)
+        final.store.copy(workspace.record_location(0).path, workspace.record_location(1).path)
         with pytest.raises(TargetError, match="rank_1.json: is of another conversion"):
             workspace.read_record(1)
 
@@ -113,6 +114,6 @@ def test_a_workspace_is_current_while_it_has_its_plans_identity(final: Location,
         assert workspace.is_current()
         write_bytes(workspace.state.child("identity"), b"another")
         assert not workspace.is_current()
-        final.fs.rm_file(workspace.state.child("identity").path)
+        final.store.remove(workspace.state.child("identity").path)
         assert not workspace.is_current()
         assert read_identity(workspace.state) is None

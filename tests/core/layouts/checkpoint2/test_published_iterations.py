@@ -44,7 +44,7 @@ def test_iterations_of_others_are_named_and_not_verified(folder: Location) -> No
 
 def test_several_iterations_without_a_tracker_are_refused(folder: Location) -> None:
     convert_iterations(folder, 6, 7)
-    folder.fs.rm(folder.child("latest_checkpointed_iteration.txt").path)
+    folder.store.remove(folder.child("latest_checkpointed_iteration.txt").path)
     example = re.escape(str(folder.child("iteration_00000007")))
     with pytest.raises(
         InputError, match=f"has several iterations .* that names one of them: name one, such as {example}$"

@@ -29,6 +29,7 @@ from reshard.core.layouts.unified.names import file_names, is_unified_name
 from reshard.core.records.plan_file import load_plan
 from reshard.core.request.conversion import build_request
 from reshard.core.runtime.progress import SilentProgress
+from reshard.core.storage.listing import find_entries
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.published import verify_target
@@ -404,7 +405,7 @@ def place(folder: Location) -> str:
 def files_in(url: str) -> list[str]:
     """Files of a checkpoint, without what is recorded of it."""
     root = parse_url(url)
-    found = [path.removeprefix(root.path).lstrip("/") for path in root.fs.find(root.path)]
+    found = [path.removeprefix(root.path).lstrip("/") for path in find_entries(root)]
     return sorted(path for path in found if not path.startswith(".reshard"))
 
 
