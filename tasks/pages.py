@@ -97,7 +97,7 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
         "Parameters": _parameter_counts(summary),
         **_shapes(summary),
         "Format": summary.format,
-        "Needed of the source": size_text(summary.read_bytes),
+        "To read": size_text(summary.read_bytes),
         "To write": size_text(summary.written_bytes),
         "Workers": f"{summary.workers}, with {size_text(summary.buffer_bytes)} of buffers",
     }

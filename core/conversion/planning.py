@@ -14,9 +14,8 @@ from reshard.core.conversion.session import (
     prefetch_threads_of,
     rank_budget,
 )
-from reshard.core.errors import CatalogError, PlanError, TargetError
+from reshard.core.errors import CatalogError, PlanError
 from reshard.core.files.model import CheckpointFormat
-from reshard.core.files.running_crc import is_crc_in_header
 from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.layouts.targets import float8_layouts, side_named
 from reshard.core.layouts.training_state import with_lost_state_noted
@@ -45,12 +44,10 @@ from reshard.core.source.strategy_warnings import WARNING, sibling_warnings, str
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import free_room
 from reshard.core.storage.urls import parse_url
-from reshard.core.storage.writing import takes_rewriting
 from reshard.core.strategy.model import Strategy
 from reshard.core.target.place import check_free
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.text.options import option
-from reshard.core.text.printing import printable
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 from reshard.core.verification.wholes import check_dropped_copies
 
@@ -200,7 +197,6 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         plan = with_tied_compared(plan, fails_on_differing)
     check_dropped_copies(plan)
     _check_format_holds_all(plan)
-    _check_crc_can_be_written(request, plan)
     check_part(source, plan)
     return plan
 
@@ -277,17 +273,6 @@ def _check_format_holds_all(plan: ConversionPlan) -> None:
     """
     for rank in plan.first_ranks:
         planned_file(plan, expected_entries(plan, plan.rank_plan(rank, with_redundancy=True)))
-
-
-def _check_crc_can_be_written(request: ConversionRequest, plan: ConversionPlan) -> None:
-    """Refuse, before anything is written, a storage that cannot take files with a CRC."""
-    at_beginning = request.write_crc and is_crc_in_header(plan.inputs.format)
-    if request.target and at_beginning and not takes_rewriting(parse_url(request.target)):
-        raise TargetError(
-            f"{printable(request.target)}: the CRC of a .safetensors file is at its beginning and is known only at its "
-            f"end, but this storage takes files only front to back. Leave out {option('write_crc', True)}, write "
-            f"{option('format', 'ckpt')}, or name a local directory or an object store of the S3 kind"
-        )
 
 
 def _check_any_left(catalog: CheckpointCatalog) -> None:

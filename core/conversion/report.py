@@ -125,10 +125,10 @@ class PlannedRank(Summary):
 
 
 class PlannedTraffic(Summary):
-    """The bytes that converting the chosen ranks moves: the source read once, what is written, and what is verified.
+    """The bytes that converting the chosen ranks moves: what is read of the source, written, and verified.
 
     Attributes:
-        read_bytes: bytes of the source that the ranks are made from.
+        read_bytes: bytes of the source that the ranks are made from; twice if CRCs are in their headers.
         written_bytes: bytes of their shards.
         read_back_bytes: bytes of the written files that are read again.
         compared_bytes: bytes of the source that are read again to compare values.
@@ -160,7 +160,7 @@ class PlanSummary(PlanFacts):
         layout: what the target is made of.
         parameters: number of resharded parameters.
         layout_classes: number of distinct pairs of layouts among them.
-        read_bytes: bytes of source shards that are needed.
+        read_bytes: bytes of source shards to read; twice if CRCs are in the headers of the target's files.
         written_bytes: bytes of target shards.
         needed_bytes: room that the files of the ranks to convert take at the target.
         free_bytes: free room there; None if no target is named, or if its storage does not tell.
@@ -241,7 +241,7 @@ def planned_traffic(plan: ConversionPlan, ranks: Sequence[int], level: VerifyLev
         compared_bytes = ContentCheck(plan).source_bytes()
     return PlannedTraffic(
         # a copy is written like others if its primary is not
-        read_bytes=sum(each.needed_bytes for each in totals if each.copy_of not in chosen),
+        read_bytes=plan.readings * sum(each.needed_bytes for each in totals if each.copy_of not in chosen),
         written_bytes=written_bytes,
         read_back_bytes=written_bytes if level.of_files is VerifyLevel.CHECKSUM else 0,
         compared_bytes=compared_bytes,

@@ -16,7 +16,6 @@ from reshard.core.conversion.dispatch import Dispatch, Kind, Unit, batched
 from reshard.core.conversion.rank_work import RankWork, find_sound_ranks
 from reshard.core.conversion.report import target_kind
 from reshard.core.files.encryption.encrypted_output import encrypted_bytes
-from reshard.core.files.running_crc import is_crc_in_header
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.budget import (
@@ -82,7 +81,6 @@ def rank_budget(
         remote_source=remote_source,
         processes=pool.processes if pool else 1,
         cipher_bytes=CIPHER_BLOCK_BYTES if plan.inputs.encryption else 0,
-        keeps_first=remote_target and plan.inputs.write_crc and is_crc_in_header(plan.inputs.format),
     )
 
 
@@ -320,9 +318,15 @@ def _prepare(session: Session) -> None:
         count = f"{len(session.done)} of {len(session.ranks)} {target_kind(plan)}s"
         current_progress().note(f"resuming: {count} are done already")
     session.workspace.abort_abandoned_uploads([plan.file_name(rank) for rank in session.pending])
-    shard_bytes = [plan.totals[rank - plan.target_ranks.start].shard_bytes for rank in session.pending]
     check_room(directory, needed_room(plan, session.pending))
+
+    def shard_bytes(ranks: Sequence[int]) -> int:
+        return sum(plan.totals[rank - plan.target_ranks.start].shard_bytes for rank in ranks)
+
     # ranks are read back while others are written: it is one phase, in which every byte counts each time
     reads_back = not level.is_below(VerifyLevel.CHECKSUM)
     phase = "converting, checking" if reads_back else "converting"
-    current_progress().begin(phase, (2 if reads_back else 1) * sum(shard_bytes))
+    total_bytes = (2 if reads_back else 1) * shard_bytes(session.pending)
+    if plan.readings > 1:
+        total_bytes += shard_bytes(session.pending) - shard_bytes(session.copies)
+    current_progress().begin(phase, total_bytes)

@@ -4,16 +4,14 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 
-from reshard.core.errors import InputError
 from reshard.core.files.any_format import plan_file
 from reshard.core.files.encryption import opening
 from reshard.core.files.model import CheckpointFormat, Content, FilePlan, OutputEntry
-from reshard.core.files.running_crc import ContentRange, RunningCrc, is_crc_in_header, running_crc
-from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.files.running_crc import ContentRange, RunningCrc, running_crc, with_crc_in_header
 from reshard.core.runtime.keys import Key
 from reshard.core.runtime.records import Record
 from reshard.core.storage.urls import Location
-from reshard.core.storage.writing import OutputFile, takes_rewriting
+from reshard.core.storage.writing import OutputFile
 
 Blocks = Callable[[Sequence[Content]], Iterator[memoryview]]
 """Returns the bytes of contents, in their order, in blocks of one content each."""
@@ -39,42 +37,61 @@ def write_checkpoint(location: Location, kind: FileKind, entries: Sequence[Outpu
 
     Raises:
         CheckpointError: the format cannot hold an entry, or two have the same name.
-        InputError: the storage cannot take a CRC at the beginning of the file.
+        CatalogError: the contents changed between two readings.
         StorageError: the file cannot be written.
     """
-    changes_beginning = kind.with_crc and is_crc_in_header(kind.format)
-    if changes_beginning and not takes_rewriting(location):
-        raise InputError(f"{location}: a .safetensors file with a CRC cannot be written to this storage")
     plan = plan_file(kind.format, entries, redundancy_removed=kind.redundancy_removed, with_crc=kind.with_crc)
+    plan = complete_header(kind.format, plan, entries, blocks)
     crc = running_crc(kind.format, plan, entries)
-    contents = [segment for segment in plan.segments if isinstance(segment, Content)]
-    with opening.write_checkpoint(location, kind.key, UploadBuffers(keeps_first=changes_beginning)) as file:
-        write_segments(file, plan, crc, blocks(contents))
+    with opening.write_checkpoint(location, kind.key) as file:
+        write_segments(file, location, plan, crc, blocks)
     if location.is_local:
         os.chmod(location.path, stat.S_IRUSR)
 
 
-def write_segments(file: OutputFile, plan: FilePlan, crc: RunningCrc | None, blocks: Iterator[memoryview]) -> None:
-    """Write a planned file, and its CRC if it has one; `blocks` are those of its contents, in order.
+def complete_header(
+    format: CheckpointFormat, plan: FilePlan, entries: Sequence[OutputEntry], blocks: Blocks
+) -> FilePlan:
+    """Return a file's plan with the CRC in the header, if that is its place; the contents are read for that."""
+    crc = running_crc(format, plan, entries)
+    if crc is None or not format.has_crc_in_header:
+        return plan
+    for _ in _summed(plan, crc, blocks):
+        pass
+    return with_crc_in_header(plan, crc)
+
+
+def write_segments(
+    file: OutputFile, location: Location, plan: FilePlan, crc: RunningCrc | None, blocks: Blocks
+) -> None:
+    """Write a planned file, and its CRC if it has one.
 
     Raises:
+        CatalogError: the contents changed since the header was completed.
         StorageError: the file cannot be written.
     """
+    for block in _summed(plan, crc, blocks):
+        file.write(block)
+    if crc is not None:
+        crc.complete(file, str(location))
+
+
+def _summed(plan: FilePlan, crc: RunningCrc | None, blocks: Blocks) -> Iterator[memoryview]:
+    """Yield a planned file in blocks, each of which was added to the CRC."""
+    contents = blocks([segment for segment in plan.segments if isinstance(segment, Content)])
     for segment in plan.segments:
         if isinstance(segment, bytes):
-            _write(file, crc, memoryview(segment), None)
+            yield _added(crc, memoryview(segment), None)
             continue
         left = segment.stop - segment.start
         while left:
-            block = next(blocks)
-            _write(file, crc, block, segment.name)
+            block = next(contents)
+            yield _added(crc, block, segment.name)
             left -= len(block)
-    if crc is not None:
-        crc.put_into(file)
 
 
-def _write(file: OutputFile, crc: RunningCrc | None, block: memoryview, name: str | None) -> None:
+def _added(crc: RunningCrc | None, block: memoryview, name: str | None) -> memoryview:
     if crc is not None:
         ranges = [] if name is None else [ContentRange(name, 0, len(block))]
         crc.add(block, ranges, crc.sums(block, ranges))
-    file.write(block)
+    return block

@@ -30,6 +30,11 @@ class CheckpointFormat(StrEnum):
     SAFETENSORS = "safetensors"
     DISTCP = "distcp"
 
+    @property
+    def has_crc_in_header(self) -> bool:
+        """True if a file's CRC, if it has one, is in the header, before the contents that it covers."""
+        return self is CheckpointFormat.SAFETENSORS
+
 
 SELF_CONTAINED = (CheckpointFormat.CKPT, CheckpointFormat.SAFETENSORS)
 """Formats of files that name their parameters; a `.distcp` file only holds their bytes."""
@@ -172,11 +177,15 @@ class FilePlan(Record):
     """A file to be written: consecutive literal bytes and contents, without gaps.
 
     Every parameter's contents appear whole and in order. `size_bytes` is the file's size. `crc_offset` is the place of
-    a CRC, which is known last; None without CRC. `sum_places` are those of single parameters' CRCs, in order: literals
-    have zeros there.
+    a CRC; None without CRC. `sum_places` are those of single parameters' CRCs, in order. Literals have zeros there.
     """
 
     segments: tuple[bytes | Content, ...]
     size_bytes: int
     crc_offset: int | None = None
     sum_places: tuple[SumPlace, ...] = ()
+
+    @property
+    def heads(self) -> bytes:
+        """The bytes around the contents."""
+        return b"".join(segment for segment in self.segments if isinstance(segment, bytes))

@@ -1,8 +1,9 @@
 """The CRC-32 of a file that is read or written block by block, and how to store it in a written one.
 
 A `.ckpt` file ends in the CRC of all its bytes. A `.safetensors` file has it in the header, over the tensors in the
-order of their names: each gets a checksum of its own, all are combined at the end, and the header is rewritten. A
-`.distcp` file has that of each tensor behind it.
+order of their names: each gets a checksum of its own, and all are combined at the end. Files are written front to back,
+so its contents are read for the CRC first, and then again to be written. A `.distcp` file has that of each tensor
+behind it.
 """
 
 import struct
@@ -10,6 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
+
+from reshard.core.errors import CatalogError
 from reshard.core.files import ckpt_writing, safetensors
 from reshard.core.files.crc32 import combine_crc32, crc32
 from reshard.core.files.model import CheckpointFormat, Content, FileIndex, FilePlan, OutputEntry, TensorEntry
@@ -36,8 +40,12 @@ class RunningCrc(Protocol):
     def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
         """Add the file's next block, whose checksums are `sums`; CRCs that belong in it are put there."""
 
-    def put_into(self, file: OutputFile) -> None:
-        """Store the CRC in a file that all blocks were written to."""
+    def complete(self, file: OutputFile, name: str) -> None:
+        """Store the CRC in a file that all blocks were written to, or check that its header has it.
+
+        Raises:
+            CatalogError: the contents are not those of the CRC in the header.
+        """
 
     def put_into_heads(self, heads: bytearray) -> None:
         """Store the CRC in the bytes around a file's contents."""
@@ -58,17 +66,19 @@ def running_crc(format: CheckpointFormat, file_plan: FilePlan, entries: Sequence
         return None
     if format is CheckpointFormat.CKPT:
         return _OfBytes()
-    return _OfTensors(file_plan.crc_offset, entries)
+    return _OfTensors(entries, file_plan.crc_offset, file_plan.heads)
+
+
+def with_crc_in_header(file_plan: FilePlan, crc: RunningCrc) -> FilePlan:
+    """Return a file's plan with the CRC of all blocks added in the header, which comes before all contents."""
+    heads = bytearray(file_plan.heads)
+    crc.put_into_heads(heads)
+    return replace(file_plan, segments=(bytes(heads), *file_plan.segments[1:]))
 
 
 def crc_of_index(index: FileIndex) -> WholeCrc:
     """Return the CRC of a file to be read."""
-    return _OfBytes() if index.format is CheckpointFormat.CKPT else _OfTensors(0, list(index.entries.values()))
-
-
-def is_crc_in_header(format: CheckpointFormat) -> bool:
-    """True if the file's beginning has to be rewritten once the CRC is known."""
-    return format is CheckpointFormat.SAFETENSORS
+    return _OfBytes() if index.format is CheckpointFormat.CKPT else _OfTensors(list(index.entries.values()))
 
 
 class _OfBytes:
@@ -85,7 +95,7 @@ class _OfBytes:
     def value(self) -> int:
         return self._crc
 
-    def put_into(self, file: OutputFile) -> None:
+    def complete(self, file: OutputFile, name: str) -> None:
         file.write(ckpt_writing.crc_trailer(self._crc))
 
     def put_into_heads(self, heads: bytearray) -> None:
@@ -108,9 +118,14 @@ class _ByName:
 
 
 class _OfTensors(_ByName):
-    def __init__(self, offset: int, entries: Sequence[OutputEntry] | Sequence[TensorEntry]) -> None:
+    """The CRC over all tensors; it belongs at `offset` of the `heads`."""
+
+    def __init__(
+        self, entries: Sequence[OutputEntry] | Sequence[TensorEntry], offset: int = 0, heads: bytes = b""
+    ) -> None:
         super().__init__()
         self._offset = offset
+        self._heads = heads
         self._tensors = [entry for entry in entries if entry.text is None]
         self._scalars = {entry.name: b"" for entry in self._tensors if safetensors.is_integer_scalar(entry)}
 
@@ -123,8 +138,12 @@ class _OfTensors(_ByName):
     def value(self) -> int:
         return safetensors.crc_of_tensors(self._tensors, self._crcs, self._scalars)
 
-    def put_into(self, file: OutputFile) -> None:
-        file.rewrite(self._offset, safetensors.crc_field(self.value()))
+    def complete(self, file: OutputFile, name: str) -> None:
+        if not self._heads.startswith(safetensors.crc_field(self.value()), self._offset):
+            raise CatalogError(
+                f"{name}: the contents changed between the two readings that a CRC in the header takes. "
+                "Retry when nothing writes to the source"
+            )
 
     def put_into_heads(self, heads: bytearray) -> None:
         # it is in the header, before all contents
@@ -153,7 +172,7 @@ class _OfArchives(_ByName):
             self._left.popleft()
         self._offset = end
 
-    def put_into(self, file: OutputFile) -> None:
+    def complete(self, file: OutputFile, name: str) -> None:
         """Do nothing: the blocks have them."""
 
     def put_into_heads(self, heads: bytearray) -> None:

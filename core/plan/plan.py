@@ -169,9 +169,14 @@ class ConversionPlan:
         return tuple(totals for stage in self.stages for totals in self._totals_of(stage))
 
     @property
+    def readings(self) -> int:
+        """How often contents are read to write a rank's file: twice if their CRC is in its header."""
+        return 2 if self.inputs.write_crc and self.inputs.format.has_crc_in_header else 1
+
+    @property
     def read_bytes(self) -> int:
-        """Bytes of source shards to read, each as often as a rank needs it; copies read none."""
-        return sum(totals.needed_bytes for totals in self.totals if totals.copy_of is None)
+        """Bytes of source shards to read, each as often as ranks need it; copies read none."""
+        return self.readings * sum(totals.needed_bytes for totals in self.totals if totals.copy_of is None)
 
     @property
     def written_bytes(self) -> int:

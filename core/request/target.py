@@ -72,7 +72,8 @@ class TargetFiles(RequestModel):
     write_crc: bool = Field(
         default=False,
         title="Write CRC",
-        description="Give the target's files a CRC, which MindSpore checks with crc_check.",
+        description="Give the target's files a CRC, which MindSpore checks with crc_check. For .safetensors files the "
+        "source is read twice.",
     )
     remove_redundancy: bool = Field(
         default=False,

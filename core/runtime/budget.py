@@ -43,6 +43,8 @@ _ANSWERS_PER_BLOCK = 2
 """Answers arrive in pieces, which are put together before they are copied into blocks."""
 _MAX_PARTS = 9_000
 """S3 takes 10,000 parts of a file, whose size is known except for the headers."""
+_MIN_PARTS = 2
+"""Of a file in memory: one is filled while another is sent."""
 _MAX_PARTS_AHEAD = 4
 _SMALL_LIMIT_BYTES = 64 * 2**20
 _MAX_SOURCES_OPEN = 64
@@ -52,14 +54,10 @@ _RESERVED_FILES = 128
 
 
 class UploadBuffers(Record):
-    """Parts of `part_bytes` in which a file is sent, at most `ahead` in flight while the next is filled.
-
-    With `keeps_first` the first part is sent last; until then it may be changed.
-    """
+    """Parts of `part_bytes` in which a file is sent, at most `ahead` in flight while the next is filled."""
 
     part_bytes: int = PART_BYTES
     ahead: int = 1
-    keeps_first: bool = False
 
 
 class GroupBuffers(Record):
@@ -101,7 +99,6 @@ class Budget(Record):
 
     Attributes:
         part_bytes: size of the parts in which files are sent to the target's storage; 0 on local disks.
-        keeps_first: True if the first part of each file is sent last.
         cipher_bytes: bytes of each file that are encrypted together; 0 without encryption.
     """
 
@@ -111,7 +108,6 @@ class Budget(Record):
     part_bytes: int = 0
     remote_source: bool = False
     processes: int = 1
-    keeps_first: bool = False
     cipher_bytes: int = 0
 
     @property
@@ -122,7 +118,7 @@ class Budget(Record):
     @property
     def max_group_ranks(self) -> int:
         """The most ranks that can be written side by side."""
-        file_bytes = _min_parts(self.keeps_first) * self.part_bytes + self.cipher_bytes
+        file_bytes = _MIN_PARTS * self.part_bytes + self.cipher_bytes
         if self.remote_source:
             rank_bytes = file_bytes + self.max_prefetch * (1 + _ANSWERS_PER_BLOCK) * _MIN_BUFFER_BYTES
             affordable = self.max_prefetch * self.worker_bytes // rank_bytes
@@ -185,12 +181,11 @@ class Budget(Record):
         cipher_bytes = count * self.cipher_bytes
         if not self.part_bytes:
             return None, cipher_bytes
-        # beside those in flight: the part being filled, and the first part if it is sent last
-        others = _min_parts(self.keeps_first) - 1
-        affordable = self.worker_bytes * prefetch // 2 // (count * self.part_bytes) - others
+        # beside those in flight: the part being filled
+        affordable = self.worker_bytes * prefetch // 2 // (count * self.part_bytes) - 1
         ahead = 1 if wide else max(1, min(_MAX_PARTS_AHEAD, affordable))
-        upload = UploadBuffers(self.part_bytes, ahead, self.keeps_first)
-        return upload, cipher_bytes + count * (others + ahead) * self.part_bytes
+        upload = UploadBuffers(self.part_bytes, ahead)
+        return upload, cipher_bytes + count * (1 + ahead) * self.part_bytes
 
 
 class _Threads(Record):
@@ -246,7 +241,6 @@ def build_budget(
     part_bytes: int = 0,
     remote_source: bool = False,
     processes: int = 1,
-    keeps_first: bool = False,
     cipher_bytes: int = 0,
 ) -> Budget:
     """Divide a process's memory and descriptors among `workers`, or fewer if even the smallest buffers would not fit.
@@ -255,7 +249,7 @@ def build_budget(
     """
     files = open_files - _RESERVED_FILES
     min_bytes = (3 if remote_source else 2) * _MIN_BUFFER_BYTES
-    min_bytes += _min_parts(keeps_first) * part_bytes + cipher_bytes
+    min_bytes += _MIN_PARTS * part_bytes + cipher_bytes
     workers = max(1, min(workers, limit_bytes // min_bytes, files // 2))
     return Budget(
         workers,
@@ -264,14 +258,8 @@ def build_budget(
         part_bytes=part_bytes,
         remote_source=remote_source,
         processes=processes,
-        keeps_first=keeps_first,
         cipher_bytes=cipher_bytes,
     )
-
-
-def _min_parts(keeps_first: bool) -> int:
-    """The fewest parts of a file in memory: one is filled while another is sent."""
-    return 3 if keeps_first else 2
 
 
 def upload_part_bytes(limit_bytes: int, file_bytes: int) -> int:

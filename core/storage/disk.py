@@ -154,9 +154,6 @@ class _Output:
         while view:
             view = view[self._file.write(view) :]
 
-    def rewrite(self, offset: int, buffer: Buffer) -> None:
-        os.pwrite(self._file.fileno(), buffer, offset)
-
     def finish(self) -> None:
         os.fsync(self._file.fileno())
         lock = os.dup(self._file.fileno())  # until it is renamed, or it would be taken for abandoned

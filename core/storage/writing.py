@@ -21,9 +21,6 @@ class OutputFile(Protocol):
     def write(self, buffer: Buffer) -> None:
         """Append all of `buffer`."""
 
-    def rewrite(self, offset: int, buffer: Buffer) -> None:
-        """Replace bytes; see `takes_rewriting`."""
-
 
 @contextmanager
 def write_file(location: Location, upload: UploadBuffers | None = None) -> Iterator[OutputFile]:
@@ -57,11 +54,6 @@ def write_bytes(location: Location, data: bytes) -> None:
     requested(location, f"write {len(data)} bytes", lambda: location.store.put(location.path, data))
 
 
-def takes_rewriting(location: Location) -> bool:
-    """True if the beginning of a file being written at a location can be changed."""
-    return location.store.has_paths
-
-
 class _Output:
     def __init__(self, location: Location, upload: UploadBuffers) -> None:
         self._location = location
@@ -73,10 +65,6 @@ class _Output:
             before_sending(len(buffer))
         with mapped_errors(self._location, f"write {len(buffer)} bytes"):
             self._output.write(buffer)
-
-    def rewrite(self, offset: int, buffer: Buffer) -> None:
-        with mapped_errors(self._location, f"write {len(buffer)} bytes at {offset}"):
-            self._output.rewrite(offset, buffer)  # type: ignore[attr-defined]
 
     def finish(self) -> None:
         with mapped_errors(self._location, "complete it"):

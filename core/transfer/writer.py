@@ -17,11 +17,10 @@ from reshard.core.checkpoint.manifest import OverflowRecord, ParameterRecord, Sh
 from reshard.core.files.encryption.encrypted_output import encrypted_bytes
 from reshard.core.files.encryption.opening import write_checkpoint
 from reshard.core.files.model import FilePlan, OutputEntry
-from reshard.core.files.running_crc import ContentRange, RunningCrc, running_crc
+from reshard.core.files.running_crc import ContentRange, RunningCrc, running_crc, with_crc_in_header
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import Budget, GroupBuffers, UploadBuffers
 from reshard.core.runtime.keys import needed_target_key
-from reshard.core.storage.store import Buffer
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import OutputFile
 from reshard.core.transfer.fetches import RankBlock
@@ -60,18 +59,43 @@ def transform_ranks(
     """Write target ranks' files below `directory`, side by side, and return their records.
 
     Uses the budget of `prefetch` workers, and of those that become idle meanwhile. The files appear only when they are
-    whole. Without a directory nothing is written: the records say what would be. `crcs` are given what is read.
+    whole. Contents are read twice if their CRC is in the header: first for that alone. Without a directory nothing is
+    written: the records say what would be. `crcs` are given what is read.
 
     Raises:
-        CatalogError: a source file is not the one that was planned with.
+        CatalogError: a source file is not the one that was planned with, or changed between two readings.
         CheckpointError: a source file is damaged.
         CastError: a cast made finite values infinite, and the policy is to fail.
         StorageError: reading or writing failed.
     """
     started = time.monotonic()
+    buffers = budget.group_buffers(len(ranks), prefetch, wide=plan.transposes)
+    writers = [_RankWriter(plan, rank) for rank in ranks]
+    read_bytes = 0
+    if directory is not None and plan.readings > 1:
+        read_bytes += _fill(plan, writers, buffers, advance)
+        writers = [_RankWriter(plan, rank, writer.crc) for rank, writer in zip(ranks, writers, strict=True)]
     with ExitStack() as files:
-        buffers = budget.group_buffers(len(ranks), prefetch, wide=plan.transposes)
-        writers = [_RankWriter(plan, rank, directory, files, buffers.upload) for rank in ranks]
+        if directory is not None:
+            for writer in writers:
+                writer.open(directory, files, buffers.upload)
+        read_bytes += _fill(plan, writers, buffers, advance, crcs)
+        for writer in writers:
+            writer.complete()
+    seconds = (time.monotonic() - started) / len(ranks)
+    reads = _split_evenly(read_bytes, len(ranks))
+    return tuple(writer.record(identity, read, seconds) for writer, read in zip(writers, reads, strict=True))
+
+
+def _fill(
+    plan: ConversionPlan,
+    writers: "Sequence[_RankWriter]",
+    buffers: GroupBuffers,
+    advance: Advance,
+    crcs: CrcWatch | None = None,
+) -> int:
+    """Fill the files of some target ranks from front to back; return the bytes read."""
+    with ExitStack() as files:
         sources = _Sources(plan, writers, buffers, files, crcs)
         prefetcher = _prefetcher(sources, writers, buffers)
         steps = zip_longest(*(writer.blocks(buffers) for writer in writers))
@@ -80,12 +104,8 @@ def transform_ranks(
                 for each in filled:
                     each.user.write(each.block, each.crc_sums)
                     advance(sum(chunk.size_bytes for chunk in each.block.chunks))
-        for writer in writers:
-            writer.complete()
         sources.check_unchanged()
-    seconds = (time.monotonic() - started) / len(ranks)
-    read_bytes = _split_evenly(prefetcher.read_bytes, len(ranks))
-    return tuple(writer.record(identity, read, seconds) for writer, read in zip(writers, read_bytes, strict=True))
+    return prefetcher.read_bytes
 
 
 class _Sources:
@@ -152,32 +172,32 @@ def _prefetcher(
 
 
 class _RankWriter:
-    """One target rank's file, being written block by block."""
+    """One target rank's file, being filled block by block, and written if it was opened.
 
-    def __init__(
-        self,
-        plan: ConversionPlan,
-        rank: int,
-        directory: Location | None,
-        files: ExitStack,
-        upload: UploadBuffers | None,
-    ) -> None:
+    Attributes:
+        crc: its CRC; None if it carries none. One in the header is `known` before the file is opened.
+    """
+
+    def __init__(self, plan: ConversionPlan, rank: int, known: RunningCrc | None = None) -> None:
         self.rank_plan = plan.rank_plan(rank)
         self.parameters = {parameter.name: parameter for parameter in self.rank_plan.parameters}
         self.transposed = transposed_parameters(self.rank_plan.parameters) if plan.transposes else frozenset()
         self._overflows = OverflowTally(plan, self.parameters)
         self._entries = expected_entries(plan, self.rank_plan)
-        self._file_plan = planned_file(plan, self._entries)
-        self._crc = running_crc(plan.inputs.format, self._file_plan, self._entries)
+        planned = planned_file(plan, self._entries)
+        self._file_plan = with_crc_in_header(planned, known) if known else planned
+        self.crc = running_crc(plan.inputs.format, self._file_plan, self._entries)
         self._digests: dict[str, str] = {}
         self._digesting: str | None = None
         self._digest = xxhash.xxh3_128()
         self._path = plan.file_name(rank)
         self._encryption = plan.inputs.encryption
-        self._file: OutputFile = _NoFile()
-        if directory is not None:
-            key = needed_target_key() if self._encryption else None
-            self._file = files.enter_context(write_checkpoint(directory.child(self._path), key, upload))
+        self._file: OutputFile | None = None
+
+    def open(self, directory: Location, files: ExitStack, upload: UploadBuffers | None) -> None:
+        """Begin to write the file, which appears when `files` are closed."""
+        key = needed_target_key() if self._encryption else None
+        self._file = files.enter_context(write_checkpoint(directory.child(self._path), key, upload))
 
     def blocks(self, buffers: GroupBuffers) -> Iterator[Block]:
         """Return the file's blocks."""
@@ -191,7 +211,7 @@ class _RankWriter:
 
     def crc_sums(self, block: RankBlock) -> list[int]:
         """CRC sums of a filled block, for the file's CRC; computed by the prefetch threads."""
-        return self._crc.sums(block.buffer.data, _content_ranges(block)) if self._crc else []
+        return self.crc.sums(block.buffer.data, _content_ranges(block)) if self.crc else []
 
     def digest(self, block: RankBlock) -> None:
         """Digest the next filled block of the file, and count its overflows."""
@@ -204,16 +224,17 @@ class _RankWriter:
             self._digest.update(block.memory[chunk.position : chunk.position + chunk.size_bytes])
 
     def write(self, block: RankBlock, crc_sums: list[int]) -> None:
-        """Write a filled block."""
-        if self._crc:
-            self._crc.add(block.buffer.data, _content_ranges(block), crc_sums)
-        self._file.write(block.buffer.data)
+        """Add a filled block to the CRC, and write it."""
+        if self.crc:
+            self.crc.add(block.buffer.data, _content_ranges(block), crc_sums)
+        if self._file is not None:
+            self._file.write(block.buffer.data)
 
     def complete(self) -> None:
-        """Check the last parameter and write the CRC, which is known only when all blocks are written."""
+        """Check the last parameter, and write or check the CRC."""
         self._end_digest()
-        if self._crc:
-            self._crc.put_into(self._file)
+        if self.crc and self._file is not None:
+            self.crc.complete(self._file, self._path)
 
     def _end_digest(self) -> None:
         # one digest, reused: thousands of open ones, for many ranks at once, would take megabytes
@@ -234,7 +255,7 @@ class _RankWriter:
             source_ranks=self.rank_plan.source_ranks,
             read_bytes=read_bytes,
             seconds=round(seconds, 3),
-            heads=(heads_digest(self._file_plan, self._crc),),
+            heads=(heads_digest(self._file_plan, self.crc),),
             overflows=tuple(
                 OverflowRecord(name=name, count=overflow.count, largest=overflow.largest)
                 for name, overflow in self._overflows.by_name.items()
@@ -249,19 +270,9 @@ class _RankWriter:
         return ParameterRecord(name=entry.name, dtype=entry.dtype.name, shape=entry.shape, digest=digest)
 
 
-class _NoFile:
-    """Takes the place of a file of which only the record is wanted."""
-
-    def write(self, buffer: Buffer) -> None:
-        """Discard `buffer`."""
-
-    def rewrite(self, offset: int, buffer: Buffer) -> None:
-        """Discard `buffer`."""
-
-
 def heads_digest(file_plan: FilePlan, crc: RunningCrc | None) -> str:
     """Digest the bytes around a written file's contents."""
-    heads = bytearray().join(segment for segment in file_plan.segments if isinstance(segment, bytes))
+    heads = bytearray(file_plan.heads)
     if crc:
         crc.put_into_heads(heads)
     return xxhash.xxh3_128_hexdigest(heads)

@@ -144,10 +144,11 @@ def requests(tmp_path: Path) -> dict[str, ConversionRequest]:
         "a part": FOUR_TO_THREE.request("unset", ranks="0-1", workers=1),
         "dcp": UNEVEN.request("unset", target_strategy=to_ranks, verify="content", workers=1),
         "unified": UNEVEN.request("unset", layout="unified", verify="none", workers=1),
+        "crc": FOUR_TO_THREE.request("unset", format="safetensors", write_crc=True, workers=1),
     }
 
 
-@pytest.mark.parametrize("name", ["values", "copies", "a part", "dcp", "unified"])
+@pytest.mark.parametrize("name", ["values", "copies", "a part", "dcp", "unified", "crc"])
 def test_both_engines_do_and_say_the_same(name: str, tmp_path: Path) -> None:
     request = requests(tmp_path)[name]
     first = by_both(request, tmp_path)

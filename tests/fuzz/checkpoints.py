@@ -133,9 +133,6 @@ class _Written(bytearray):
     def write(self, buffer: Buffer) -> None:
         self.extend(buffer)
 
-    def rewrite(self, offset: int, buffer: Buffer) -> None:
-        self[offset : offset + len(buffer)] = buffer
-
 
 def _encrypted_seeds() -> list[bytes]:
     """MindSpore's files, files of many blocks, and an early one: of one block without a tag."""

@@ -31,9 +31,6 @@ class WrittenBytes(bytearray):
     def write(self, buffer: Buffer) -> None:
         self.extend(buffer)
 
-    def rewrite(self, offset: int, buffer: Buffer) -> None:
-        raise AssertionError
-
 
 def encrypted(plain: bytes, mode: EncryptionMode = GCM, block_bytes: int = 100, secret: bytes = SECRET) -> bytes:
     file = WrittenBytes()

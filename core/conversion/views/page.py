@@ -107,7 +107,7 @@ def _totals(summary: PlanSummary) -> Iterable[tuple[str, str]]:
     if summary.whole_shapes.kinds:
         yield "Whole shapes", str(summary.whole_shapes)
     yield "Format", summary.format
-    yield "Needed of the source", size_text(summary.read_bytes)
+    yield "To read", size_text(summary.read_bytes)
     yield "To write", size_text(summary.written_bytes)
     yield "Buffers", f"{size_text(summary.buffer_bytes)}, for {summary.workers} at once"
 

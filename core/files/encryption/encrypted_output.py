@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-from reshard.core.errors import StorageError
 from reshard.core.files.encryption.cipher_blocks import CELL_BYTES, IV_BYTES, PIECE_BYTES, block_cipher, layout_of
 from reshard.core.runtime.budget import CIPHER_BLOCK_BYTES
 from reshard.core.runtime.keys import EncryptionMode, Key
@@ -37,10 +36,6 @@ class EncryptedOutput:
             if self._plain_bytes == self._block_bytes:
                 self._end()
             view = view[len(piece) :]
-
-    def rewrite(self, offset: int, buffer: Buffer) -> None:
-        """Refuse: a byte is encrypted with its neighbors, and no encrypted file has a CRC that is known late."""
-        raise StorageError(f"cannot write {len(buffer)} bytes at {offset}: an encrypted file can only be appended to")
 
     def finish(self) -> None:
         """Write the last block."""

@@ -1,5 +1,6 @@
 """Conversions that give the target's files a CRC."""
 
+import shutil
 from pathlib import Path
 
 import fsspec
@@ -9,12 +10,17 @@ from safetensors.numpy import save_file
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
-from reshard.core.errors import CheckpointError, TargetError
+from reshard.core.conversion.planning import describe_plan, make_plan
+from reshard.core.errors import CheckpointError, InputError, StoppedError, TargetError
 from reshard.core.request.conversion import build_request
+from reshard.core.runtime.progress import SilentProgress
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import ALL_CASES, Case, case, check_crc_of, read_rank, read_tree
+from tests.support.columns import column_case
+from tests.support.conversions import whole_copies
 
 CASE = case(7010)
+FOUR_TO_THREE = case(7009)
 FORMATS = ["ckpt", "safetensors"]
 
 
@@ -94,19 +100,152 @@ def test_with_and_without_are_different_plans(tmp_path: Path) -> None:
         convert(CASE.request(tmp_path / "out", write_crc=True))
 
 
-class TestStoragesThatOnlyTakeFilesFrontToBack:
-    def test_the_beginning_cannot_be_rewritten(self) -> None:
-        message = "memory://crc/out: the CRC of a .safetensors file is at its beginning and is known only at its end"
-        with pytest.raises(TargetError, match=message):
-            convert(CASE.request("memory://crc/out", format="safetensors", write_crc=True))
-        assert not fsspec.filesystem("memory").exists("/crc")
-
-    def test_a_trailer_can_be_appended(self, tmp_path: Path) -> None:
-        memory = fsspec.filesystem("memory")
-        try:
-            convert(CASE.request("memory://crc/out", write_crc=True))
-            path = tmp_path / "m.ckpt"
-            path.write_bytes(memory.cat_file("/crc/out/rank_0/checkpoint_0.ckpt"))
+@pytest.mark.parametrize("format", FORMATS)
+def test_any_storage_takes_files_with_a_crc(tmp_path: Path, format: str) -> None:
+    memory = fsspec.filesystem("memory")
+    try:
+        convert(CASE.request("memory://crc/out", format=format, write_crc=True))
+        assert verify_target("memory://crc/out", VerifyLevel.CHECKSUM).problems == ()
+        convert(CASE.request(tmp_path / "out", format=format, write_crc=True))
+        for path in files_of(tmp_path / "out"):
             check_crc_of(path)
-        finally:
-            memory.rm("/crc", recursive=True)
+            assert memory.cat_file(f"/crc/out/{path.parent.name}/{path.name}") == path.read_bytes()
+    finally:
+        memory.rm("/crc", recursive=True)
+
+
+# ---- a CRC in the header: two readings ----
+
+
+class Counted(SilentProgress):
+    """The bytes of each phase, expected and done, and the notes."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, list[int]] = {}
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def begin(self, phase: str, total_bytes: int = 0) -> None:
+        self.phases[phase] = self._current = [total_bytes, 0]
+
+    def advance(self, count_bytes: int) -> None:
+        self._current[1] += count_bytes
+
+
+@pytest.mark.parametrize("verify", ["none", "checksum"])
+@pytest.mark.parametrize(("options", "written"), [({}, 3), ({"ranks": "0,2"}, 2), ({"target_strategy": "copies"}, 1)])
+def test_each_reading_is_counted(tmp_path: Path, options: dict[str, str], written: int, verify: str) -> None:
+    """Copies of a rank are made without reading the source."""
+    asked = {"format": "safetensors", "verify": verify} | options
+    if "target_strategy" in options:
+        asked["target_strategy"] = whole_copies(tmp_path, 3)
+    counted: list[list[int]] = []
+    reports = []
+    for write_crc in (False, True):
+        progress = Counted()
+        reports.append(
+            convert(FOUR_TO_THREE.request(tmp_path / str(write_crc), write_crc=write_crc, **asked), progress)
+        )
+        [phase] = [name for name in progress.phases if name.startswith("converting")]
+        assert progress.phases[phase][0] == progress.phases[phase][1]
+        counted.append(progress.phases[phase])
+    plain, twice = reports
+    assert twice.read_bytes == 2 * plain.read_bytes
+    assert sum(rank.outcome.value == "written" for rank in twice.ranks) == written
+    plan = make_plan(FOUR_TO_THREE.request(tmp_path / "plan", **asked))
+    shards = {totals.rank: totals.shard_bytes for totals in plan.totals}
+    read = [rank.rank for rank in twice.ranks if rank.outcome.value == "written"]
+    assert counted[1][0] - counted[0][0] == sum(shards[rank] for rank in read)
+
+
+@pytest.mark.parametrize(("format", "readings"), [("ckpt", 1), ("safetensors", 2)])
+def test_what_a_plan_says_is_to_read(tmp_path: Path, format: str, readings: int) -> None:
+    requests = (
+        FOUR_TO_THREE.request(tmp_path / "out", format=format, write_crc=write_crc) for write_crc in (False, True)
+    )
+    plain, with_crc = (describe_plan(request)[1] for request in requests)
+    assert with_crc.read_bytes == readings * plain.read_bytes
+    assert plain.traffic
+    assert with_crc.traffic
+    assert with_crc.traffic.read_bytes == readings * plain.traffic.read_bytes
+
+
+def test_a_source_that_changes_between_two_readings(tmp_path: Path) -> None:
+    shutil.copytree(FOUR_TO_THREE.directory / "src", tmp_path / "src")
+    request = FOUR_TO_THREE.request(
+        tmp_path / "out", source=str(tmp_path / "src"), format="safetensors", write_crc=True, workers=1
+    )
+
+    class Changing(Counted):
+        def advance(self, count_bytes: int) -> None:
+            super().advance(count_bytes)
+            file = tmp_path / "src/rank_0/checkpoint_0.ckpt"
+            if self._current[1] == shard_bytes:  # the first rank was read once
+                file.chmod(0o600)
+                file.write_bytes(file.read_bytes()[:-1] + b"!")
+
+    shard_bytes = make_plan(request).totals[0].shard_bytes
+    message = r"rank_0: .*checkpoint_0\.ckpt changed while it was being converted"
+    with pytest.raises(InputError, match=message):
+        convert(request, Changing())
+    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out.reshard-partial").glob("rank_0/*"))
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_change_that_the_storage_does_not_show_is_found(tmp_path: Path, workers: int) -> None:
+    """Its version is the time at which it was created; so a second attempt reads, and writes, what is there then."""
+    memory = fsspec.filesystem("memory")
+    arrays = {f"w{number}": np.full(100_003, number, np.uint8) for number in range(5)}
+    save_file(arrays | {"step": np.array(3)}, tmp_path / "m.safetensors")
+    memory.put(str(tmp_path / "m.safetensors"), "/changing/m.safetensors")
+    request = build_request(
+        source="memory://changing/m.safetensors",
+        target=str(tmp_path / "out"),
+        format="safetensors",
+        write_crc=True,
+        workers=workers,
+    )
+
+    class Changing(Counted):
+        def advance(self, count_bytes: int) -> None:
+            super().advance(count_bytes)
+            if self._current[1] == shard_bytes:
+                memory.store["/changing/m.safetensors"].getbuffer()[-1] ^= 1
+
+    shard_bytes = make_plan(request).totals[0].shard_bytes
+    message = (
+        r"rank_0/checkpoint_0\.safetensors: the contents changed between the two readings that a CRC in the header"
+    )
+    try:
+        with pytest.raises(InputError, match=message):
+            convert(request, Changing())
+        assert not list((tmp_path / "out.reshard-partial").glob("rank_0/*"))
+        convert(request)
+    finally:
+        memory.rm("/changing", recursive=True)
+    [path] = files_of(tmp_path / "out")
+    check_crc_of(path)
+    assert read_rank(tmp_path / "out", 0)["w4"][2] != arrays["w4"].tobytes()
+
+
+def test_a_run_that_is_stopped_while_it_reads_for_the_crc_leaves_nothing(tmp_path: Path) -> None:
+    class Stopping(Counted):
+        def advance(self, count_bytes: int) -> None:
+            raise StoppedError("stopped")
+
+    with pytest.raises(StoppedError):
+        convert(CASE.request(tmp_path / "out", format="safetensors", write_crc=True), Stopping())
+    assert not list((tmp_path / "out.reshard-partial").glob("rank_*/*"))
+    convert(CASE.request(tmp_path / "out", format="safetensors", write_crc=True))
+    assert all(check_crc_of(path) is None for path in files_of(tmp_path / "out"))
+
+
+def test_a_group_of_ranks_reads_what_they_share_twice_not_for_each(tmp_path: Path) -> None:
+    columns = column_case(tmp_path)
+    report = convert(columns.request(format="safetensors", write_crc=True, workers=1))
+    assert report.read_bytes == 2 * columns.source_bytes
+    for path in files_of(columns.target):
+        check_crc_of(path)

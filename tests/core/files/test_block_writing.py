@@ -7,7 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from reshard.core.errors import CheckpointError
+from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.files.any_format import check_crc, read_index
 from reshard.core.files.block_writing import FileKind, write_checkpoint
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat, Content, OutputEntry
@@ -51,7 +51,25 @@ def test_a_file_that_cannot_be_completed_does_not_appear(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_other_storages() -> None:
+@pytest.mark.parametrize("with_crc", [False, True])
+def test_other_storages(with_crc: bool) -> None:
     location = parse_url("memory://block_writing/net.safetensors")
-    write_checkpoint(location, FileKind(CheckpointFormat.SAFETENSORS), ENTRIES, blocks_of_two_bytes)
+    write_checkpoint(location, FileKind(CheckpointFormat.SAFETENSORS, with_crc), ENTRIES, blocks_of_two_bytes)
+    file = open_source(location)
+    check_crc(file, read_index(file))
     assert fsspec.filesystem("memory").cat("/block_writing/net.safetensors").endswith(b"12345abcdef")
+
+
+def test_contents_that_change_between_two_readings_are_refused(tmp_path: Path) -> None:
+    readings: list[Sequence[Content]] = []
+
+    def blocks(contents: Sequence[Content]) -> Iterator[memoryview]:
+        readings.append(contents)
+        yield memoryview(CONTENTS["a"])
+        yield memoryview(CONTENTS["b"] if len(readings) == 1 else b"abcdeF")
+
+    path = tmp_path / "net.safetensors"
+    with pytest.raises(CatalogError, match=f"{path}: the contents changed between the two readings"):
+        write_checkpoint(parse_url(str(path)), FileKind(CheckpointFormat.SAFETENSORS, True), ENTRIES, blocks)
+    assert len(readings) == 2
+    assert not list(tmp_path.iterdir())

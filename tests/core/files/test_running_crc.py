@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from reshard.core.errors import CheckpointError
+from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.files import any_format
 from reshard.core.files.digests import FileDigests, content_digests, file_digests
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat, Content, FilePlan, OutputEntry
-from reshard.core.files.running_crc import ContentRange, is_crc_in_header, running_crc
+from reshard.core.files.running_crc import ContentRange, RunningCrc, running_crc, with_crc_in_header
 from reshard.core.tensor.dtypes import INT4, TEXT, dtype_from_name
 from tests.support.ckpt_writer import MemoryFile
 from tests.support.places import FIXTURES
@@ -50,23 +50,33 @@ class GrowingFile:
     def write(self, buffer: bytes | bytearray | memoryview) -> None:
         self.data += buffer
 
-    def rewrite(self, offset: int, buffer: bytes | bytearray | memoryview) -> None:
-        assert offset + len(buffer) <= len(self.data)
-        self.data[offset : offset + len(buffer)] = buffer
-
 
 def written(format: CheckpointFormat, entries: Sequence[OutputEntry], contents: dict[str, bytes], block: int) -> bytes:
     """The file, written in blocks of at most so many bytes, which may have several parameters in them."""
     plan = any_format.plan_file(format, entries, with_crc=True)
+    if format.has_crc_in_header:
+        plan = with_crc_in_header(plan, filled(GrowingFile(), format, plan, entries, contents, block))
+    file = GrowingFile()
+    filled(file, format, plan, entries, contents, block).complete(file, "m")
+    assert len(file.data) == plan.size_bytes
+    return bytes(file.data)
+
+
+def filled(
+    file: GrowingFile,
+    format: CheckpointFormat,
+    plan: FilePlan,
+    entries: Sequence[OutputEntry],
+    contents: dict[str, bytes],
+    block: int,
+) -> RunningCrc:
+    """The CRC of a file that all blocks were written to."""
     crc = running_crc(format, plan, entries)
     assert crc
-    file = GrowingFile()
     for data, ranges in blocks_of(plan, contents, block):
         crc.add(data, ranges, crc.sums(data, ranges))
         file.write(bytes(data))
-    crc.put_into(file)
-    assert len(file.data) == plan.size_bytes
-    return bytes(file.data)
+    return crc
 
 
 def blocks_of(plan: FilePlan, contents: dict[str, bytes], size: int):
@@ -199,8 +209,16 @@ def test_a_file_without_a_crc_has_none() -> None:
     assert any_format.stored_crc(file, any_format.read_index(file)) is None
 
 
-def test_only_the_beginning_of_safetensors_is_rewritten() -> None:
-    assert [is_crc_in_header(format) for format in SELF_CONTAINED] == [False, True]
+@pytest.mark.parametrize("content", [b"changed!", bytes(8)])
+def test_other_contents_than_those_of_the_crc_in_the_header_are_refused(content: bytes) -> None:
+    format, entries = CheckpointFormat.SAFETENSORS, [OutputEntry("w", dtype_from_name("Int8"), (8,))]
+    plan = any_format.plan_file(format, entries, with_crc=True)
+    crc = filled(GrowingFile(), format, plan, entries, {"w": b"contents"}, 64)
+    file = GrowingFile()
+    message = "rank_0/m.safetensors: the contents changed between the two readings that a CRC in the header takes"
+    for header in (with_crc_in_header(plan, crc), plan):  # the latter has a place for it only
+        with pytest.raises(CatalogError, match=message):
+            filled(file, format, header, entries, {"w": content}, 64).complete(file, "rank_0/m.safetensors")
 
 
 @pytest.mark.parametrize("format", SELF_CONTAINED)

@@ -53,7 +53,6 @@ def test_any_limit_that_may_be_asked_for_is_kept(limit_bytes: int, files: int, w
     st.booleans(),
     st.integers(0, 2**42),
     st.integers(1, 1024),
-    st.booleans(),
 )
 def test_any_limit_is_kept_with_object_stores(
     limit_bytes: int,
@@ -62,24 +61,16 @@ def test_any_limit_is_kept_with_object_stores(
     remote_target: bool,
     file_bytes: int,
     count: int,
-    keeps_first: bool,
 ) -> None:
     part_bytes = upload_part_bytes(limit_bytes, file_bytes) if remote_target else 0
-    budget = build_budget(
-        limit_bytes,
-        2**20,
-        workers,
-        part_bytes=part_bytes,
-        remote_source=remote_source,
-        keeps_first=keeps_first,
-    )
+    budget = build_budget(limit_bytes, 2**20, workers, part_bytes=part_bytes, remote_source=remote_source)
     count = min(count, budget.max_group_ranks)
     # from a remote storage several workers prefetch for one group; else each may have its own
     prefetch = budget.max_prefetch if remote_source and count > 1 else 1
     buffers, wide = (budget.group_buffers(count, prefetch, wide=wide) for wide in (False, True))
     total = budget.workers // prefetch * max(buffers.total_bytes, wide.total_bytes)
-    # nothing can be sent to S3 in smaller parts; one is filled while another is sent, and the first may be held back
-    assert total <= max(limit_bytes, (2 + keeps_first) * part_bytes + 3 * 64 * 2**10)
+    # nothing can be sent to S3 in smaller parts, and one is filled while another is sent
+    assert total <= max(limit_bytes, 2 * part_bytes + 3 * 64 * 2**10)
     assert buffers.block_bytes <= (MAX_REMOTE_BLOCK_BYTES if remote_source else MAX_LONE_BLOCK_BYTES)
     assert prefetch * wide.block_bytes <= wide.wide_block_bytes
     if remote_target:

@@ -14,7 +14,7 @@ from reshard.core.errors import StorageError
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.storage.writing import takes_rewriting, write_bytes, write_file
+from reshard.core.storage.writing import write_bytes, write_file
 from tests.support.small_files import CONTENT, names_in
 
 
@@ -198,31 +198,3 @@ def test_a_store_that_breaks_is_reported_even_if_the_upload_cannot_be_aborted(br
     assert caught.value.transient
     assert not store.finished
     assert not store.pending
-
-
-def test_the_beginning_of_a_local_file_is_rewritten(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with write_file(parse_url(str(path))) as file:
-        file.write(bytes(range(100)))
-        file.rewrite(30, b"anew")
-        file.write(b"the end")
-        assert not path.exists()
-    assert path.read_bytes() == bytes(range(30)) + b"anew" + bytes(range(34, 100)) + b"the end"
-
-
-def test_a_storage_that_only_appends_refuses_rewriting() -> None:
-    location = parse_url("memory://rewriting/file")
-    message = "memory:///rewriting/file: cannot write 4 bytes at 30: it is only appended to"
-    with write_file(location) as file:
-        file.write(bytes(100))
-        with pytest.raises(StorageError, match=message):
-            file.rewrite(30, b"anew")
-    fsspec.filesystem("memory").rm("/rewriting", recursive=True)
-
-
-@pytest.mark.parametrize(
-    ("url", "takes"),
-    [("/somewhere", True), ("s3://bucket/somewhere", True), ("memory://a", False)],
-)
-def test_where_rewriting_is_possible(url: str, takes: bool) -> None:
-    assert takes_rewriting(parse_url(url)) is takes

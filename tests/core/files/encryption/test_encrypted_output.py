@@ -1,8 +1,8 @@
 import pytest
 
-from reshard.core.files.encryption.encrypted_output import EncryptedOutput, encrypted_bytes
+from reshard.core.files.encryption.encrypted_output import encrypted_bytes
 from reshard.core.runtime.keys import EncryptionMode
-from tests.support.encrypted_files import WrittenBytes, encrypted, key
+from tests.support.encrypted_files import encrypted
 
 
 def test_nothing_is_no_block() -> None:
@@ -19,8 +19,3 @@ def test_the_same_is_never_encrypted_alike(mode: EncryptionMode) -> None:
     assert len(blocks) == 10
     assert len({block[-24:] for block in blocks}) == 10
     assert encrypted(bytes(160), mode) != encrypted(bytes(160), mode)
-
-
-def test_what_was_encrypted_cannot_be_rewritten() -> None:
-    with pytest.raises(Exception, match="can only be appended to"):
-        EncryptedOutput(WrittenBytes(), key()).rewrite(0, b"x")
