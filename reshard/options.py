@@ -148,7 +148,8 @@ class WriteOptions(TypedDict, total=False):
             model.safetensors.index.json. mindspore: part0.safetensors and param_name_map.json.
         format: Kind of the target's files; same: the source's.
         prefix: Target files are rank_{r}/{prefix}{r}.{format}.
-        write_crc: Give the target's files a CRC, which MindSpore checks with crc_check.
+        write_crc: Give the target's files a CRC, which MindSpore checks with crc_check. For .safetensors files the
+            source is read twice.
         encrypt_key: Encrypt the target's files and their records with the key of this reference: env:NAME, file:PATH or
             block:NAME. The key is the UTF-8 bytes of the value, unless that begins with hex: or base64:. Empty: the
             target is not encrypted.
