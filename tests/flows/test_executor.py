@@ -144,7 +144,7 @@ def requests(tmp_path: Path) -> dict[str, ConversionRequest]:
         "a part": FOUR_TO_THREE.request("unset", ranks="0-1", workers=1),
         "dcp": UNEVEN.request("unset", target_strategy=to_ranks, verify="content", workers=1),
         "unified": UNEVEN.request("unset", layout="unified", verify="none", workers=1),
-        "crc": FOUR_TO_THREE.request("unset", format="safetensors", write_crc=True, workers=1),
+        "crc": UNEVEN.request("unset", target_strategy=to_ranks, format="safetensors", write_crc=True, workers=1),
     }
 
 
