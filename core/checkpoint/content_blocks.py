@@ -71,8 +71,8 @@ def read_blocks(
 ) -> Iterator[Block]:
     """Yield the contents of ranges, in boxes of at most as many bytes as `buffer` has.
 
-    Reads into the buffer, or ahead in a remote file; a block's array is valid until the next one is requested. A text
-    is the bytes of its UTF-32 code units.
+    Reads into the buffer, or ahead in a file that is not near; a block's array is valid until the next one is
+    requested. A text is the bytes of its UTF-32 code units.
 
     Raises:
         CatalogError: the headers of the record were assumed, and the bytes before contents differ from them.
@@ -80,8 +80,8 @@ def read_blocks(
         StorageError: the file cannot be read.
     """
     blocks = ((range_.entry, box) for range_ in ranges for box in _boxes(range_, len(buffer)))
-    if file.location.is_local:
-        yield from _local(file, blocks, buffer)
+    if file.location.store.is_near:
+        yield from _near(file, blocks, buffer)
     else:
         yield from _remote(file, record, blocks)
 
@@ -105,7 +105,7 @@ class _LocalBlock(Record):
     extents: tuple[Extent, ...]
 
 
-def _local(file: SourceFile, blocks: Iterator[tuple[TensorEntry, TensorSlice]], buffer: np.ndarray) -> Iterator[Block]:
+def _near(file: SourceFile, blocks: Iterator[tuple[TensorEntry, TensorSlice]], buffer: np.ndarray) -> Iterator[Block]:
     found = (_LocalBlock(entry, box, _extents(entry, box)) for entry, box in blocks)
     for neighbors in _neighbors(found, len(buffer)):
         if len(neighbors) == 1:

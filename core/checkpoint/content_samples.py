@@ -5,13 +5,12 @@ from contextlib import closing
 from functools import partial
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.dense_view import open_record
+from reshard.core.checkpoint.dense_view import first_file, open_record
 from reshard.core.files.ckpt_writing import expected_heads
 from reshard.core.files.remote_index.templates import header_mismatch
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.reading import read_bytes
 from reshard.core.storage.transfers import at_once
-from reshard.core.storage.urls import parse_url
 
 
 def read_samples(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, length: int) -> Iterator[bytes]:
@@ -23,9 +22,15 @@ def read_samples(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, le
     """
     records = [catalog.records[rank] for rank in ranks]
     read = partial(_read_sample, name=name, length=length)
-    # threads pay off if each waits for a server; opening encrypted files may make them wait for one another
-    one_by_one = parse_url(records[0].location).is_local or source_key() is not None
-    return map(read, records) if one_by_one else at_once(read, records)
+    return at_once(read, records) if are_read_at_once(catalog) else map(read, records)
+
+
+def are_read_at_once(catalog: CheckpointCatalog) -> bool:
+    """True if samples of a checkpoint are better read concurrently: each waits for a server.
+
+    Opening encrypted files may make them wait for one another.
+    """
+    return source_key() is None and not first_file(catalog).store.is_near
 
 
 def _read_sample(record: CatalogRecord, name: str, length: int) -> bytes:

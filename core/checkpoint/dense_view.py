@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog import CatalogRecord
+from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.files.encryption.opening import open_checkpoint
 from reshard.core.files.model import FileIndex, StridedContent, TensorEntry
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.records import Record
 from reshard.core.storage.reading import SourceFile, read_bytes
-from reshard.core.storage.urls import parse_url
+from reshard.core.storage.urls import Location, parse_url
 from reshard.core.tensor.slices import Extent, Shape, TensorSlice, contiguous_boxes
 
 _READ_BYTES = 4 << 20
@@ -35,6 +35,11 @@ def open_record(record: CatalogRecord) -> SourceFile:
         StorageError: the file does not exist, or cannot be read.
     """
     return dense(open_checkpoint(parse_url(record.location), source_key(), record.version), record.index)
+
+
+def first_file(catalog: CheckpointCatalog) -> Location:
+    """Return the place of one of the files, which are all on one storage."""
+    return parse_url(next(iter(catalog.records.values())).location)
 
 
 def dense(file: SourceFile, index: FileIndex) -> SourceFile:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
-from threading import Lock, Semaphore
+from threading import Lock
 
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.errors import InputError
@@ -13,6 +13,7 @@ from reshard.core.files.encryption.decrypted_source import DecryptedSource
 from reshard.core.files.encryption.opening import open_checkpoint
 from reshard.core.files.model import FileIndex, TensorEntry
 from reshard.core.files.remote_index.indexing import Indexed, Workers, read_indexes, workers_on
+from reshard.core.files.remote_reads import WholeFiles
 from reshard.core.runtime.keys import EncryptionMode, source_key
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.reading import SourceFile
@@ -20,8 +21,6 @@ from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
 
 _BLOCK_BYTES = 4 * 1024**2  # for digests: large enough for a remote read, small enough for a thread to hold
-
-_LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB in flight
 
 _WITHOUT_TAGS = (
     "the source is encrypted as by early releases of MindSpore, AES-GCM without a tag: changes to it cannot be detected"
@@ -41,8 +40,8 @@ def read_records(
 ) -> tuple[dict[int, CatalogRecord], dict[int, InputError]]:
     """Return the records of all usable files, and why the others are unusable."""
     with workers_on(locations.values(), workers) as threads:
-        if any(location.is_local for location in locations.values()):
-            outcomes = threads.outcomes(reader.read_local, sorted(locations.items()))
+        if threads.are_near:
+            outcomes = threads.outcomes(reader.read_near, sorted(locations.items()))
         else:
             outcomes = reader.read_remote(dict(sorted(locations.items())), threads)
     by_rank = dict(zip(sorted(locations), outcomes, strict=True))
@@ -65,10 +64,10 @@ class RecordReader:
         self._assumes_alike = assume_alike
         self._indexes: dict[tuple[object, ...], list[FileIndex]] = {}
         self._lock = Lock()
-        self._long_reads = Semaphore(_LONG_READS_AT_ONCE)
+        self._whole_files = WholeFiles()
         self.notes: tuple[str, ...] = ()
 
-    def read_local(self, item: tuple[int, Location]) -> CatalogRecord:
+    def read_near(self, item: tuple[int, Location]) -> CatalogRecord:
         """Return the record of a rank's file."""
         rank, location = item
         with closing(_opened(location)) as file:
@@ -138,7 +137,7 @@ class RecordReader:
             file.check_tags()
 
     def _room_for(self, file: SourceFile, read_bytes: int) -> AbstractContextManager[object]:
-        return nullcontext() if file.location.is_local or read_bytes <= _BLOCK_BYTES else self._long_reads
+        return nullcontext() if read_bytes <= _BLOCK_BYTES else self._whole_files.room_for(file)
 
     def _interned(self, index: FileIndex) -> FileIndex:
         # texts may differ on every rank: without them in the key, each index would be compared with all others

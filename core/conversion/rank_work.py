@@ -23,6 +23,7 @@ from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import ranks_text, seconds_text, size_text
 from reshard.core.storage.copying import copy_file
+from reshard.core.storage.publishing import is_built_beside
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.target.workspace import Workspace
 from reshard.core.transfer.file_blocks import expected_entries
@@ -192,7 +193,7 @@ class RankWork(Record):
 
     def _was_moved(self) -> bool:
         """True if another run has published the workspace; on an object store the files stay where they are."""
-        return self.workspace.directory.is_local and not self.workspace.is_current()
+        return is_built_beside(self.workspace.directory) and not self.workspace.is_current()
 
 
 def find_sound_ranks(

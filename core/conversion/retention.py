@@ -32,7 +32,6 @@ from reshard.core.runtime.log import log
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import utf8_text
-from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.file_versions import Stamp, read_stamp, read_stamps
 from reshard.core.storage.lease import living_holders
 from reshard.core.storage.lease_holder import new_holder
@@ -40,12 +39,13 @@ from reshard.core.storage.listing import exists, find_files, is_missing, list_fo
 from reshard.core.storage.local_lease import exclusive
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
-    PARTIAL_SUFFIX,
     REMOVING_NAME,
-    REPLACED_SUFFIX,
     STATE_DIRECTORY,
     list_names,
+    places_beside,
+    remove_empty_folders,
     remove_tree,
+    working_location,
 )
 from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.removal import remove_file
@@ -264,12 +264,10 @@ def _listed_files(conversion: _Conversion) -> list[Location]:
 def _check_removable(conversion: _Conversion) -> None:
     """Check that a conversion is as it was written, and that no run is about to replace it."""
     directory = conversion.directory
-    if directory.is_local:
-        for suffix in (PARTIAL_SUFFIX, REPLACED_SUFFIX):
-            beside = Location(directory.store, directory.path + suffix)
-            # a killed removal leaves the directory of its lease
-            if exists(beside) and not (suffix == PARTIAL_SUFFIX and _has_only_leases(beside)):
-                raise _LeftAloneError(f"it is being replaced, or was when a run was killed: see {beside}")
+    for beside in places_beside(directory):
+        # a killed removal leaves the directory of its lease
+        if exists(beside) and not (beside == working_location(directory) and _has_only_leases(beside)):
+            raise _LeftAloneError(f"it is being replaced, or was when a run was killed: see {beside}")
     if _is_elsewhere(conversion.record):
         raise _LeftAloneError(f"a link leads to its {STATE_DIRECTORY}")
     record = read_stamp(conversion.record)
@@ -287,7 +285,7 @@ def _check_removable(conversion: _Conversion) -> None:
 
 
 def _is_elsewhere(file: Location) -> bool:
-    return file.is_local and os.path.realpath(file.path) != file.path
+    return file.store.has_paths and os.path.realpath(file.path) != file.path
 
 
 def _differs(stamp: Stamp, record: Stamp, size_bytes: int) -> bool:
@@ -322,8 +320,7 @@ def _is_as_written(conversion: _Conversion, summary: RankSummary | IndexSummary)
 @contextmanager
 def _claimed(directory: Location, ranks: Sequence[int]) -> Iterator[None]:
     """Keep other runs from converting into a directory, mending or removing it while the block runs."""
-    if directory.is_local:
-        check_beside(directory)
+    check_beside(directory)
     holder = new_holder(ranks)
     with leased(directory, holder):
         leases = leases_of(directory)
@@ -339,12 +336,7 @@ def _has_only_leases(working: Location) -> bool:
 
 
 def _remove_empty_folders(conversion: _Conversion) -> None:
-    """Remove the folders of a local conversion; object stores have none."""
-    directory = conversion.directory
-    if not directory.is_local:
-        return
-    folders = {os.path.dirname(file.path) for file in _listed_files(conversion)}
-    with mapped_errors(directory, "remove empty folders in it"):
-        for folder in [*sorted(folders), directory.path]:
-            if os.path.isdir(folder) and not os.listdir(folder):
-                os.rmdir(folder)
+    """Remove the folders of a conversion, and its directory."""
+    folders = {file.parent.path: file.parent for file in _listed_files(conversion)}
+    in_order = [folders[path] for path in sorted(folders)]
+    remove_empty_folders(conversion.directory, [*in_order, conversion.directory])

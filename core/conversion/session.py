@@ -65,7 +65,7 @@ def rank_budget(
     """Return the budget of the workers for so many ranks, in this process or in each process of a pool."""
     remote_source = are_remote(plan)
     # a target that a mere plan does not name may be anywhere
-    remote_target = not request.target or not parse_url(request.target).is_local
+    remote_target = not request.target or not parse_url(request.target).store.is_near
     cores = pool.threads if pool else request.worker_count
     default = max(_REMOTE_WORKERS, cores) if remote_source or remote_target else cores
     wanted = request.workers or default
@@ -166,8 +166,8 @@ class Session(Record, dict=True):
 
     @property
     def is_remote(self) -> bool:
-        """True if source or target is on a remote storage."""
-        return self.budget.remote_source or not self.workspace.directory.is_local
+        """True if source or target is asked by requests."""
+        return self.budget.remote_source or not self.workspace.directory.store.is_near
 
     @property
     def groups_at_once(self) -> int:

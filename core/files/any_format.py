@@ -58,7 +58,7 @@ def read_index(file: SourceFile, heads: list[ckpt.Head] | None = None) -> FileIn
         return merge_indexes(file, [read_index(part) for part in file.parts])
     format = format_of(file.location)
     with _blaming_the_key(file):
-        file = file if file.location.is_local else PrefetchedEnds(file)
+        file = file if file.location.store.is_near else PrefetchedEnds(file)
         _check_kind(file, format)
         return ckpt.read_index(file, heads) if format is CheckpointFormat.CKPT else safetensors.read_index(file)
 

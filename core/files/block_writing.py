@@ -1,6 +1,5 @@
 """Writes a checkpoint file from blocks of its contents that arrive in the file's order."""
 
-import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 
@@ -45,8 +44,7 @@ def write_checkpoint(location: Location, kind: FileKind, entries: Sequence[Outpu
     crc = running_crc(kind.format, plan, entries)
     with opening.write_checkpoint(location, kind.key) as file:
         write_segments(file, location, plan, crc, blocks)
-    if location.is_local:
-        os.chmod(location.path, stat.S_IRUSR)
+    location.store.restrict(location.path, stat.S_IRUSR)
 
 
 def complete_header(

@@ -84,7 +84,7 @@ def read_index(file: SourceFile, heads: list[Head] | None = None) -> FileIndex:
         raise CheckpointError(f"{file.location}: the file is empty")
     with_crc = has_crc(file)
     stop = file.size_bytes - CRC_TRAILER_BYTES if with_crc else file.size_bytes
-    lookahead = None if file.location.is_local else Lookahead(file, stop)
+    lookahead = None if file.location.store.is_near else Lookahead(file, stop)
     reader = WireReader(file, stop, lookahead)
     entries: dict[str, TensorEntry] = {}
     with parsing(file.location) as parse:

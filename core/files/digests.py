@@ -37,8 +37,7 @@ def content_digests(
         CheckpointError: the file is truncated.
         StorageError: the file cannot be read.
     """
-    checks_heads = assumed and not file.location.is_local  # only indexes of remote files are assumed
-    blocks = _contents(file, entries, block_bytes, checks_heads)
+    blocks = _contents(file, entries, block_bytes, assumed)
     block = next(blocks, None)
     for number, entry in enumerate(entries):
         digest = xxhash.xxh3_128()
@@ -165,14 +164,14 @@ def _blocks(file: SourceFile, block_bytes: int) -> Generator[memoryview, None, N
     """Yield a whole file in blocks, each valid until the next one is requested."""
     if isinstance(file, DecryptedSource):
         yield from file.stream()
-    elif file.location.is_local:
-        yield from _local_blocks(file, block_bytes)
+    elif file.location.store.is_near:
+        yield from _near_blocks(file, block_bytes)
     else:
         yield from (block for _, block in read_in_blocks(file, [(0, file.size_bytes)], block_bytes))
 
 
-def _local_blocks(file: SourceFile, block_bytes: int) -> Generator[memoryview, None, None]:
-    """Yield the blocks of a local file; as soon as workers are idle, they read ahead."""
+def _near_blocks(file: SourceFile, block_bytes: int) -> Generator[memoryview, None, None]:
+    """Yield the blocks of a file that is near; as soon as workers are idle, they read ahead."""
     idle_workers, borrowed = current_idle_workers(), 0
     buffer = np.empty(block_bytes, np.uint8).data
     ahead = _BlocksAhead()

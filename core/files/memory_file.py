@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from reshard.core.errors import CheckpointError
-from reshard.core.storage.disk import LOCAL_DISK
-from reshard.core.storage.urls import Location
+from reshard.core.storage.urls import name_in_messages
 
 
 class MemoryFile:
@@ -13,7 +12,7 @@ class MemoryFile:
     version = ""
 
     def __init__(self, data: bytes | memoryview, name: str) -> None:
-        self.location = Location(LOCAL_DISK, name)
+        self.location = name_in_messages(name)
         self.size_bytes = len(data)
         self._data = memoryview(data)
 

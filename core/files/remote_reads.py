@@ -3,7 +3,9 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
+from threading import Semaphore
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from reshard.core.runtime.records import Record
 from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES, submitted
+from reshard.core.storage.urls import Location
 
 REQUEST_BYTES = 4 << 20
 """Limit of one request: enough for a connection's full speed, few enough for several in flight."""
@@ -19,6 +22,26 @@ START_BYTES = 64 << 10
 _END_BYTES = 64
 _MAX_BYTES_IN_FLIGHT = 16 << 20
 """For a sequential reader; a connection delivers some 100 MiB/s."""
+
+
+_WHOLE_FILES_AT_ONCE = 4
+"""Each has so many bytes in flight."""
+
+
+class WholeFiles:
+    """Room for reads of whole files: of those that are not near, a few at once."""
+
+    def __init__(self) -> None:
+        self._room = Semaphore(_WHOLE_FILES_AT_ONCE)
+
+    def room_for(self, file: SourceFile) -> AbstractContextManager[object]:
+        """Wait for the others, if need be."""
+        return nullcontext() if file.location.store.is_near else self._room
+
+
+def whole_file_readers(location: Location, workers: int) -> int:
+    """Return how many of so many workers read whole files at once, which are where this one is."""
+    return workers if location.store.is_near else min(workers, _WHOLE_FILES_AT_ONCE)
 
 
 class _ReadRange(Record):
@@ -76,7 +99,7 @@ def read_in_blocks(
 
     A block is valid until the next one is requested.
     """
-    if not file.location.is_local:
+    if not file.location.store.is_near:
         yield from ((number, memoryview(data)) for number, data in read_ahead(file, ranges))
         return
     buffer = np.empty(block_bytes, np.uint8).data  # not zeroed: pages that no content reaches cost nothing

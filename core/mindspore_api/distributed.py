@@ -180,7 +180,7 @@ def _write_ranks(plan: ConversionPlan, only: int | None, strategy: Strategy | No
         for rank in (plan.target_ranks if only is None else [only])
     ]
     root = parse_url(directory)
-    if root.is_local:
+    if root.store.has_paths:
         root = parse_url(checked_directory("dst_safetensors_dir", directory))
         with mapped_errors(root, "make the directory"):
             os.makedirs(root.path, exist_ok=True)  # only the ranks' folders are for their owner alone, as in MindSpore

@@ -47,7 +47,7 @@ def write_files(files: Sequence[PlannedFile], directory: Location, workers: int)
     Local ones are written into a folder in it first: none appears if writing or checking fails. If renaming fails,
     some may.
     """
-    if not directory.is_local:
+    if not directory.store.renames:
         _write_all(files, directory, directory, workers)
         return
     with mapped_errors(directory, "make a directory in it"):
@@ -100,7 +100,7 @@ def _write_all(files: Sequence[PlannedFile], working: Location, final: Location,
 
 def _budget(files: Sequence[PlannedFile], directory: Location, workers: int) -> Budget:
     part_bytes = 0
-    if not directory.is_local:
+    if not directory.store.is_near:
         largest_bytes = max(file.plan.rank_plan(file.rank).size_bytes for file in files)
         part_bytes = upload_part_bytes(_MEMORY_BYTES, largest_bytes)
     remote_source = any(are_remote(file.plan) for file in files)

@@ -251,7 +251,7 @@ def _read_into(file: SourceFile, entries: Sequence[TensorEntry], buffers: Sequen
         for entry, buffer in zip(entries, buffers, strict=True)
         for extent, place in zip(entry.extents, _places(entry, buffer), strict=True)
     ]
-    if file.location.is_local:
+    if file.location.store.is_near:
         for extent, place in places:
             file.read_into(extent.offset, place)
         return

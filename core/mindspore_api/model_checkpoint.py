@@ -40,9 +40,8 @@ from reshard.core.mindspore_api.layouts import strategy_of
 from reshard.core.mindspore_api.paths import make_directory
 from reshard.core.mindspore_api.saving import save_values, values_to_save
 from reshard.core.mindspore_api.saving_process import Snapshot
-from reshard.core.storage.atomic_rename import remove_abandoned
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.publishing import list_names
+from reshard.core.storage.publishing import list_names, remove_unfinished
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
 
@@ -261,8 +260,7 @@ class ModelCheckpoint:
                 location = self._location(f"{self._prefix}-graph.meta")
                 with writing():
                     write_bytes(location, graph)
-                if location.is_local:
-                    os.chmod(location.path, stat.S_IRUSR | stat.S_IWUSR)
+                location.store.restrict(location.path, stat.S_IRUSR | stat.S_IWUSR)
 
     def _is_due(self, step: int, at_end: bool) -> bool:
         if self._config.save_checkpoint_steps:
@@ -293,8 +291,7 @@ class ModelCheckpoint:
     def _remove_unfinished(self) -> None:
         directory = parse_url(self._directory)
         try:
-            if directory.is_local:
-                remove_abandoned(directory.path, self._is_own, _ABANDONED_SECONDS)
+            remove_unfinished(directory, self._is_own, _ABANDONED_SECONDS)
         except OSError as error:
             warnings.warn(f"an unfinished file of a killed save was not removed: {error}", stacklevel=5)
 
@@ -437,7 +434,7 @@ def _made(directory: object) -> str:
         raise ValueError("'directory' is blank")
     with writing():
         location = parse_url(directory)
-        if location.is_local:
+        if location.store.has_paths:
             with mapped_errors(location, "make the directory"):
                 make_directory(location.path)
     return str(location)

@@ -1,7 +1,6 @@
 """`save_checkpoint`: arrays as a checkpoint file."""
 
 import errno
-import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from reshard.core.mindspore_api.arguments import (
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.runtime.keys import Key
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.listing import kind_of
+from reshard.core.storage.listing import kind_of, lacks_directory
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 
@@ -143,7 +142,7 @@ def _checked_target(save_obj: object, name: object, format: str) -> Location:
         location = parse_url(name)
         if kind_of(location) == "directory":
             raise IsADirectoryError(errno.EISDIR, f"{location}: is a directory, name a file")
-        if location.is_local and not os.path.isdir(location.parent.path):
+        if lacks_directory(location):
             raise FileNotFoundError(
                 errno.ENOENT, f"{location.parent}: is not there, or is not a directory: make it first"
             )

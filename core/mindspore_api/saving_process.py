@@ -24,7 +24,7 @@ from reshard.core.files.model import OutputEntry
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.saving import described_values, write_values
 from reshard.core.runtime.records import Record
-from reshard.core.storage.atomic_rename import remove_abandoned
+from reshard.core.storage.publishing import remove_unfinished
 from reshard.core.storage.stores import check_lasting
 from reshard.core.storage.urls import Location, parse_url
 
@@ -96,8 +96,7 @@ class Snapshot:
         """Remove what a child that has ended early left unfinished; return what to add to a message if that fails."""
         location = self._location
         try:
-            if location.is_local:
-                remove_abandoned(location.parent.path, lambda name: name.startswith(f".{location.name}."))
+            remove_unfinished(location.parent, lambda name: name.startswith(f".{location.name}."))
         except OSError as error:
             return f"; what it left unfinished could not be removed: {error}"
         return ""

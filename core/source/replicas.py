@@ -12,21 +12,19 @@ from operator import itemgetter
 from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.dense_view import open_record
+from reshard.core.checkpoint.dense_view import first_file, open_record
 from reshard.core.checkpoint.shared_bytes import box_text
 from reshard.core.errors import CatalogError, LayoutError, raise_problems
 from reshard.core.files.any_format import read_index
 from reshard.core.files.digests import content_digests
+from reshard.core.files.remote_reads import whole_file_readers
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import counted, rank_names
-from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout
 
 _BLOCK_BYTES = 4 * 2**20
-_REMOTE_FILES_AT_ONCE = 4
-"""Up to 16 MiB of each are in flight."""
 
 _Slice = tuple[str, str]
 """A parameter's name and a box of its whole tensor, as text."""
@@ -49,8 +47,7 @@ def check_replicas(
                 owners.setdefault(slice_, {}).setdefault(digest, []).append(record.rank)
 
     records = [record for record in catalog.records.values() if slices_of.get(record.rank)]
-    is_local = all(parse_url(record.location).is_local for record in records[:1])
-    in_threads(read, records, workers if is_local else min(workers, _REMOTE_FILES_AT_ONCE), threading.Event())
+    in_threads(read, records, whole_file_readers(first_file(catalog), workers), threading.Event())
     differing = [
         differing_replicas_text(name, box, list(ranks.values()))
         for (name, box), ranks in sorted(owners.items(), key=itemgetter(0))

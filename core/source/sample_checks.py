@@ -12,10 +12,9 @@ from threading import Event
 from typing import TypeVar
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
-from reshard.core.checkpoint.content_samples import is_constant, read_samples
+from reshard.core.checkpoint.content_samples import are_read_at_once, is_constant, read_samples
 from reshard.core.errors import LayoutError
 from reshard.core.plan.stage_shards import StageShards, joined_shape
-from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import rank_names
@@ -30,7 +29,6 @@ from reshard.core.source.findings import (
     optimizer_shard_cause,
 )
 from reshard.core.source.shape_checks import NUMBER
-from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.optimizer_shards import has_optimizer_shard
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import ParameterLayout, ShardGrid, whole_layout
@@ -204,7 +202,7 @@ def _cause(sample: _Sample) -> Cause:
 
 def _samples(catalog: CheckpointCatalog, chosen: Sequence[tuple[StageShards, bool]]) -> Iterable[_Sample | None]:
     """Read samples; of remote files concurrently, unless opening encrypted ones makes them wait for one another."""
-    if source_key() is not None or parse_url(catalog.url).is_local:
+    if not are_read_at_once(catalog):
         return starmap(partial(_sample, catalog), chosen)
     # a batch at a time: each sample may take megabytes
     batches = (chosen[first : first + _SAMPLES_AT_ONCE] for first in range(0, len(chosen), _SAMPLES_AT_ONCE))

@@ -13,6 +13,7 @@ tensors hold slices. Then the conversion is refused with the option that decides
 from collections.abc import Mapping, Sequence
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.dense_view import first_file
 from reshard.core.errors import StrategyError
 from reshard.core.plan.model import ParameterMatch
 from reshard.core.plan.stage_shards import SourceShards, StageShards, integrated_by_shapes
@@ -24,7 +25,6 @@ from reshard.core.source.sample_checks import SampleFindings, sample_findings
 from reshard.core.source.shape_checks import similarity_findings
 from reshard.core.source.sibling_checks import sibling_findings
 from reshard.core.source.strategy_checks import stage_findings
-from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
 from reshard.core.text.options import source_option, spelled
@@ -151,7 +151,7 @@ def _sampled(
 ) -> SampleFindings:
     """Samples of the contents; of remote and encrypted files a few, unless these contradict the strategy."""
     stage_count = len(source.stages)
-    if source_key() is None and parse_url(catalog.url).is_local:
+    if source_key() is None and first_file(catalog).store.is_near:
         return sample_findings(catalog, shards, limit=_samples_of_each(stage_count), may_be_whole=may_be_whole)
 
     def sampled(limit: int) -> SampleFindings:

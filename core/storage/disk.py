@@ -105,6 +105,10 @@ class LocalDisk(Store):
         except IsADirectoryError:
             os.rmdir(path)
 
+    def restrict(self, path: str, mode: int) -> None:
+        """Give a file this mode."""
+        os.chmod(path, mode)
+
     def reason_of(self, error: Exception, path: str) -> Reason | None:
         """Explain an OSError."""
         return reason_of_system(error)
@@ -182,4 +186,4 @@ def _entry(path: str, status: os.stat_result, is_link: bool) -> Entry:
     kind = {stat.S_IFDIR: DIRECTORY, stat.S_IFREG: FILE}.get(stat.S_IFMT(status.st_mode), OTHER)
     # no program can set the change time, so it reveals a file that was rewritten and given its old modification time
     version = f"{status.st_mtime_ns}-c{status.st_ctime_ns}"
-    return Entry(path, kind, status.st_size, version, status.st_mtime, is_link)
+    return Entry(path, kind, status.st_size, version, status.st_mtime, is_link, status.st_ctime)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from reshard.core.runtime.records import Record
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.listing import stat, unless_missing
-from reshard.core.storage.transfers import at_once
+from reshard.core.storage.transfers import each_at
 from reshard.core.storage.urls import Location
 
 _CHANGE_TIME = re.compile(r"-c\d+(?=\+|$)")
@@ -52,7 +52,7 @@ def file_identity(location: Location) -> object:
     Raises:
         StorageError: a local file cannot be looked at.
     """
-    if not location.is_local:
+    if not location.store.has_paths:
         return str(location)
     with mapped_errors(location, "look for it"):
         status = os.stat(location.path)
@@ -65,8 +65,8 @@ class Stamp(Record):
 
     Attributes:
         changed: modification time in seconds since the epoch, by the storage's clock; None if unknown.
-        version: etag, or else the modification time as exactly as it is known.
-        touched: time of the last change of a local file's mode, links, name or contents, which no program can set.
+        version: etag, or else the times of changes as exactly as they are known.
+        touched: as an `Entry` has it.
     """
 
     size_bytes: int
@@ -81,27 +81,19 @@ def read_stamp(location: Location) -> Stamp | None:
     Raises:
         StorageError: the storage does not answer.
     """
-    return unless_missing(lambda: _local_stamp(location) if location.is_local else _remote_stamp(location))
+    return unless_missing(lambda: _stamp(location))
 
 
 def read_stamps(locations: Iterable[Location]) -> list[Stamp | None]:
-    """Return the stamps of many files, in order.
+    """Return the stamps of many files of one storage, in order.
 
     Raises:
         StorageError: the storage does not answer.
     """
     asked = list(locations)
-    if all(location.is_local for location in asked):
-        return [read_stamp(location) for location in asked]
-    return list(at_once(read_stamp, asked))
+    return list(each_at(asked[0].store, read_stamp, asked)) if asked else []
 
 
-def _local_stamp(location: Location) -> Stamp:
-    with mapped_errors(location, "look for it"):
-        status = os.stat(location.path)
-    return Stamp(status.st_size, status.st_mtime, str(status.st_mtime_ns), status.st_ctime)
-
-
-def _remote_stamp(location: Location) -> Stamp:
+def _stamp(location: Location) -> Stamp:
     found = stat(location)
-    return Stamp(found.size_bytes, found.changed, found.version)
+    return Stamp(found.size_bytes, found.changed, found.version, found.touched)

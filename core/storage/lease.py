@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from reshard.core.runtime.context import having
 from reshard.core.runtime.records import Record
 from reshard.core.storage.lease_holder import LeaseHolder
-from reshard.core.storage.local_lease import hold_local, living_local
+from reshard.core.storage.local_lease import has_locks, hold_local, living_local
 from reshard.core.storage.remote_lease import hold_remote, living_remote
 from reshard.core.storage.urls import Location
 
@@ -44,7 +44,7 @@ def held_lease(directory: Location, holder: LeaseHolder, *, alone: bool = False)
         TargetBusyError: a living run holds one of the ranks, or carries out another plan; the message names it.
         StorageError: the directory cannot be read or written.
     """
-    held = hold_local(directory, holder) if directory.is_local else hold_remote(directory, holder, alone=alone)
+    held = hold_local(directory, holder) if has_locks(directory) else hold_remote(directory, holder, alone=alone)
     with held, having(_current, LeaseName(str(directory), holder.run)):
         yield
 
@@ -59,6 +59,6 @@ def living_holders(directory: Location, holder: LeaseHolder) -> list[LeaseHolder
 
     Call it while `exclusive`.
     """
-    if not directory.is_local:
+    if not has_locks(directory):
         return living_remote(directory, holder.run)
     return [other for other in living_local(directory) if other.run != holder.run]

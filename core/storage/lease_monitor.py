@@ -23,6 +23,7 @@ from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.lease import LeaseName, living_holders
 from reshard.core.storage.lease_holder import MAX_LEASE_BYTES, LeaseHolder, new_holder, parse_holder
 from reshard.core.storage.listing import unless_missing
+from reshard.core.storage.local_lease import has_locks
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import claimed_while
@@ -63,7 +64,7 @@ def seen_holders(directory: Location) -> list[LeaseHolder]:
         TargetError: a lease is not readable.
         StorageError: the leases cannot be read.
     """
-    if not directory.is_local:
+    if not has_locks(directory):
         return living_holders(directory, new_holder(()))
     with mapped_errors(directory, "look at the leases"):
         try:
@@ -97,6 +98,7 @@ class _WatchedLease:
     def __init__(self, lease: LeaseName, is_ours: Callable[[], bool]) -> None:
         self._lease = lease
         self._location = parse_url(lease.directory).child(f"{lease.run}.json")
+        self._look = self._look_at_lock if has_locks(self._location) else self._look_at_text
         self._is_ours = is_ours
         self._lock = threading.Lock()
         self._gone = ""
@@ -107,15 +109,14 @@ class _WatchedLease:
         """Check that the lease is still held."""
         with self._lock:
             if not self._gone:
-                self._gone = self._look_local() if self._location.is_local else self._look_remote()
+                self._gone = self._look()
             if not self._gone and not self._is_ours():
                 self._gone = "another conversion was begun in its place"
             if self._gone:
                 raise TargetError(
                     f"{self._lease.directory}: nothing more is written for run {self._lease.run}: {self._gone}"
                 )
-            if not self._location.is_local:
-                self._check_renewed()
+            self._check_renewed()
 
     def check_until(self, ended: threading.Event, stop: threading.Event) -> None:
         """Check from time to time until `ended`; set `stop` when the lease is gone."""
@@ -129,16 +130,19 @@ class _WatchedLease:
             except StorageError:
                 continue  # reported when a file is about to appear
 
-    def _look_local(self) -> str:
+    def _look_at_lock(self) -> str:
         with mapped_errors(self._location, "look at the lease"):
             try:
                 file = open(open_regular(self._location.path), "rb")
             except FileNotFoundError:
                 return "it has ended"
             with file:
-                return "" if _is_locked(file) else "its process has died"
+                if not _is_locked(file):
+                    return "its process has died"
+        self._renewed = time.monotonic()
+        return ""
 
-    def _look_remote(self) -> str:
+    def _look_at_text(self) -> str:
         begun = time.monotonic()
         text = unless_missing(lambda: read_small_file(self._location, MAX_LEASE_BYTES))
         if text is None:

@@ -23,7 +23,7 @@ def check_links(directory: Location, files: Iterable[Location]) -> None:
     Raises:
         InputError: one is; the message names it, and where it leads.
     """
-    if not directory.is_local:
+    if not directory.store.has_paths:
         return
     roots = [os.path.join(root, "") for root in _allowed_roots(os.path.realpath(directory.path))]
     for file in files:

@@ -1,5 +1,6 @@
 """Finds files and directories, and lists them."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -37,6 +38,11 @@ def exists(location: Location) -> bool:
         StorageError: the storage does not answer.
     """
     return kind_of(location) is not None
+
+
+def lacks_directory(location: Location) -> bool:
+    """True if the directory that a file would be in does not exist; object stores need none."""
+    return location.store.has_paths and not os.path.isdir(location.parent.path)
 
 
 def list_folder(location: Location, action: str = "list it") -> Sequence[Entry]:

@@ -24,6 +24,11 @@ _MAX_GATE_ATTEMPTS = 100
 """Other runs do not move a directory away that often just between its creation and the opening of a file in it."""
 
 
+def has_locks(directory: Location) -> bool:
+    """True if runs can lock files in a directory."""
+    return directory.store.has_paths
+
+
 @contextmanager
 def hold_local(directory: Location, holder: LeaseHolder) -> Iterator[None]:
     """Hold a local lease while the block runs."""
@@ -43,7 +48,7 @@ def hold_local(directory: Location, holder: LeaseHolder) -> Iterator[None]:
 @contextmanager
 def exclusive(directory: Location) -> Iterator[None]:
     """Run the block in one process at a time; without effect on object stores, which have no locks."""
-    if not directory.is_local:
+    if not has_locks(directory):
         yield
         return
     path = os.path.join(directory.path, GATE_NAME)

@@ -28,7 +28,7 @@ def _near(location: Location) -> Location | None:
     if exists(location):
         return None
     # a store's prefixes would be asked for one by one
-    while location.is_local and location.parent.path != location.path and not exists(location.parent):
+    while location.store.is_near and location.parent.path != location.path and not exists(location.parent):
         location = location.parent
     names = names_in(location.parent)
     if len(names) > _MAX_NAMES:

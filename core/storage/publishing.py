@@ -13,12 +13,12 @@ import os
 import posixpath
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.runtime.wording import listed, size_text
-from reshard.core.storage.atomic_rename import flush_to_disk, is_temporary
+from reshard.core.storage.atomic_rename import flush_to_disk, is_temporary, remove_abandoned
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import find_files, list_folder, unless_missing
@@ -43,14 +43,24 @@ WITHDRAWN_NAME = "withdrawn"
 """Name of a file that marks a finished conversion whose manifest was withdrawn, to mend it or to replace it."""
 
 
+def is_built_beside(final: Location) -> bool:
+    """True if a target is built beside its place and renamed; otherwise in its place, file by file."""
+    return final.store.renames
+
+
 def working_location(final: Location) -> Location:
     """Return the place where the files of a target are written."""
-    return Location(final.store, final.path + PARTIAL_SUFFIX) if final.is_local else final
+    return Location(final.store, final.path + PARTIAL_SUFFIX) if is_built_beside(final) else final
 
 
 def replaced_location(final: Location) -> Location:
-    """Return the place to which a replaced local target is moved until it is removed."""
+    """Return the place to which a replaced target is moved until it is removed."""
     return Location(final.store, final.path + REPLACED_SUFFIX)
+
+
+def places_beside(final: Location) -> tuple[Location, ...]:
+    """Return where a target is built, and where a replaced one is moved: nowhere if it is built in its place."""
+    return (working_location(final), replaced_location(final)) if is_built_beside(final) else ()
 
 
 def list_names(location: Location) -> list[str]:
@@ -67,7 +77,7 @@ def list_names(location: Location) -> list[str]:
         raise TargetError(f"{location}: is a file, the target must be a directory")
     names = sorted(posixpath.basename(path) for path in paths)
     folders = [name for name in names if RANK_FOLDER.fullmatch(name)]
-    if location.is_local or any(_entries(location.child(folder)) for folder in folders):
+    if location.store.has_paths or any(_entries(location.child(folder)) for folder in folders):
         return names
     return [name for name in names if name not in folders]
 
@@ -87,7 +97,7 @@ def foreign_names(location: Location, is_own: IsOwn) -> list[str]:
 
 def remove_tree(location: Location) -> None:
     """Remove a directory with its content, if it exists."""
-    if not location.is_local:
+    if not location.store.has_paths:
         remove_files(find_files(location))
         return
     with mapped_errors(location, "remove it"):
@@ -110,23 +120,46 @@ def other_files(directory: Location, known: Iterable[str], is_own: IsOwn) -> lis
         for file in find_files(directory)
         if (RANK_FOLDER.fullmatch(file.path[start:].partition("/")[0]) or is_own(file.path[start:]))
         and file.path not in known_paths
-        and not (directory.is_local and is_temporary(file.name))
+        and not (directory.store.has_paths and is_temporary(file.name))
     ]
 
 
 def remove_others(working: Location, kept: Iterable[str], is_own: IsOwn) -> None:
     """Remove a checkpoint's files that are not among `kept` (paths below the directory), and empty rank folders."""
     remove_files(other_files(working, kept, is_own))
-    if working.is_local:
-        with mapped_errors(working, "remove empty folders in it"):
-            for name in list_names(working):
-                path = working.child(name).path
-                if RANK_FOLDER.fullmatch(name) and os.path.isdir(path) and not os.listdir(path):
-                    os.rmdir(path)
+    remove_empty_folders(working, _rank_folders(working))
+
+
+def _rank_folders(directory: Location) -> Iterator[Location]:
+    for name in list_names(directory):
+        if RANK_FOLDER.fullmatch(name):
+            yield directory.child(name)
+
+
+def remove_empty_folders(directory: Location, folders: Iterable[Location]) -> None:
+    """Remove those of some folders in a directory that are empty, one after another; object stores have none."""
+    if not directory.store.has_paths:
+        return
+    with mapped_errors(directory, "remove empty folders in it"):
+        for folder in folders:
+            if os.path.isdir(folder.path) and not os.listdir(folder.path):
+                os.rmdir(folder.path)
+
+
+def remove_unfinished(directory: Location, wanted: Callable[[str], bool], unchanged_seconds: float = 0) -> None:
+    """Remove unfinished files of killed writers as `remove_abandoned` does; object stores show none.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    if directory.store.has_paths:
+        remove_abandoned(directory.path, wanted, unchanged_seconds)
 
 
 def temporary_files(directory: Location) -> list[Location]:
-    """Return the local files of a checkpoint, and of its state directory, that a killed run did not finish."""
+    """Return the files of a checkpoint, and of its state directory, that a killed run did not finish."""
+    if not directory.store.has_paths:
+        return []
     names = list_names(directory)
     folders = [name for name in names if RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY]
     with mapped_errors(directory, "list its files"):
@@ -186,8 +219,8 @@ def check_room(location: Location, needed_bytes: int) -> None:
 
 
 def free_room(location: Location) -> int | None:
-    """Return the free bytes of the file system of a place; None for object stores, which tell none."""
-    if not location.is_local:
+    """Return the free bytes of the file system of a place; None for object stores, which tell nothing."""
+    if not location.store.has_paths:
         return None
     existing = location.path
     while not os.path.exists(existing):

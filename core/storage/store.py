@@ -27,6 +27,7 @@ class Entry(Record):
         version: differs whenever the content does (an etag, the time of the last change); empty if none is known.
         changed: time of the last change in seconds since the epoch, by the storage's clock; None if unknown.
         is_link: a link, described as what it leads to unless it was listed.
+        touched: time of the last change of contents, mode, name or links, which no program can set; None if unknown.
     """
 
     path: str
@@ -35,6 +36,7 @@ class Entry(Record):
     version: str = ""
     changed: float | None = None
     is_link: bool = False
+    touched: float | None = None
 
     @property
     def name(self) -> str:
@@ -203,6 +205,9 @@ class Store(ABC):
         Raises:
             FileNotFoundError: nothing is there (some storages do not say).
         """
+
+    def restrict(self, path: str, mode: int) -> None:  # noqa: B027 (most storages have no modes)
+        """Give a file this mode, where files have modes."""
 
     def abandoned(self, path: str) -> Sequence[AbandonedUpload]:
         """List the abandoned uploads of a file, or of all files below a directory, where a storage `keeps_parts`."""

@@ -15,6 +15,7 @@ from typing import TypeVar
 from reshard.core.runtime import retry
 from reshard.core.runtime.retry import count_retry, with_retries
 from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.store import Store
 from reshard.core.storage.urls import Location
 
 REQUESTS_AT_ONCE = 64
@@ -59,6 +60,11 @@ def at_once(function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterat
     finally:
         for future in in_flight:
             future.cancel()
+
+
+def each_at(store: Store, function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
+    """Yield a looking function's result for each item of a storage: `at_once`, unless a look costs no request."""
+    return map(function, items) if store.is_near else at_once(function, items)
 
 
 def submitted(function: Callable[[Item], Answer], item: Item) -> "Future[Answer]":

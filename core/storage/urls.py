@@ -20,11 +20,6 @@ class Location(Record):
     path: str
 
     @property
-    def is_local(self) -> bool:
-        """True for a path on this machine, or one mounted here."""
-        return self.store.has_paths
-
-    @property
     def name(self) -> str:
         """The last part of the path."""
         return posixpath.basename(self.path)
@@ -45,6 +40,11 @@ class Location(Record):
     def __format__(self, format_spec: str) -> str:
         """The URL for messages: printable, on one line."""
         return format(str(self), format_spec)
+
+
+def name_in_messages(name: str) -> Location:
+    """Return a place for what is at none, such as bytes in memory."""
+    return Location(LOCAL_DISK, name)
 
 
 _ONE_SLASH = re.compile(r"(file|local|s3a?|obs|gcs?|gs|az|abfss?|adl|hdfs|https?|memory):(?!//|:)")

@@ -15,6 +15,7 @@ from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     STATE_DIRECTORY,
     WITHDRAWN_NAME,
+    is_built_beside,
     publish,
     remove_others,
     remove_tree,
@@ -50,7 +51,7 @@ def leased(final: Location, holder: LeaseHolder, *, alone: bool = False) -> Iter
 def _leave(final: Location) -> None:
     """Remove the directory of the leases if no other run holds one, and records there that belong to no plan."""
     working = working_location(final)
-    if not final.is_local or not os.path.isdir(working.path):
+    if not is_built_beside(final) or not os.path.isdir(working.path):
         return
     leases, state = leases_of(final), working.child(STATE_DIRECTORY)
     try:
@@ -65,12 +66,11 @@ def _leave(final: Location) -> None:
 
 
 def remove_leftovers(workspace: Workspace, final: Location, files: Iterable[str], *, in_place: bool) -> None:
-    """Remove temporary files of killed runs, and any file but `files` unless a local target is mended in its place."""
-    if final.is_local:
-        check_beside(final)
-        for left in temporary_files(workspace.directory):
-            remove_file(left)
-    if not (final.is_local and in_place):  # there only our own files were ever written
+    """Remove temporary files of killed runs, and any file but `files` unless a finished target is mended in place."""
+    check_beside(final)
+    for left in temporary_files(workspace.directory):
+        remove_file(left)
+    if not (is_built_beside(final) and in_place):  # there only our own files were ever written
         remove_others(workspace.directory, files, is_target_name)
 
 
@@ -87,5 +87,6 @@ def publish_manifest(workspace: Workspace, final: Location, manifest: Manifest) 
     """Write the commit marker, and give the finished files their place; if it fails, all are still in the workspace."""
     write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
     publish(workspace.directory, final, own_names(final))
-    if final.is_local:  # not earlier: a run that waits for the gate in there must not pass while files are moved
+    # not earlier: a run that waits for the gate in there must not pass while files are moved
+    if is_built_beside(final):
         remove_tree(final.child(STATE_DIRECTORY, LEASES_DIRECTORY))

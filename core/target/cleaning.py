@@ -34,7 +34,9 @@ from reshard.core.storage.publishing import (
     REPLACED_SUFFIX,
     STATE_DIRECTORY,
     WITHDRAWN_NAME,
+    is_built_beside,
     list_names,
+    places_beside,
     remove_tree,
     replaced_location,
     temporary_files,
@@ -111,12 +113,7 @@ def _describe_beside(location: Location) -> Leftover:
 def _targets_in(final: Location) -> list[Location]:
     """Return the targets in a directory of several that a conversion has worked on."""
     places = [final.child(name) for name in _target_names(list_names(final))]
-    return [
-        place
-        for place in places
-        if STATE_DIRECTORY in list_names(place)
-        or (place.is_local and any(map(exists, (working_location(place), replaced_location(place)))))
-    ]
+    return [place for place in places if STATE_DIRECTORY in list_names(place) or any(map(exists, places_beside(place)))]
 
 
 def _target_names(names: Iterable[str]) -> list[str]:
@@ -132,7 +129,7 @@ def _target_of(name: str) -> str:
 
 def _remove_found(place: Location, survey: _Survey) -> None:
     for each in survey.found:  # a run that takes a lease would watch the dead ones first
-        if each.leftover.kind is LeftoverKind.LEASE and not place.is_local:
+        if each.leftover.kind is LeftoverKind.LEASE and not is_built_beside(place):
             each.remove()
     holder = new_holder(())
     # a plan of its own: it excludes every other run, and other removals
@@ -155,7 +152,7 @@ def _check_is_target(final: Location) -> None:
 
 def _check_is_there(final: Location) -> None:
     """Check that a target without unfinished work is one: the path may be mistyped, or a directory of targets."""
-    if not any(map(exists, {working_location(final), replaced_location(final), final})):
+    if not any(map(exists, (*places_beside(final), final))):
         advice = did_you_mean(final) or ". Check the path"
         raise InputError(f"{final}: nothing is there, and no unfinished work of a conversion into it{advice}")
     if read_manifest(final) is not None:
@@ -168,10 +165,10 @@ def _check_is_there(final: Location) -> None:
 
 def _survey(final: Location, run: str) -> _Survey:
     """Find what is left; the lease of `run` does not count."""
-    return _survey_local(final, run) if final.is_local else _survey_remote(final, run)
+    return _survey_beside(final, run) if is_built_beside(final) else _survey_in_place(final, run)
 
 
-def _survey_local(final: Location, run: str) -> _Survey:
+def _survey_beside(final: Location, run: str) -> _Survey:
     working, replaced = working_location(final), replaced_location(final)
     state = final.child(STATE_DIRECTORY)
     check_beside(final)
@@ -232,7 +229,7 @@ def _damaged_file(final: Location, manifest: Manifest) -> Location | None:
     return None
 
 
-def _survey_remote(final: Location, run: str) -> _Survey:
+def _survey_in_place(final: Location, run: str) -> _Survey:
     state, leases = final.child(STATE_DIRECTORY), leases_of(final)
     if [name for name in list_names(leases) if name != f"{run}.json"]:
         current_progress().note("watching the leases of other runs for some seconds, to see if one is renewed")
@@ -308,7 +305,7 @@ def _kept_states(final: Location, *, is_finished: bool) -> tuple[str, ...]:
         return ()
     if exists(state.child(REMOVING_NAME)):
         return (f"{final}: a conversion that was being removed; the next run of convert-latest goes on with it",)
-    if exists(state.child(WITHDRAWN_NAME)) or (final.is_local and read_identity(state) is not None):
+    if exists(state.child(WITHDRAWN_NAME)) or (is_built_beside(final) and read_identity(state) is not None):
         return (_withdrawn_text(final),)
     names = list_names(final)
     if names and STATE_DIRECTORY not in names and not _target_names(names):

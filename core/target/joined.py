@@ -5,7 +5,7 @@ from functools import cached_property
 from reshard.core.checkpoint.manifest import Manifest
 from reshard.core.errors import TargetError
 from reshard.core.layouts.manifests import read_manifest
-from reshard.core.storage.publishing import STATE_DIRECTORY, list_names
+from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import Location
 from reshard.core.target.place import check_beside, check_place
 from reshard.core.target.target import Look, Target
@@ -35,8 +35,7 @@ class JoinedTarget(Target, dict=True):
 
     def check_usable(self) -> Look:
         """Check that nothing is at the target but these parts, joined or begun to be joined; return its state."""
-        if self.final.is_local:
-            check_beside(self.final)
+        check_beside(self.final)
         look = self._look()
         if look.identity not in (None, self.identity) and self._read_manifest() is None:
             raise TargetError(
@@ -59,7 +58,7 @@ def check_joinable(final: Location) -> None:
     Raises:
         TargetError: the storage or the place cannot be used, or something else is there.
     """
-    check_place(final)
+    names = check_place(final)
     begun = read_manifest(final) is not None or read_identity(final.child(STATE_DIRECTORY)) is not None
-    if not begun and set(list_names(final)) - ({STATE_DIRECTORY} if not final.is_local else set()):
+    if names and not begun:
         raise TargetError(_NOT_EMPTY.format(final))

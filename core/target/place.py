@@ -14,6 +14,7 @@ from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     STATE_DIRECTORY,
     foreign_names,
+    is_built_beside,
     list_names,
     replaced_location,
     working_location,
@@ -45,10 +46,13 @@ def check_free(final: Location, source: Location, *, overwrite: bool, brings_oth
             refuse_occupied(final, overwrite=overwrite, brings_others=brings_others)
 
 
-def check_place(final: Location) -> None:
-    """Raise TargetError, without writing, if the storage cannot be used, or no directory can be made at a place."""
+def check_place(final: Location) -> list[str]:
+    """Raise TargetError, without writing, if the storage cannot be used, or no directory can be made at a place.
+
+    Returns the names there, without the directory of leases and records if it is there at all times.
+    """
     with _refused_as_target():
-        _names_at(final)
+        return _names_at(final)
 
 
 @contextmanager
@@ -63,11 +67,11 @@ def _refused_as_target() -> Iterator[None]:
 
 
 def _names_at(final: Location) -> list[str]:
-    """Return the names at a target, without an object store's directory of leases and records."""
-    if final.is_local:
-        _check_directory(final)
-    names = [name for name in list_names(final) if final.is_local or name != STATE_DIRECTORY]
-    if final.is_local and not names:  # a finished target may be read-only
+    if not is_built_beside(final):
+        return [name for name in list_names(final) if name != STATE_DIRECTORY]
+    _check_directory(final)
+    names = list_names(final)
+    if not names:  # a finished target may be read-only
         _check_writable(final)
     return names
 
@@ -111,7 +115,9 @@ def manifest_to_keep(final: Location, *, overwrite: bool) -> Manifest | None:
 
 
 def check_beside(final: Location) -> None:
-    """Raise TargetError if a local working directory beside a target is a link, or has a foreign file."""
+    """Raise TargetError if a working directory beside a target is a link, or has a foreign file."""
+    if not is_built_beside(final):
+        return
     working = working_location(final)
     check_working(working, STATE_LISTING, may_be_own)
     state = working.child(STATE_DIRECTORY)
@@ -126,8 +132,8 @@ def check_beside(final: Location) -> None:
     check_replaced(replaced, own_names(replaced))
 
 
-def check_local_place(final: Location) -> None:
-    """Check that a local directory can be created at a place."""
+def check_new_place(final: Location) -> None:
+    """Check that a directory can be created at a place."""
     _check_directory(final)
     _check_writable(final)
 

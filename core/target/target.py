@@ -10,7 +10,7 @@ a finished conversion, or another checkpoint    refuse                      repl
 anything else                                   refuse                      refuse
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -37,6 +37,7 @@ from reshard.core.storage.publishing import (
     REMOVING_NAME,
     STATE_DIRECTORY,
     WITHDRAWN_NAME,
+    is_built_beside,
     list_names,
     other_files,
     remove_others,
@@ -58,7 +59,7 @@ from reshard.core.target.documents import (
     write_companions,
 )
 from reshard.core.target.own_names import own_names, recorded_companions
-from reshard.core.target.place import check_beside, check_local_place, manifest_to_keep, refuse_occupied
+from reshard.core.target.place import check_beside, check_new_place, manifest_to_keep, refuse_occupied
 from reshard.core.target.touched_sources import EarlierWork, find_earlier_work, touched_text
 from reshard.core.target.workspace import (
     IDENTITY_NAME,
@@ -75,11 +76,11 @@ class Look(Record):
     """A target's state at the time of a look.
 
     Attributes:
-        names: names at the target, without an object store's state directory.
+        names: names at the target, without the state directory of one built in its place.
         identity: of the workspace's plan, as `read_identity` returns it.
-        manifest: the target's, if that is on an object store; a local one is read when it is needed.
-        has_state: True unless it is on an object store, without a state directory.
-        leftovers: an object store's state files, without leases, listed before identity and manifest were read.
+        manifest: of a target built in its place; of another it is read when it is needed.
+        has_state: True unless it is built in its place, without a state directory.
+        leftovers: state files of one built in its place, without leases, listed before identity and manifest were read.
     """
 
     names: Collection[str]
@@ -95,7 +96,7 @@ class Claim(Record):
     Attributes:
         workspace: ready for the plan.
         is_new: the plan was begun under this lease: no rank has a record, and nothing is committed.
-        was_empty: nothing was there before, on an object store, nor any run's lease: all that appears is this plan's.
+        was_empty: it is built in its place, where nothing was, nor any run's lease: all that appears is this plan's.
         earlier: ranks that were finished before sources were touched: compare them, then call `Target.take_over`.
     """
 
@@ -164,7 +165,7 @@ class Target(Record, dict=True):
 
     def _begin_unless_begun(self, holder: LeaseHolder, look: Look) -> Claim:
         """Begin this plan in the workspace, unless it was begun before, or is carried out."""
-        if self.final.is_local:  # another run may have begun while this one waited for the gate
+        if is_built_beside(self.final):  # another run may have begun while this one waited for the gate
             look = self._look()
             if look.identity != self.identity and self.is_mended_in_place:
                 raise TargetError(f"{self.final}: was replaced by another conversion a moment ago; start again")
@@ -172,8 +173,8 @@ class Target(Record, dict=True):
         if look.identity == self.identity or self._is_committed(look):
             return begun
         earlier = self._earlier_work(look)
-        # on an object store nothing keeps two runs apart that remove the files of another plan
-        unguarded = look.identity is not None and not self.final.is_local
+        # without a lock nothing keeps two runs apart that remove the files of another plan
+        unguarded = look.identity is not None and not is_built_beside(self.final)
         if (unguarded or earlier) and (others := living_holders(leases_of(self.final), holder)):
             what = "comparing what is there with the source" if earlier else "about to replace what is there"
             raise TargetBusyError(f"{self.final}: {others[0]} is {what}; start again in a moment")
@@ -188,8 +189,8 @@ class Target(Record, dict=True):
 
     def check_usable(self) -> Look:
         """Check that the state of the target leaves room for this plan; see the module's table. Return that state."""
-        if self.final.is_local:
-            check_local_place(self.final)
+        if is_built_beside(self.final):
+            check_new_place(self.final)
             check_beside(self.final)
             if self.is_mended_in_place:
                 check_unlinked(self.final, STATE_LISTING)
@@ -236,7 +237,7 @@ class Target(Record, dict=True):
 
     def _look(self) -> Look:
         state = self.workspace.state
-        if self.final.is_local:
+        if is_built_beside(self.final):
             return Look(list_names(self.final), read_identity(state))
         names = set(list_names(self.final))
         # each look at a file is a request, mostly for nothing. Identity and manifest are read after they were listed:
@@ -259,8 +260,8 @@ class Target(Record, dict=True):
         return tuple(file for file in find_files(self.workspace.state) if file.parent.path != leases)
 
     def _is_committed(self, look: Look) -> bool:
-        """True if the finished target of this plan was there at the time of a look; a local one is looked at again."""
-        manifest = self._read_manifest() if self.final.is_local else look.manifest
+        """True if the finished target of this plan was there at a look; one beside is looked for again."""
+        manifest = self._read_manifest() if is_built_beside(self.final) else look.manifest
         return manifest is not None and manifest.identity == self.identity
 
     def check_nothing_foreign(self) -> None:
@@ -283,8 +284,8 @@ class Target(Record, dict=True):
         return manifest if manifest is not None and manifest.identity == self.identity else None
 
     def check_not_taken(self) -> None:
-        """Raise TargetError if another conversion was begun in the workspace; local leases cannot be lost."""
-        if not self.final.is_local and read_identity(self.workspace.state) != self.identity:
+        """Raise TargetError if another conversion was begun in the workspace; locks cannot be lost."""
+        if not is_built_beside(self.final) and read_identity(self.workspace.state) != self.identity:
             raise TargetError(f"{self.final}: another run is converting something else into it, and has taken it over")
 
     def reopen(self) -> None:
@@ -293,7 +294,7 @@ class Target(Record, dict=True):
 
     def confirm(self, level: VerifyLevel) -> None:
         """Finish the commit of an interrupted run, and record the level of a new verification."""
-        if self.final.is_local:
+        if is_built_beside(self.final):
             self._remove_replaced()
         remove_file(self.final.child(STATE_DIRECTORY, WITHDRAWN_NAME))
         self.side.announce(self.final, self.plan.inputs.layout)
@@ -334,7 +335,7 @@ class Target(Record, dict=True):
         workspace = self.workspace
         with exclusive(leases_of(self.final)):
             self.check_not_taken()
-            if self.final.is_local and self.is_committed():  # by a run that did other ranks, a moment ago
+            if is_built_beside(self.final) and self.is_committed():  # by a run that did other ranks, a moment ago
                 return
             if not was_empty:  # a listing makes some servers read all that was written, for its etags
                 remove_leftovers(workspace, self.final, manifest.files, in_place=self.is_mended_in_place)
@@ -371,31 +372,46 @@ class Target(Record, dict=True):
 
     def _begin(self, look: Look) -> None:
         """Give the workspace to this plan: files of another plan are removed, its commit marker first."""
-        state = self.workspace.state
-        there = {file.path: file for file in (self._state_files() if self.final.is_local else look.leftovers)}
-        in_turn = {state.child(name).path for name in (MANIFEST_NAME, PLAN_NAME, IDENTITY_NAME)}
-        left = [file for path, file in there.items() if path not in in_turn]
-        # loaders would find those of an old model beside new files
-        replaced: Collection[str] = companion_names()
-        manifest = state.child(MANIFEST_NAME)
-        if not self.final.is_local:  # where each look is a request
-            replaced = recorded_companions(self.final) if manifest.path in there else ()
-        if self.final.is_local:
-            remove_file(manifest)
-        elif manifest.path in there:
-            withdraw_manifest(state)
-            left.append(state.child(WITHDRAWN_NAME))
+        if is_built_beside(self.final):
+            self._clear_beside(look)
+        else:
+            self._clear_in_place(look)
+        self._write_plan()
+        write_bytes(self.workspace.state.child(IDENTITY_NAME), self.identity.encode())
+
+    def _clear_beside(self, look: Look) -> None:
+        directory, state = self.workspace.directory, self.workspace.state
+        left = self._replaceable(self._state_files())
+        remove_file(state.child(MANIFEST_NAME))
         # loaders would find old ones with new files
-        for name in (*replaced, *document_names(self.plan)):
-            if self.final.is_local or name in look.names:
-                remove_file(self.workspace.directory.child(name))
+        for name in (*companion_names(), *document_names(self.plan)):
+            remove_file(directory.child(name))
         if look.identity is not None:
             remove_file(state.child(IDENTITY_NAME))
         remove_files(left)
-        if self.final.is_local:
-            remove_others(self.workspace.directory, (), is_target_name)
-            for unfinished in temporary_files(self.workspace.directory):
-                if unfinished.parent.name != LEASES_DIRECTORY:  # those belong to living runs
-                    remove_file(unfinished)  # it may contain unencrypted values
-        self._write_plan()
-        write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
+        remove_others(directory, (), is_target_name)
+        for unfinished in temporary_files(directory):
+            if unfinished.parent.name != LEASES_DIRECTORY:  # those belong to living runs
+                remove_file(unfinished)  # it may contain unencrypted values
+
+    def _clear_in_place(self, look: Look) -> None:
+        """Remove what was seen, and nothing else: each look is a request, and other programs' files may be there."""
+        state = self.workspace.state
+        left = self._replaceable(look.leftovers)
+        replaced: Collection[str] = ()
+        if state.child(MANIFEST_NAME).path in {file.path for file in look.leftovers}:
+            # loaders would find those of an old model beside new files
+            replaced = recorded_companions(self.final)
+            withdraw_manifest(state)
+            left.append(state.child(WITHDRAWN_NAME))
+        for name in (*replaced, *document_names(self.plan)):
+            if name in look.names:
+                remove_file(self.final.child(name))
+        if look.identity is not None:
+            remove_file(state.child(IDENTITY_NAME))
+        remove_files(left)
+
+    def _replaceable(self, files: Iterable[Location]) -> list[Location]:
+        """Return state files without those that are removed, or written, in their turn."""
+        in_turn = {self.workspace.state.child(name).path for name in (MANIFEST_NAME, PLAN_NAME, IDENTITY_NAME)}
+        return [file for file in files if file.path not in in_turn]

@@ -26,10 +26,10 @@ from reshard.core.runtime.sealing import keyed_digest, seal, unseal
 from reshard.core.storage.listing import find_files, unless_missing
 from reshard.core.storage.local_lease import GATE_NAME
 from reshard.core.storage.own_files import Listing
-from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, WITHDRAWN_NAME, list_names
+from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, WITHDRAWN_NAME
 from reshard.core.storage.reading import read_own_file, read_small_file
 from reshard.core.storage.removal import remove_file
-from reshard.core.storage.transfers import at_once
+from reshard.core.storage.transfers import each_at
 from reshard.core.storage.uploads import abort_uploads
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
@@ -136,8 +136,8 @@ class Workspace(Record, eq=False):
     def recorded_ranks(self) -> set[int]:
         """Return the ranks that have a record."""
         records = self.state.child(RECORDS_DIRECTORY)
-        names = list_names(records) if records.is_local else [file.name for file in find_files(records)]
-        return {int(found[1]) for name in names if (found := _RECORD_NAME.fullmatch(name))}
+        names = [_RECORD_NAME.fullmatch(file.name) for file in find_files(records)]
+        return {int(name[1]) for name in names if name}
 
     def remove_record(self, rank: int) -> None:
         """Remove a rank's record; its file no longer counts."""
@@ -207,6 +207,4 @@ def read_records(workspace: Workspace, ranks: Sequence[int]) -> Iterator[ShardRe
             return None
 
     recorded = sorted(workspace.recorded_ranks() & set(ranks))
-    # local records are read faster than they could be handed to threads
-    found = map(read, recorded) if workspace.directory.is_local else at_once(read, recorded)
-    return filter(None, found)
+    return filter(None, each_at(workspace.directory.store, read, recorded))

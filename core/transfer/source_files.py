@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 
 from reshard.core.checkpoint.catalog import CatalogRecord
-from reshard.core.checkpoint.dense_view import dense
+from reshard.core.checkpoint.dense_view import dense, first_file
 from reshard.core.errors import CatalogError
 from reshard.core.files.ckpt import Head
 from reshard.core.files.ckpt_writing import expected_heads
@@ -100,9 +100,8 @@ class RemoteFiles:
 
 
 def are_remote(plan: ConversionPlan) -> bool:
-    """True if the source files of a plan are on a remote storage."""
-    first = next(iter(plan.inputs.catalog.records.values()))
-    return not parse_url(first.location).is_local
+    """True if reads of a plan's source files are requests."""
+    return not first_file(plan.inputs.catalog).store.is_near
 
 
 def _expected(record: CatalogRecord) -> SourceFile:

@@ -118,7 +118,7 @@ def _with_current_versions(plan: ConversionPlan) -> ConversionPlan:
 
 def _with_current_version(record: CatalogRecord) -> CatalogRecord:
     location = parse_url(record.location)
-    found = _current_version(location) if location.is_local else None
+    found = _current_version(location) if location.store.has_paths else None
     if found is None or not (is_only_touched(record.version, found) or is_same_version(record.version, found)):
         return record
     return replace(record, version=found)

@@ -67,7 +67,9 @@ def other_state_files(directory: Location, ranks: Iterable[int], *, has_plan: bo
     return [
         file
         for file in find_files(state)
-        if file.path not in own and file.parent.path != leases and not (directory.is_local and is_leftover(file.name))
+        if file.path not in own
+        and file.parent.path != leases
+        and not (directory.store.has_paths and is_leftover(file.name))
     ]
 
 

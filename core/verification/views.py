@@ -17,7 +17,9 @@ from msgspec.structs import replace
 from reshard.core.changes.changes import Changes
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.checkpoint.content_blocks import worker_ranges
+from reshard.core.checkpoint.dense_view import first_file
 from reshard.core.errors import InputError, PlanError
+from reshard.core.files.remote_reads import whole_file_readers
 from reshard.core.layouts.any_layout import numbers_beside
 from reshard.core.layouts.state_numbers import Number
 from reshard.core.plan.matching import holding_file
@@ -35,7 +37,6 @@ from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import utf8_text
 from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import Source, open_source
-from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import DType, dtype_from_ckpt
 from reshard.core.tensor.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
@@ -54,9 +55,8 @@ from reshard.core.verification.shard_fingerprints import BLOCK_BYTES, sum_contri
 
 WORKER_BYTES = 32 * 2**20
 """Buffers of one worker at most; half of a remote file's are in flight."""
-_REMOTE_FILES_AT_ONCE = 4
 _MIN_SHARE_BYTES = 64 * 2**20
-"""The least that one worker reads of a local file in one go."""
+"""The least that one worker reads in one go, where several share a file."""
 _MAX_SHARES = 4
 """Shares of a file for each worker: few, yet enough for all workers to end at about the same time."""
 
@@ -231,10 +231,10 @@ class CheckpointView(_Facts):
             accumulator.add(record.rank, sums)
 
         records = self.plan.inputs.catalog.records.values()
-        are_local = all(parse_url(record.location).is_local for record in records)
-        workers = self.workers if are_local else min(self.workers, _REMOTE_FILES_AT_ONCE)
-        # several workers share a large local file; a remote one is read ahead by one
-        most = _MAX_SHARES * workers if are_local else 1
+        location = first_file(self.plan.inputs.catalog)
+        workers = whole_file_readers(location, self.workers)
+        # several workers share a large file that is near; another is read ahead by one
+        most = _MAX_SHARES * workers if location.store.is_near else 1
         counts = {record.rank: max(1, min(most, record.size_bytes // _MIN_SHARE_BYTES)) for record in records}
         work = ((record, number, counts[record.rank]) for record in records for number in range(counts[record.rank]))
         self.context.copy().run(in_threads, read, work, workers, stop)

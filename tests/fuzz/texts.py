@@ -76,7 +76,7 @@ def _storage_options() -> list[bytes]:
     return [
         json.dumps({"key": "k", "secret": _SECRET, "endpoint_url": "http://127.0.0.1:1"}).encode(),
         json.dumps(
-            {"client_kwargs": {"region_name": "r"}, "config_kwargs": {"retries": {"mode": "standard"}}}
+            {"client_kwargs": {"region_name": "r"}, "config_kwargs": {"s3": {"addressing_style": "path"}}}
         ).encode(),
     ]
 

@@ -1,6 +1,5 @@
 """A plan as one self-contained web page: its pictures, totals, decisions, and ranks."""
 
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 
@@ -14,7 +13,7 @@ from reshard.core.plan.overlaps import ParameterOverlaps
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.wording import counted, html_text, ranks_text, size_text
-from reshard.core.storage.listing import kind_of
+from reshard.core.storage.listing import kind_of, lacks_directory
 from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes
@@ -72,9 +71,8 @@ def plan_page(plan: ConversionPlan, summary: PlanSummary, overlaps: ParameterOve
 def write_page(url: str, page: str) -> None:
     """Write a page atomically; an InputError if another file than such a page is there, or there is no directory."""
     location = parse_url(url)
-    folder = os.path.dirname(location.path)
-    if location.is_local and not os.path.isdir(folder):
-        raise InputError(f"{location}: there is no directory {folder}; create it, or name another file")
+    if lacks_directory(location):
+        raise InputError(f"{location}: there is no directory {location.parent.path}; create it, or name another file")
     kind = kind_of(location)
     if kind == "directory":
         raise InputError(f"{location}: is a directory; name the file to be written")

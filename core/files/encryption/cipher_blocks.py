@@ -208,7 +208,7 @@ def _is_still(known: CipherBlocks, file: SourceFile) -> bool:
     Where the version is only the size, the file may have been replaced at any time; an etag is trusted without a
     request.
     """
-    if not file.location.is_local and file.version != str(file.size_bytes):
+    if not file.location.store.is_near and file.version != str(file.size_bytes):
         return True
     [head] = file.read_many([(0, known.layout.head_bytes)])
     return known.layout.iv(head) == known.iv(0)
@@ -238,7 +238,7 @@ def _find_blocks(file: SourceFile, key: Key) -> CipherBlocks:
 
 
 class _Borders:
-    """Reads the bytes around block borders; of a remote file many borders at once, since blocks have equal lengths."""
+    """Reads the bytes around block borders; of one that is not near many at once, since blocks have equal lengths."""
 
     _BEFORE_BYTES = 2 * CELL_BYTES
     _AFTER_BYTES = MAGIC_BYTES + TAG_BYTES + _SIZES_BYTES
@@ -255,7 +255,7 @@ class _Borders:
             return found
         # the more guesses were right, the more are made
         self._ahead = min(2 * self._ahead, _BORDERS_AT_ONCE) if not self._fetched else 1
-        count = 1 if self._file.location.is_local or not block_bytes else self._ahead
+        count = 1 if self._file.location.store.is_near or not block_bytes else self._ahead
         borders = [offset + number * block_bytes for number in range(count)]
         borders = [border for border in borders if border <= self._file.size_bytes]
         ranges = [self._range(border) for border in borders]

@@ -20,7 +20,7 @@ from reshard.core.files.encryption.cipher_blocks import (
     cipher_blocks_of,
     undecryptable,
 )
-from reshard.core.files.remote_reads import read_ahead
+from reshard.core.files.remote_reads import read_in_blocks
 from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.reading import SourceFile
@@ -63,9 +63,9 @@ class DecryptedSource:
         return self._blocks.layout.tagged
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from `offset` on; a local file is decrypted in pieces."""
+        """Fill `buffer` from `offset` on; a file that is near is decrypted in pieces."""
         self._check_inside(offset, len(buffer))
-        if not self.location.is_local:
+        if not self.location.store.is_near:
             [data] = self.read_many([(offset, len(buffer))])
             buffer[:] = data
             return
@@ -179,15 +179,7 @@ class DecryptedSource:
             (self._blocks.cipher_offset(number) - head_bytes, head_bytes + self._blocks.cipher_bytes(number))
             for number in range(len(self._blocks))
         )
-        if not self.location.is_local:
-            yield from read_ahead(self._file, ranges)
-            return
-        buffer = memoryview(bytearray(PIECE_BYTES))
-        for number, (offset, length) in enumerate(ranges):
-            for start in range(0, length, PIECE_BYTES):
-                piece = buffer[: min(PIECE_BYTES, length - start)]
-                self._file.read_into(offset + start, piece)
-                yield number, piece
+        return read_in_blocks(self._file, ranges, PIECE_BYTES)
 
     def _finish(self, decryptor: Any, number: int) -> None:
         if decryptor is None or not self.is_authenticated:

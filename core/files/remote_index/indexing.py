@@ -35,16 +35,17 @@ Answer = TypeVar("Answer")
 @contextmanager
 def workers_on(locations: Iterable[Location], workers: int) -> Iterator["Workers"]:
     """Provide as many workers as files at these locations can use."""
-    remote = not any(location.is_local for location in locations)
-    with ThreadPoolExecutor(max(workers, _REMOTE_FILES_AT_ONCE) if remote else workers) as pool:
-        yield Workers(pool)
+    are_near = any(location.store.is_near for location in locations)
+    with ThreadPoolExecutor(workers if are_near else max(workers, _REMOTE_FILES_AT_ONCE)) as pool:
+        yield Workers(pool, are_near=are_near)
 
 
 class Workers:
-    """Threads that apply a function to many files."""
+    """Threads that apply a function to many files; `are_near`: to look at these costs no requests."""
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, *, are_near: bool = False) -> None:
         self._pool = pool
+        self.are_near = are_near
 
     def outcomes(self, work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer | InputError]:
         """Return per item, in order, the result of `work` or the error that makes the item unusable.

@@ -2,12 +2,12 @@
 
 from reshard.core.errors import CatalogError, CheckpointError, TargetBusyError
 from reshard.core.layouts.checkpoint2.names import TRACKER_NAME
-from reshard.core.storage.atomic_rename import is_temporary, remove_abandoned
+from reshard.core.storage.atomic_rename import is_temporary
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.listing import unless_missing
-from reshard.core.storage.local_lease import exclusive, is_entered, remove_lease_directory
+from reshard.core.storage.local_lease import exclusive, has_locks, is_entered, remove_lease_directory
 from reshard.core.storage.own_files import check_gate
-from reshard.core.storage.publishing import list_names
+from reshard.core.storage.publishing import list_names, remove_unfinished
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
@@ -53,20 +53,20 @@ def advance_tracker(root: Location, number: int) -> int:
         named = read_tracker(root)
         if named is None or named < number:
             write_bytes(root.child(TRACKER_NAME), str(number).encode())
-        if gate.is_local:
+        if has_locks(gate):
             remove_lease_directory(gate, gate)
     return number if named is None else max(named, number)
 
 
 def tracker_leftovers(root: Location) -> list[Location]:
-    """Find what is left of runs that were killed while they advanced a local tracker.
+    """Find what is left of runs that were killed while they advanced a tracker under a lock.
 
     Raises:
         TargetBusyError: a run is advancing it.
         TargetError: other files are where runs lock it.
         StorageError: the directory cannot be listed.
     """
-    if not root.is_local:
+    if not has_locks(root):
         return []
     gate = root.child(_GATE_DIRECTORY)
     check_gate(gate)
@@ -82,7 +82,7 @@ def remove_tracker_leftovers(root: Location) -> None:
     gate = root.child(_GATE_DIRECTORY)
     with exclusive(gate):
         with mapped_errors(root, "remove unfinished files in it"):
-            remove_abandoned(root.path, _is_unfinished)
+            remove_unfinished(root, _is_unfinished)
         remove_lease_directory(gate, gate)
 
 

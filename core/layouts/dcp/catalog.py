@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from functools import partial
-from threading import Semaphore
 
 from msgspec.structs import replace
 
@@ -16,6 +15,7 @@ from reshard.core.files import safetensors, torch_zip
 from reshard.core.files.any_format import read_index
 from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.files.remote_index.indexing import workers_on
+from reshard.core.files.remote_reads import WholeFiles
 from reshard.core.files.torch_zip import StoredTensor
 from reshard.core.files.zip_layout import LOCAL_START
 from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, FilePart
@@ -32,7 +32,6 @@ from reshard.core.text.printing import listed_lines
 
 _MAX_ERRORS = 20
 _MAX_NAMES = 6
-_LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB in flight
 _SAFETENSORS_SUFFIX = ".safetensors"
 _UNREAD = -1
 """The owner of bytes that are not read; other owners are numbers of chunks."""
@@ -83,7 +82,7 @@ class _FileReader:
         self._objects: dict[str, dict[str, Place]] = {path: {} for path in checkpoint.paths}
         for name, place in checkpoint.metadata.objects.items():
             self._objects[place.path][name] = place
-        self._long_reads = Semaphore(_LONG_READS_AT_ONCE)
+        self._whole_files = WholeFiles()
         self._progress = current_progress()
         checks_now = check_crc and not crc_later
         self._checked_bytes = {path: _crc_bytes(path, parts) for path, parts in self._parts.items() if checks_now}
@@ -100,7 +99,7 @@ class _FileReader:
     def _checked(self, file: SourceFile, path: str, records: Sequence[CatalogRecord]) -> list[CatalogRecord]:
         """The records of a file after its CRCs were checked, without them."""
         for record in records:
-            with nullcontext() if file.location.is_local else self._long_reads:
+            with self._whole_files.room_for(file):
                 torch_zip.check_crcs(file, record.index.crcs, self._progress.advance)
         contents = sum(stored.extent.length for record in records for stored in record.index.crcs.values())
         # what archives have around contents

@@ -147,8 +147,8 @@ def _spelling(found: RankFiles, ranks: Sequence[int], asked: str | None) -> str:
 def _unreadable(files: Files, workers: int) -> dict[int, InputError]:
     """The ranks whose files cannot be read to the end, and why."""
     with workers_on(files.values(), workers) as threads:
-        if any(location.is_local for location in files.values()):
-            outcomes = threads.outcomes(_check_local, files.values())
+        if threads.are_near:
+            outcomes = threads.outcomes(_check_near, files.values())
             return {rank: why for rank, why in zip(files, outcomes, strict=True) if isinstance(why, InputError)}
         opened = dict(zip(files, threads.outcomes(_opened, files.values()), strict=True))
         readable: dict[int, SourceFile] = {
@@ -167,7 +167,7 @@ def _opened(location: Location) -> SourceFile:
     return open_checkpoint(location, source_key())
 
 
-def _check_local(location: Location) -> None:
+def _check_near(location: Location) -> None:
     file = _opened(location)
     try:
         read_index(file)

@@ -121,7 +121,7 @@ def test_few_requests_for_many_equal_files(remote: Source, monkeypatch: pytest.M
 
 def test_one_long_read_at_a_time_if_no_more_are_allowed(remote: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each holds what it has read ahead."""
-    monkeypatch.setattr("reshard.core.checkpoint.record_reader._LONG_READS_AT_ONCE", 1)
+    monkeypatch.setattr("reshard.core.files.remote_reads._WHOLE_FILES_AT_ONCE", 1)
     monkeypatch.setattr("reshard.core.checkpoint.record_reader._BLOCK_BYTES", 100)
     alone = Lock()
 

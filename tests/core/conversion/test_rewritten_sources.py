@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
@@ -17,6 +18,8 @@ from reshard.core.files.model import CheckpointFormat
 from reshard.core.records.plan_file import load_sources
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.progress import SilentProgress
+from reshard.core.storage import disk
+from reshard.core.storage.store import Entry
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.target import Target
 from reshard.core.target.workspace import IDENTITY_NAME
@@ -248,10 +251,13 @@ def test_a_source_of_which_only_the_mode_or_the_links_changed(own_source: Path, 
 def test_values_are_compared_although_an_earlier_version_recorded_no_change_times(
     own_source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    described = disk._entry
+
+    def without_change_time(path: str, status: os.stat_result, is_link: bool) -> Entry:
+        return replace(described(path, status, is_link), version=str(status.st_mtime_ns))
+
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "reshard.core.storage.reading.local_version", lambda status: f"{status.st_size}-{status.st_mtime_ns}"
-        )
+        patch.setattr(disk, "_entry", without_change_time)
         convert(FOUR_TO_THREE.request(target, source=str(own_source)))
     report = verify_target(str(target), VerifyLevel.CONTENT)
     assert report.problems == ()

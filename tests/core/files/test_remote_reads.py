@@ -114,7 +114,7 @@ def test_blocks_of_ranges(file: MemoryFile | RemoteFile) -> None:
     ranges = [(50, 10), (0, 3), (7, 0), (98, 2)]
     found: dict[int, bytes] = {}
     for number, block in read_in_blocks(file, iter(ranges), block_bytes=4):
-        assert file.location.is_local <= (len(block) <= 4)
+        assert file.location.store.is_near <= (len(block) <= 4)
         found[number] = found.get(number, b"") + bytes(block)
     expected = file.read_many(ranges)
     assert found == {number: expected[number] for number in (0, 1, 3)}

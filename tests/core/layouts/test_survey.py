@@ -209,7 +209,7 @@ def test_failing_listing(
         raise error
 
     monkeypatch.setattr("reshard.core.storage.disk.LocalDisk.list", fail)
-    with pytest.raises(mapped, match="cannot list it"):
+    with pytest.raises(mapped, match="cannot read it"):
         survey(str(tmp_path))
 
 

@@ -80,7 +80,7 @@ def test_of_a_pattern_everything_below_its_fixed_part_counts(named: Callable[...
 def test_local_paths_have_no_options(named: Callable[..., str], tmp_path: Path) -> None:
     name = named("A", key="k")
     with named_storages([(str(tmp_path), name), (f"file://{tmp_path}/b", name)]):
-        assert parse_url(str(tmp_path)).is_local
+        assert parse_url(str(tmp_path)).store.has_paths
         assert parse_url(f"file://{tmp_path}/b").path == str(tmp_path / "b")
 
 

@@ -32,7 +32,7 @@ def test_links_are_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["/data/run 1/", "file:///data/run 1", "local:///data/run 1", "//data/run 1//"])
 def test_local_paths(url: str) -> None:
     location = parse_url(url)
-    assert location.is_local
+    assert location.store.has_paths
     assert (location.path, location.name, str(location)) == ("/data/run 1", "run 1", "/data/run 1")
 
 
@@ -43,7 +43,7 @@ def test_names_that_look_like_syntax_are_names(path: str) -> None:
 
 def test_memory_is_not_local() -> None:
     location = parse_url("memory://bucket/run/")
-    assert not location.is_local
+    assert not location.store.has_paths
     assert location.name == "run"
 
 
@@ -63,7 +63,7 @@ def test_child_and_parent() -> None:
         child = location.child("rank_0", "a.ckpt")
         assert str(child) == f"{location}/rank_0/a.ckpt"
         assert child.parent.parent == location
-        assert child.is_local == location.is_local
+        assert child.store.has_paths == location.store.has_paths
 
 
 def test_children_of_the_root() -> None:
@@ -99,7 +99,7 @@ def test_credentials_are_refused_and_not_repeated(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["memory://host:9000/mail@home", "s3://bucket/10:30@noon", "memory://a@b/c"])
 def test_what_only_resembles_credentials_is_fine(url: str) -> None:
-    assert not parse_url(url).is_local
+    assert not parse_url(url).store.has_paths
 
 
 @pytest.mark.parametrize(
@@ -136,4 +136,4 @@ def test_a_url_without_its_slashes_is_no_local_directory(url: str) -> None:
     assert str(caught.value) == (
         f"{scheme}:…: is a path, but looks like a URL: write {scheme}://… for a URL, ./{scheme}:… for a path"
     )
-    assert parse_url(f"./{url}").is_local
+    assert parse_url(f"./{url}").store.has_paths

@@ -74,7 +74,7 @@ def test_unfinished_work_is_listed_and_then_removed(final: Location, plan: Conve
     assert files_at(final) == before
     assert clean(str(final), remove=True).removed
     assert files_at(final) == set()
-    assert not final.is_local or os.listdir(final.parent.path) == []
+    assert not final.store.renames or os.listdir(final.parent.path) == []
 
 
 def test_the_ranks_of_an_unreadable_plan_are_unknown(final: Location, plan: ConversionPlan) -> None:
@@ -99,7 +99,7 @@ def test_stale_leases_of_a_finished_conversion(final: Location, plan: Conversion
     assert files_at(final) != before
     assert clean(str(final), remove=True).removed
     assert files_at(final) == before
-    assert not exists(working_location(final)) or not final.is_local
+    assert not exists(working_location(final)) or not final.store.renames
 
 
 def test_a_living_run_is_named_and_left_alone(final: Location, plan: ConversionPlan) -> None:
@@ -116,7 +116,7 @@ def test_a_living_run_is_named_and_left_alone(final: Location, plan: ConversionP
 def test_a_lease_that_cannot_be_read(final: Location, plan: ConversionPlan) -> None:
     convert_ranks(Target(final, plan), 0)
     write_bytes(leases_of(final).child("hostile.json"), b"[]")
-    if final.is_local:  # nobody holds it: it is dead, whatever it says
+    if final.store.renames:  # nobody holds it: it is dead, whatever it says
         assert clean(str(final), remove=True).removed
         return
     with pytest.raises(TargetError, match=r"hostile\.json: not a readable lease"):
@@ -300,7 +300,7 @@ def test_a_finished_conversion_being_mended_is_kept(local: Path, plan: Conversio
 
 @pytest.fixture
 def remote(final: Location) -> Location:
-    if final.is_local:
+    if final.store.renames:
         pytest.skip("object stores only")
     return final
 

@@ -184,7 +184,7 @@ def test_a_checkpoint_stays_whose_replacement_is_killed_as_it_begins(
     clean(str(final), remove=True)
     assert files_below(final) >= {file.path for file in files}
     assert set(map(contents, files)) == {Target(final, plan).identity.encode()}
-    if final.is_local and leave is Target.is_committed:
+    if final.store.renames and leave is Target.is_committed:
         assert read_manifest(final)
     finish(Target(final, other_plan, overwrite=True))
     assert Target(final, other_plan).is_committed()

@@ -12,7 +12,7 @@ from reshard.core.storage.local_lease import exclusive, remove_lease_directory
 from reshard.core.storage.publishing import remove_tree, replaced_location, working_location
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.claim import leases_of
-from reshard.core.target.place import check_beside, check_local_place
+from reshard.core.target.place import check_beside, check_new_place
 from tests.support.checkpoints import case
 from tests.support.interleaving import interleaved
 from tests.support.runs import partial
@@ -119,7 +119,7 @@ def test_a_run_that_begins_or_ends_meanwhile_is_not_taken_for_something_foreign(
     before: list[Callable[[Location], None]], step: Callable[[Location], None], tmp_path: Path
 ) -> None:
     def check(final: Location) -> None:
-        check_local_place(final)
+        check_new_place(final)
         check_beside(final)
 
     def prepared(number: int) -> Location:

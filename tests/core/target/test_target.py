@@ -46,7 +46,7 @@ def test_only_a_claim_that_found_nothing_is_of_an_empty_target(
     final: Location, plan: ConversionPlan, other_plan: ConversionPlan
 ) -> None:
     with Target(final, plan).claimed([0]) as claim:
-        assert claim.was_empty is not final.is_local
+        assert claim.was_empty is not final.store.renames
         write_bytes(claim.workspace.directory.child("rank_0", "checkpoint_0.ckpt"), b"ours")
     with Target(final, plan).claimed([0]) as claim:
         assert not claim.was_empty  # whatever an earlier run of the same plan found
@@ -67,7 +67,7 @@ def test_what_appears_beside_the_files_is_looked_for_unless_nothing_was_there(
     final: Location, plan: ConversionPlan
 ) -> None:
     stranger = final.child("rank_9", "old.ckpt")
-    if final.is_local:
+    if final.store.renames:
         pytest.skip("object stores only")
     target = Target(final, plan)
     for was_empty in (True, False):
@@ -142,7 +142,7 @@ def test_while_it_is_being_replaced_it_counts_only_if_it_is_whole(
 ) -> None:
     finish(Target(final, plan))
     convert_ranks(Target(final, other_plan, overwrite=True), 0)
-    assert Target(final, plan).is_committed() is final.is_local, "in place, the commit marker goes first"
+    assert Target(final, plan).is_committed() is final.store.renames, "in place, the commit marker goes first"
     assert not Target(final, other_plan).is_committed()
 
 
