@@ -1,9 +1,11 @@
 """Maps errors of storages to ours: which URL, which action failed, and whether a retry may help."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from reshard.core.errors import ReshardError, StorageError, UnusableStorageError
+from reshard.core.storage.store import NO_FILE, Reason
 from reshard.core.storage.urls import Location
 
 
@@ -19,4 +21,12 @@ def mapped_errors(location: Location, action: str) -> Iterator[None]:
         if reason is None:
             raise
         kind = UnusableStorageError if reason.unusable else StorageError
-        raise kind(f"{location}: cannot {action}: {reason.text}", transient=reason.transient) from error
+        message = f"{location}: cannot {action}: {reason.text}"
+        raise kind(message, transient=reason.transient) from _shown(error, reason)
+
+
+def _shown(error: Exception, reason: Reason) -> Exception | None:
+    """Return the cause that tracebacks show: not what a client raised, which may repeat an answer with a token in it."""
+    if isinstance(error, OSError) and not (isinstance(error, FileNotFoundError) and error.errno is None):
+        return error
+    return FileNotFoundError(errno.ENOENT, reason.text) if reason == NO_FILE else None

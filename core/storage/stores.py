@@ -57,13 +57,14 @@ def _object_store(url: str, protocol: str, options: Options) -> ObjectStore:
         if f"?{_VERSION}" in url:
             raise ValueError(f"{_VERSION[:-1]} in a URL is not supported: files are read as they are now")
         settings = settings_of(_merged(protocol, options))
+        store = _opened.get(settings) or _opened.setdefault(settings, ObjectStore(service_of(settings)))  # threads race
+        store.service.check_bucket(url.partition("://")[2].partition("/")[0])
     except ImportError as error:
         advice = f"{protocol}:// needs a package that is not installed: pip install {_PACKAGE}"
         raise InputError(f"{url!r}: {advice}") from error
     except ValueError as error:
         raise InputError(f"{url!r}: cannot be opened: {scrubbed(str(error))}") from error
-    found = _opened.get(settings)
-    return found or _opened.setdefault(settings, ObjectStore(service_of(settings)))  # threads may race
+    return store
 
 
 def forget_stores() -> None:

@@ -23,12 +23,12 @@ def checked_endpoint(*places: tuple[str, str | None]) -> str:
         ValueError: it is not a server's, or says more than that.
     """
     origin, endpoint = next(((name, text) for name, text in places if text), ("", ""))
-    if endpoint and not is_endpoint(endpoint):
+    if endpoint and not _is_endpoint(endpoint):
         raise ValueError(f"{origin}: must look like https://host:port, without user and password")
     return (endpoint or "").rstrip("/")
 
 
-def is_endpoint(text: str) -> bool:
+def _is_endpoint(text: str) -> bool:
     """True if a text is the URL of a server."""
     try:
         parts = urlsplit(text)

@@ -13,30 +13,28 @@ import re
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from reshard.core.storage.objects.endpoints import is_endpoint
+from reshard.core.storage.objects.endpoints import checked_endpoint
 
 _REGIONAL_HOST = re.compile(r"obs[a-z0-9-]*\.([a-z0-9-]+)\.myhuaweicloud\..+")
 _ANY_REGION = "us-east-1"
 """Part of signatures; servers without regions accept this one."""
 
 
-def endpoint_of(given: str | None) -> tuple[str, str]:
-    """Return the endpoint with its scheme, https by default, and its host.
+def endpoint_of(*places: tuple[str, str | None]) -> tuple[str, str]:
+    """Return the endpoint with its scheme, https by default, and its host. A place is its name and what stands there.
 
     Raises:
         ValueError: there is none, or it is not a server's.
     """
-    origin, text = ("endpoint_url", given) if given else ("OBS_ENDPOINT", os.environ.get("OBS_ENDPOINT", ""))
-    text = text.strip()
-    if not text:
+    texts = ((name, (text or "").strip()) for name, text in (*places, ("OBS_ENDPOINT", os.environ.get("OBS_ENDPOINT"))))
+    full = [(name, text if "://" in text else f"https://{text}") for name, text in texts if text]
+    endpoint = checked_endpoint(*full)
+    if not endpoint:
         raise ValueError(
             "no OBS endpoint: set OBS_ENDPOINT, to obs.cn-north-4.myhuaweicloud.com, say, "
             "or name storage options that have endpoint_url"
         )
-    endpoint = text if "://" in text else f"https://{text}"
-    if not is_endpoint(endpoint):
-        raise ValueError(f"{origin}: must look like https://host:port, without user and password")
-    return endpoint.rstrip("/"), urlsplit(endpoint).hostname or ""
+    return endpoint, urlsplit(endpoint).hostname or ""
 
 
 def region_of(host: str) -> str:

@@ -1,67 +1,64 @@
 """Amazon S3, and the servers that speak its protocol, Huawei's OBS among them.
 
-The options are named as s3fs names them. Keys come from them, from the environment, or from wherever the tools of AWS
-find them (profiles, single sign-on, roles, metadata services): that is for boto3 to say, which is otherwise loaded only
-for what obstore has no request for.
+Keys come from storage options, from the environment, or from wherever the tools of AWS find them (profiles, single
+sign-on, roles, metadata services): that is for botocore to say, which is otherwise loaded only for what obstore has no
+request for.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from reshard.core.runtime.records import Record
 from reshard.core.storage.objects import aws, obs
 from reshard.core.storage.objects.endpoints import checked_endpoint, server_of
-from reshard.core.storage.objects.options import check_kinds, check_known
-from reshard.core.storage.objects.service import CONNECT_SECONDS, READ_SECONDS, Service, client_options
+from reshard.core.storage.objects.s3_options import Keys, Options, S3Options, obstore_encryption, parse_options
+from reshard.core.storage.objects.service import Service, client_options
 from reshard.core.storage.store import AbandonedUpload
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
     from obstore.store import RetryConfig
 
-Options = Mapping[str, Any]
-Keys = tuple[str, str, str | None]
-"""Key, secret and token."""
-
-_OPTIONS = (
-    *("endpoint_url", "key", "secret", "token", "profile", "anon", "client_kwargs", "config_kwargs"),
-    *("requester_pays", "s3_additional_kwargs"),
-)
-_CLIENT_OPTIONS = ("region_name", "endpoint_url", "verify")
-_CONFIG_OPTIONS = ("connect_timeout", "read_timeout", "s3")
-_ADDRESSING = ("auto", "path", "virtual")
-_ENCRYPTION = {
-    "ServerSideEncryption": "server_side_encryption",
-    "SSEKMSKeyId": "sse_kms_key_id",
-    "BucketKeyEnabled": "sse_bucket_key_enabled",
-}
-"""Name in `s3_additional_kwargs` -> obstore's name."""
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""Names of buckets; old ones, and other servers', may have more than lowercase letters."""
+_EXPRESS = "--x-s3"
+"""The end of names of S3's directory buckets, which want another kind of credentials."""
+_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+"""A bucket's name that can be a part of a host's: with a dot in it no certificate would match."""
+_REGION = re.compile(r"[A-Za-z0-9-]*")
+_NO_REGION = "aws-global"
+"""botocore's name for where requests go without a region."""
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
 
 class S3Settings(Record):
     """Everything that clients of a server are made with.
 
     Attributes:
-        keys: None if boto3 has to find them, or none are needed.
-        is_virtual: the bucket is a part of the host's name.
-        certificates: authorities to trust besides the machine's, as PEM.
-        encryption: headers of new objects, by obstore's names.
+        endpoint: empty for AWS's own, whose names begin with `host`.
+        region: empty if each bucket's has to be asked for.
+        addressing: "virtual" if the bucket is a part of the host's name, else "path".
+        keys: None if botocore has to find them, or none are needed.
+        bundle: path of a file of certificates to trust besides the machine's; empty if there is none.
+        encryption: headers of new objects, by S3's names.
     """
 
     protocol: str
     endpoint: str
     region: str
-    is_virtual: bool = False
-    keys: Keys | None = None
-    profile: str | None = None
-    is_anonymous: bool = False
-    connect_seconds: float = CONNECT_SECONDS
-    read_seconds: float = READ_SECONDS
-    certificates: str = ""
-    checks_certificates: bool = True
-    requester_pays: bool = False
-    encryption: tuple[tuple[str, str | bool], ...] = ()
+    addressing: str
+    keys: Keys | None
+    profile: str | None
+    bundle: str
+    is_anonymous: bool
+    checks_certificates: bool
+    connect_seconds: float
+    read_seconds: float
+    requester_pays: bool
+    encryption: tuple[tuple[str, str | bool], ...]
+    host: str = "s3"
 
     def __repr__(self) -> str:
         return f"S3Settings(protocol={self.protocol!r}, endpoint={self.endpoint!r})"  # no secret in messages and logs
@@ -73,23 +70,19 @@ def s3_settings(options: Options) -> S3Settings:
     Raises:
         ValueError: an option is unknown, or has an impossible value, which the message does not contain.
     """
-    _check(options)
-    client = options.get("client_kwargs") or {}
-    configured = aws.configuration(options.get("profile"))
-    region = client.get("region_name") or configured.region or aws.ANY_REGION
-    endpoint = checked_endpoint(
-        ("endpoint_url", options.get("endpoint_url")),
-        ("client_kwargs.endpoint_url", client.get("endpoint_url")),
-        *configured.endpoints,
-    )
-    return S3Settings(
-        protocol="s3",
-        endpoint=endpoint or f"https://s3.{region}.{aws.domain(region)}",
-        region=region,
-        is_virtual=_is_virtual(options, configured.addressing or ("path" if endpoint else "virtual")),
-        keys=None if options.get("anon") else _given_keys(options) or configured.keys,
-        profile=options.get("profile"),
-        **_common(options, configured.bundle),
+    given = parse_options(options)
+    configured = aws.configuration(given.profile)
+    region = (given.region or configured.region).replace(_NO_REGION, "")
+    endpoint = checked_endpoint(*given.endpoints, *configured.endpoints)
+    return _settings(
+        "s3",
+        given,
+        endpoint,
+        keys=given.keys or configured.keys,
+        region=region or (aws.ANY_REGION if endpoint else ""),
+        usual_addressing=configured.addressing or ("path" if endpoint else "virtual"),
+        bundle=configured.bundle,
+        host=configured.host,
     )
 
 
@@ -99,58 +92,112 @@ def obs_settings(options: Options) -> S3Settings:
     Raises:
         ValueError: the endpoint or the keys are missing; or as `s3_settings`.
     """
-    _check(options)
-    client = options.get("client_kwargs") or {}
-    endpoint, host = obs.endpoint_of(options.get("endpoint_url") or client.get("endpoint_url"))
+    given = parse_options(options)
+    if given.profile:
+        raise ValueError("profile: profiles are AWS's, and not used for obs://")
+    endpoint, host = obs.endpoint_of(*given.endpoints)
+    return _settings(
+        "obs",
+        given,
+        endpoint,
+        keys=given.keys or (None if given.is_anonymous else obs.keys_of_environment()),
+        region=given.region or obs.region_of(host),
+        usual_addressing=obs.addressing_of(host),
+    )
+
+
+def _settings(
+    protocol: str,
+    given: S3Options,
+    endpoint: str,
+    *,
+    keys: Keys | None,
+    region: str,
+    usual_addressing: str,
+    bundle: str = "",
+    host: str = "s3",
+) -> S3Settings:
+    if not _REGION.fullmatch(region):
+        raise ValueError("the region that is configured cannot be one")
+    style = given.addressing.replace("auto", "") or usual_addressing
     return S3Settings(
-        protocol="obs",
+        protocol=protocol,
         endpoint=endpoint,
-        region=client.get("region_name") or obs.region_of(host),
-        is_virtual=_is_virtual(options, obs.addressing_of(host)),
-        keys=None if options.get("anon") else _given_keys(options) or obs.keys_of_environment(),
-        **_common(options, ""),
+        region=region,
+        addressing="path" if style == "path" or (style == "auto" and endpoint) else "virtual",
+        keys=None if given.is_anonymous else keys,
+        profile=given.profile,
+        bundle=(given.bundle or bundle) if given.checks_certificates else "",
+        is_anonymous=given.is_anonymous,
+        checks_certificates=given.checks_certificates,
+        connect_seconds=given.connect_seconds,
+        read_seconds=given.read_seconds,
+        requester_pays=given.requester_pays,
+        encryption=given.encryption,
+        host=host,
     )
 
 
 class S3Service(Service):
-    """A server of S3's protocol."""
+    """A server of S3's protocol.
+
+    Raises:
+        ValueError: the bundle of certificates cannot be used.
+    """
 
     keeps_parts: ClassVar[bool] = True
 
     def __init__(self, settings: S3Settings) -> None:
         self._settings = settings
-        self.protocol = settings.protocol
+        self._certificates = _read_certificates(settings.bundle) if settings.bundle else b""
+        self._find_keys = aws.CredentialProvider(settings.profile)
+        self._regions: dict[str, str] = {}
         self._admin: aws.Admin | None = None
+        self.protocol = settings.protocol
+        self.certificates_word = "client_kwargs.verify" if self.protocol == "obs" else "AWS_CA_BUNDLE"
 
     @property
     def address(self) -> str:
         """The endpoint."""
-        return self._settings.endpoint
+        return self._endpoint(self._settings.region or aws.ANY_REGION)
 
     def server(self) -> object:
         """Return host and port; clouds where bucket names are unique are one server each."""
-        return server_of(self._settings.endpoint)
+        return server_of(self.address)
+
+    def check_bucket(self, bucket: str) -> None:
+        """Check that a bucket can have such a name, and is of a kind that obstore knows."""
+        if not _BUCKET.fullmatch(bucket):
+            raise ValueError(f"{bucket!r} cannot be a bucket's name" if bucket else "it names no bucket")
+        if bucket.endswith(_EXPRESS):
+            raise ValueError("directory buckets of S3 Express are not supported")
 
     def client(self, bucket: str, retry_config: "RetryConfig") -> "Client":
         """Make a client of a bucket."""
         from obstore.store import S3Store
 
         settings = self._settings
-        endpoint = urlsplit(settings.endpoint)
-        host = f"{bucket}.{endpoint.netloc}" if settings.is_virtual else endpoint.netloc
-        encryption: Any = dict(settings.encryption)
-        certificates: Any = {"root_certificate": settings.certificates} if settings.certificates else {}
+        region = settings.region or self._region_of(bucket)
+        endpoint = urlsplit(self._endpoint(region))
+        is_virtual = settings.addressing == "virtual" and _LABEL.fullmatch(bucket) is not None
+        host = f"{bucket}.{endpoint.netloc}" if is_virtual else endpoint.netloc
+        certificates: Any = {"root_certificate": self._certificates} if self._certificates else {}
         credentials: Any = {} if settings.is_anonymous else {"credential_provider": self._credentials()}
+        encryption: Any = obstore_encryption(settings.encryption)
         return S3Store(
             bucket,
-            # the longer name's value wins, and would come from the environment
+            # all that obstore would take from variables of its own otherwise; of this one the longer name wins
             aws_endpoint_url_s3=f"{endpoint.scheme}://{host}{endpoint.path.rstrip('/')}",
-            region=settings.region,
-            virtual_hosted_style_request=settings.is_virtual,
+            region=region,
+            virtual_hosted_style_request=is_virtual,
             # what TLS protects needs no checksum in the signature
             unsigned_payload=endpoint.scheme == "https",
             skip_signature=settings.is_anonymous,
             request_payer=settings.requester_pays,
+            s3_express=False,
+            conditional_put="etag",
+            # one object at a time: its refusal is the answer's status, and not every server knows the other way
+            disable_bulk_delete=True,
             client_options=client_options(
                 settings.connect_seconds,
                 settings.read_seconds,
@@ -175,9 +222,17 @@ class S3Service(Service):
         """Abort an upload."""
         self._administrator().abort(bucket, key, upload_id)
 
+    def _endpoint(self, region: str) -> str:
+        return self._settings.endpoint or aws.endpoint(self._settings.host, region)
+
+    def _region_of(self, bucket: str) -> str:
+        if bucket not in self._regions:
+            self._regions[bucket] = aws.region_of(self.address, bucket)
+        return self._regions[bucket]
+
     def _credentials(self) -> Any:
         if self._settings.keys is None:
-            return aws.credential_provider(self._settings.profile)
+            return self._find_keys
         key, secret, token = self._settings.keys
         return lambda: {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
 
@@ -187,60 +242,17 @@ class S3Service(Service):
         return self._admin
 
 
-def _check(options: Options) -> None:
-    """Check names and kinds of options."""
-    check_known(options, _OPTIONS)
-    check_kinds(
-        {name: options.get(name) for name in ("endpoint_url", "key", "secret", "token", "profile")}, str, "a text"
-    )
-    objects = ("client_kwargs", "config_kwargs", "s3_additional_kwargs")
-    check_kinds({name: options.get(name) for name in objects}, Mapping, "an object of options")
-    client, config, writing = (options.get(name) or {} for name in objects)
-    check_known(client, _CLIENT_OPTIONS, "client_kwargs")
-    check_kinds({f"client_kwargs.{name}": client.get(name) for name in ("region_name", "endpoint_url")}, str, "a text")
-    check_known(config, _CONFIG_OPTIONS, "config_kwargs")
-    times = ("connect_timeout", "read_timeout")
-    check_kinds({f"config_kwargs.{name}": config.get(name) for name in times}, (int, float), "a number of seconds")
-    check_kinds({"config_kwargs.s3": config.get("s3")}, Mapping, "an object of options")
-    check_known(config.get("s3") or {}, ("addressing_style",), "config_kwargs.s3")
-    check_known(writing, _ENCRYPTION, "s3_additional_kwargs")
-    if bool(options.get("key")) != bool(options.get("secret")):
-        raise ValueError("key and secret must be given together")
+def _read_certificates(path: str) -> bytes:
+    """Return all certificates in a file, without the remarks between them."""
+    import ssl
 
-
-def _given_keys(options: Options) -> Keys | None:
-    key, secret = options.get("key"), options.get("secret")
-    return (key, secret, options.get("token")) if key and secret else None
-
-
-def _is_virtual(options: Options, usual: str) -> bool:
-    style = ((options.get("config_kwargs") or {}).get("s3") or {}).get("addressing_style") or usual
-    if style not in _ADDRESSING:
-        raise ValueError(
-            f"config_kwargs.s3.addressing_style: must be {', '.join(_ADDRESSING[:-1])} or {_ADDRESSING[-1]}"
-        )
-    return bool(style == "virtual" or (style == "auto" and usual == "virtual"))
-
-
-def _common(options: Options, bundle: str) -> dict[str, Any]:
-    """Return the settings that both protocols take from options alone."""
-    config = options.get("config_kwargs") or {}
-    verify = (options.get("client_kwargs") or {}).get("verify", bundle or True)
-    writing = options.get("s3_additional_kwargs") or {}
-    return {
-        "is_anonymous": bool(options.get("anon")),
-        "connect_seconds": float(config.get("connect_timeout") or CONNECT_SECONDS),
-        "read_seconds": float(config.get("read_timeout") or READ_SECONDS),
-        "certificates": _read_certificates(verify) if isinstance(verify, str) else "",
-        "checks_certificates": verify is not False,
-        "requester_pays": bool(options.get("requester_pays")),
-        "encryption": tuple((_ENCRYPTION[name], value) for name, value in sorted(writing.items())),
-    }
-
-
-def _read_certificates(path: str) -> str:
     try:
-        with open(path, encoding="ascii") as file:
-            return file.read()
+        with open(path, "rb") as file:
+            found = b"\n".join(_CERTIFICATE.findall(file.read()))
+        # the client says nothing about a damaged one
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found.decode())
     except (OSError, ValueError) as error:
-        raise ValueError(f"the bundle of certificates {path}: {error}") from error
+        is_unreadable = isinstance(error, OSError) and not isinstance(error, ssl.SSLError)
+        reason = f"cannot be read: {error.strerror}" if is_unreadable else "holds no certificates in PEM, or damaged ones"
+        raise ValueError(f"the bundle of certificates {path}: {reason}") from error
+    return found

@@ -25,8 +25,17 @@ class Service(ABC):
     protocol: str
     """Of the URLs that reach it."""
     bucket_word: ClassVar[str] = "bucket"
+    certificates_word: str = "SSL_CERT_FILE"
+    """Of what names certificates to trust."""
     keeps_parts: ClassVar[bool] = False
     """Abandoned uploads can be listed and aborted."""
+
+    def check_bucket(self, bucket: str) -> None:
+        """Check that a bucket can have such a name.
+
+        Raises:
+            ValueError: it cannot.
+        """
 
     @abstractmethod
     def client(self, bucket: str, retry_config: "RetryConfig") -> "ObjectStore":

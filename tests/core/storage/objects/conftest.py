@@ -1,0 +1,31 @@
+"""Nothing of this machine's settings counts here."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reshard.core.storage.stores import forget_stores
+from tests.support.canned_server import CannedServer, canned_server
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A home directory without any configuration, and an environment without variables of clouds and proxies."""
+    for name in [*os.environ]:
+        if name.upper().endswith(("_PROXY", "CA_BUNDLE")) or name.startswith(("AWS_", "OBS_", "FSSPEC_", "SSL_CERT")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr("fsspec.config.conf", {})
+    forget_stores()
+    yield tmp_path
+    forget_stores()
+
+
+@pytest.fixture
+def server() -> Iterator[CannedServer]:
+    """Gives prepared answers."""
+    with canned_server() as running:
+        yield running
