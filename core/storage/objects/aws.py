@@ -226,8 +226,8 @@ class Admin:
         from botocore.session import Session as Configured
 
         key, secret, token = settings.keys or (None, None, None)
-        is_alone = bool(settings.keys or settings.is_anonymous)
-        session = Configured(_NO_FILES if is_alone else None, profile=settings.profile)
+        is_complete = settings.keys or settings.is_anonymous
+        session = Configured(_NO_FILES if is_complete else None, profile=settings.profile)
         config = Config(
             connect_timeout=settings.connect_seconds,
             read_timeout=settings.read_seconds,

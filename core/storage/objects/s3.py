@@ -40,7 +40,7 @@ class S3Settings(Record):
         endpoint: empty for AWS's own, whose names begin with `host`.
         region: empty if each bucket's has to be asked for.
         addressing: "virtual" if the bucket is a part of the host's name, else "path".
-        keys: None if botocore has to find them, or none are needed.
+        keys: None if botocore has to find them, in the profile if there is one; or none are needed.
         bundle: path of a file of certificates to trust besides the machine's; empty if there is none.
         encryption: headers of new objects, by S3's names.
     """
@@ -126,7 +126,7 @@ def _settings(
         region=region,
         addressing="path" if style == "path" or (style == "auto" and endpoint) else "virtual",
         keys=None if given.is_anonymous else keys,
-        profile=given.profile,
+        profile=None if given.is_anonymous or keys else given.profile,
         bundle=(given.bundle or bundle) if given.checks_certificates else "",
         is_anonymous=given.is_anonymous,
         checks_certificates=given.checks_certificates,

@@ -97,13 +97,15 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize("act", BY_NAME)
-@pytest.mark.parametrize(("answer", "reason", "kind"), ANSWERS, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(
+    ("answer", "reason", "kind", "act"),
+    # a GET that is out of range may be of an empty object, whose size is asked for
+    [(*each, act) for each in ANSWERS for act in BY_NAME if (each[0].status, act) != (416, "GET")],
+    ids=lambda value: str(value)[:60],
+)
 def test_answers_with_a_body_are_explained(
     server: CannedServer, answer: Answer, reason: str, kind: str, act: str
 ) -> None:
-    if act == "GET" and answer.status == 416:
-        pytest.skip("it may be an empty object, whose size is asked for")
     server.answer = answer
     shown = failure(opened(server.url), act)
     assert reason in str(shown)

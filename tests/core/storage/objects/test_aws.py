@@ -1,0 +1,296 @@
+"""Profiles, processes, roles and expiring keys, as AWS's tools know them; requests of AWS's own client."""
+
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from traceback import format_exception
+from typing import Any
+
+import pytest
+
+from reshard.core.errors import InputError, StorageError, UnusableStorageError
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.objects.object_store import ObjectStore
+from reshard.core.storage.stores import open_store
+from reshard.core.storage.urls import Location
+from tests.support.canned_server import Answer, Asked, CannedServer
+from tests.support.patience import until
+from tests.support.signatures import signed_by
+
+KEYS = {"key": "own", "secret": "own secret"}
+SECRET = "hunter2-hunter2"
+NO_UPLOADS = Answer(body=b"<ListMultipartUploadsResult></ListMultipartUploadsResult>")
+
+
+@pytest.fixture
+def config(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """AWS's configuration file, at a place of its own."""
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(home / "config"))
+    return home / "config"
+
+
+def opened(**options: Any) -> ObjectStore:
+    store, _ = open_store("s3://models/run", options)
+    assert isinstance(store, ObjectStore)
+    return store
+
+
+def asked(server: CannedServer, **options: Any) -> Asked:
+    """The request of a look at an object."""
+    opened(**options).stat("models/run/a")
+    return server.asked[-1]
+
+
+def asked_by_aws(server: CannedServer, **options: Any) -> Asked:
+    """The request of a look for uploads, which AWS's own client makes."""
+    server.answer = NO_UPLOADS
+    assert opened(**options).abandoned("models/run") == []
+    return server.asked[-1]
+
+
+def failure(**options: Any) -> StorageError:
+    store = opened(**options)
+    with pytest.raises(StorageError) as caught, mapped_errors(Location(store, "models/run/a"), "look for it"):
+        store.stat("models/run/a")
+    assert SECRET not in "".join(format_exception(caught.value))
+    return caught.value
+
+
+# ---- profiles ----
+
+
+PROFILE = """
+[profile work]
+aws_access_key_id = of-work
+aws_secret_access_key = secret-of-work
+region = eu-west-1
+endpoint_url = {url}
+s3 =
+    addressing_style = path
+"""
+
+
+@pytest.mark.parametrize("ask", [asked, asked_by_aws])
+def test_a_profile_counts(ask: Any, server: CannedServer, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_text(PROFILE.format(url=server.url))
+    assert signed_by(ask(server, profile="work")) == ("of-work", "eu-west-1", None)
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    assert signed_by(ask(server)) == ("of-work", "eu-west-1", None)
+    assert signed_by(ask(server, **KEYS)) == ("own", "eu-west-1", None)
+    # as AWS's tools have it, keys of the environment win over a profile that it names, and not over one of the options
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-environment")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    assert signed_by(ask(server)) == ("of-environment", "eu-west-1", None)
+    assert signed_by(ask(server, profile="work")) == ("of-work", "eu-west-1", None)
+
+
+def test_the_default_profile_counts_wherever_it_is(server: CannedServer, home: Path) -> None:
+    (home / ".aws").mkdir()
+    (home / ".aws/config").write_text(f"[default]\nregion = eu-west-2\nendpoint_url = {server.url}\n")
+    (home / ".aws/credentials").write_text(
+        "[default]\naws_access_key_id = of-file\naws_secret_access_key = s\naws_session_token = t\n"
+    )
+    assert signed_by(asked(server)) == ("of-file", "eu-west-2", "t")
+
+
+@pytest.mark.parametrize("ask", [asked, asked_by_aws])
+def test_the_endpoint_of_a_services_section_wins(ask: Any, server: CannedServer, config: Path) -> None:
+    config.write_text(
+        "[profile work]\nservices = own\nendpoint_url = http://127.0.0.1:1\n"
+        f"[services own]\ns3 =\n  endpoint_url = {server.url}\n"
+    )
+    assert signed_by(ask(server, profile="work", **KEYS)) == ("own", "us-east-1", None)
+
+
+def test_a_changed_file_is_read_again(server: CannedServer, config: Path) -> None:
+    config.write_text(PROFILE.format(url="http://127.0.0.1:1"))
+    assert opened(profile="work").service.address == "http://127.0.0.1:1"
+    config.write_text(PROFILE.format(url=server.url).replace("eu-west-1", "eu-west-22"))
+    assert signed_by(asked(server, profile="work"))[1] == "eu-west-22"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "the configuration of AWS: The config profile (work) could not be found"),
+        ("[profile work", "the configuration of AWS: Unable to parse config file"),
+        ("[profile work]\nendpoint_url = user:hunter2@host\n", "endpoint_url in the configuration of AWS: must look"),
+        ("[profile work]\nservices = none\n", 'the configuration of AWS: The profile is configured to use the services'),
+        ("[profile work]\nca_bundle = /not/there\n", "the bundle of certificates /not/there: cannot be read: No such"),
+    ],
+)
+def test_a_profile_that_cannot_be_used_is_refused_at_once(config: Path, text: str, reason: str) -> None:
+    config.write_text(text)
+    with pytest.raises(InputError) as caught:
+        opened(profile="work")
+    assert reason in str(caught.value)
+    assert "hunter2" not in "".join(format_exception(caught.value))
+
+
+# ---- keys that somebody else has ----
+
+
+def process(home: Path, config: Path, server: CannedServer, lasts: timedelta) -> Path:
+    """A profile with a process that gives keys, one after another; it writes a line into the file at each call."""
+    calls = home / "calls"
+    program = home / "process.py"
+    program.write_text(
+        "import datetime, json, pathlib\n"
+        f"calls = pathlib.Path({str(calls)!r})\n"
+        "count = len(calls.read_text()) + 1 if calls.exists() else 1\n"
+        "calls.write_text('x' * count)\n"
+        f"end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds={lasts.total_seconds()})\n"
+        "print(json.dumps({'Version': 1, 'AccessKeyId': f'number-{count}', 'SecretAccessKey': 's',"
+        " 'SessionToken': f'token-{count}', 'Expiration': end.isoformat()}))\n"
+    )
+    config.write_text(
+        f"[profile work]\nendpoint_url = {server.url}\ncredential_process = {sys.executable} {program}\n"
+    )
+    return calls
+
+
+def test_keys_of_a_process_are_asked_for_once(server: CannedServer, home: Path, config: Path) -> None:
+    calls = process(home, config, server, timedelta(hours=1))
+    for _ in range(3):
+        assert signed_by(asked(server, profile="work")) == ("number-1", "us-east-1", "token-1")
+    assert calls.read_text() == "x"
+
+
+def test_keys_that_expire_are_renewed(
+    server: CannedServer, home: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reshard.core.storage.objects.aws._ASKED_EVERY", timedelta(0))
+    # botocore renews keys that have less than ten minutes left
+    process(home, config, server, timedelta(minutes=5))
+    store = opened(profile="work")
+    seen = set()
+
+    def is_renewed() -> bool:
+        store.stat("models/run/a")
+        seen.add(signed_by(server.asked[-1])[0])
+        return len(seen) >= 3
+
+    until(is_renewed, "the same keys are used")
+
+
+def test_keys_that_do_not_expire_are_asked_for_once() -> None:
+    from reshard.core.storage.objects.aws import CredentialProvider
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "k")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+        assert CredentialProvider(None)()["expires_at"] is None
+
+
+def test_keys_that_expire_are_asked_for_again_in_time(server: CannedServer, home: Path, config: Path) -> None:
+    from reshard.core.storage.objects.aws import CredentialProvider
+
+    process(home, config, server, timedelta(hours=1))
+    expires = CredentialProvider("work")()["expires_at"]
+    assert expires is not None
+    # the client asks for others five minutes before
+    assert timedelta(minutes=4) < expires - datetime.now(UTC) < timedelta(minutes=6)
+
+
+def test_a_process_that_fails_is_named(server: CannedServer, config: Path) -> None:
+    config.write_text(f"[profile work]\nendpoint_url = {server.url}\ncredential_process = false\n")
+    shown = failure(profile="work")
+    assert str(shown).startswith(
+        "s3://models/run/a: cannot look for it: the credentials cannot be used: Error when retrieving credentials from "
+        "custom-process"
+    )
+    assert isinstance(shown, UnusableStorageError)
+    assert server.asked == []
+
+
+def test_half_a_pair_of_keys_is_named(server: CannedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    shown = failure(endpoint_url=server.url)
+    assert "the credentials cannot be used: Partial credentials found in env, missing: AWS_SECRET_AC" in str(shown)
+    assert isinstance(shown, UnusableStorageError)
+
+
+def test_without_keys_it_is_said_what_to_set(server: CannedServer) -> None:
+    shown = failure(endpoint_url=server.url)
+    assert str(shown) == (
+        "s3://models/run/a: cannot look for it: no credentials were found: set AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or name storage options that have key and secret"
+    )
+    assert isinstance(shown, UnusableStorageError)
+
+
+ROLE = """
+[profile work]
+region = us-east-1
+endpoint_url = {url}
+role_arn = arn:aws:iam::123456789012:role/reader
+role_session_name = reshard
+{source}
+"""
+KEYS_OF_SOURCE = "source_profile = base\n[profile base]\naws_access_key_id = base\naws_secret_access_key = s"
+
+
+def test_a_service_that_gives_keys_and_does_not_answer_may_answer_later(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    config.write_text(ROLE.format(url="http://127.0.0.1:1", source=KEYS_OF_SOURCE))
+    shown = failure(profile="work", endpoint_url="http://127.0.0.1:2")
+    assert "the credentials cannot be used: Could not connect to the endpoint URL" in str(shown)
+    assert shown.transient
+
+
+def test_a_role_that_is_denied_is_named(
+    server: CannedServer, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    body = f"<ErrorResponse><Error><Code>AccessDenied</Code><Message>no</Message></Error><a>{SECRET}</a></ErrorResponse>"
+    server.answer = Answer(403, body.encode())
+    config.write_text(ROLE.format(url=server.url, source=KEYS_OF_SOURCE))
+    shown = failure(profile="work")
+    assert "the credentials cannot be used: An error occurred (AccessDenied) when calling the AssumeRole" in str(shown)
+    assert isinstance(shown, UnusableStorageError)
+
+
+# ---- AWS's own client ----
+
+
+def test_its_settings_are_the_same(server: CannedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_USE_FIPS_ENDPOINT", "true")
+    monkeypatch.setenv("AWS_USE_DUALSTACK_ENDPOINT", "true")
+    options = {"endpoint_url": server.url, "token": "t", "client_kwargs": {"region_name": "here"}, **KEYS}
+    request = asked_by_aws(server, requester_pays=True, **options)
+    assert signed_by(request) == ("own", "here", "t")
+    assert request.path.startswith("/models?uploads")
+    assert request.headers["x-amz-request-payer"] == "requester"
+    assert "authorization" not in asked_by_aws(server, endpoint_url=server.url, anon=True).headers
+
+
+@pytest.mark.parametrize("protocol", ["s3", "obs"])
+def test_given_keys_need_no_profile(
+    server: CannedServer, config: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text("[default]\ns3 =\n  use_accelerate_endpoint = true\n  addressing_style = virtual\n")
+    if protocol == "obs":
+        monkeypatch.setenv("AWS_PROFILE", "not-there")
+    store, _ = open_store(f"{protocol}://models/run", {"endpoint_url": server.url, **KEYS,
+        "config_kwargs": {"s3": {"addressing_style": "path"}}})
+    server.answer = NO_UPLOADS
+    assert store.abandoned("models/run") == []
+    assert server.asked[-1].path.startswith("/models?uploads")
+
+
+def test_a_large_copy_is_encrypted_as_other_objects_are(server: CannedServer) -> None:
+    writing = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "the-key"}
+    store = opened(endpoint_url=server.url, s3_additional_kwargs=writing, requester_pays=True, **KEYS)
+    copied = b"<CopyObjectResult><ETag>x</ETag></CopyObjectResult>"
+    server.answers = lambda path: Answer(body=copied if path == "/models/b" else b"", headers={"ETag": '"x"'})
+    assert store.service.copy_large(("models", "a"), ("models", "b"))
+    headers = server.asked[-1].headers
+    assert headers["x-amz-copy-source"] == "models/a"
+    assert headers["x-amz-server-side-encryption"] == "aws:kms"
+    assert headers["x-amz-server-side-encryption-aws-kms-key-id"] == "the-key"
+    assert headers["x-amz-request-payer"] == "requester"
+
+
