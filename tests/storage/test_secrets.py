@@ -35,8 +35,8 @@ FOUR_TO_THREE = case(7009)
 TOKEN = "hunter2-is-the-session-token"
 WRONG_SECRET = "hunter2-is-not-the-secret-key"
 SIDES = (("source", "src"), ("target", "dst"))
-OURS = ("core", "cli", "tasks", "flows", "prefect", "s3fs", "fsspec")
-TALKATIVE = ("botocore", "aiobotocore", "aiohttp", "urllib3")
+OURS = ("core", "cli", "tasks", "flows", "prefect", "obstore", "fsspec")
+TALKATIVE = ("botocore", "boto3", "s3transfer", "aiohttp", "urllib3")
 """Their debug logs have headers and signatures."""
 
 

@@ -5,16 +5,16 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import botocore.session  # type: ignore[import-untyped]
+import botocore.session
 import pytest
-from botocore.config import Config  # type: ignore[import-untyped]
-from botocore.exceptions import ClientError  # type: ignore[import-untyped]
+from botocore.config import Config
+from botocore.exceptions import ClientError
 
 from tests.support.s3_server import ACCESS_KEY, SECRET_KEY
 
 
-def s3_client(url: str, *, secret_key: str = SECRET_KEY, **settings: object) -> Any:
-    """A client of the endpoint; `settings` are botocore's."""
+def s3_client(url: str, *, secret_key: str = SECRET_KEY, verify: str | None = None, **settings: object) -> Any:
+    """A client of the endpoint; `verify` is a file of certificates, `settings` are botocore's."""
     plain: dict[str, object] = {
         "signature_version": "s3v4",
         "retries": {"total_max_attempts": 1},
@@ -28,6 +28,7 @@ def s3_client(url: str, *, secret_key: str = SECRET_KEY, **settings: object) -> 
         region_name="us-east-1",
         aws_access_key_id=ACCESS_KEY,
         aws_secret_access_key=secret_key,
+        verify=verify,
         config=Config(**(plain | settings)),
     )
 

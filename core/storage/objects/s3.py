@@ -249,10 +249,11 @@ def _read_certificates(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             found = b"\n".join(_CERTIFICATE.findall(file.read()))
-        # the client says nothing about a damaged one
+    except OSError as error:
+        raise ValueError(f"the bundle of certificates {path}: cannot be read: {error.strerror}") from error
+    try:
+        # the client does not say what is wrong with them
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found.decode())
-    except (OSError, ValueError) as error:
-        is_unreadable = isinstance(error, OSError) and not isinstance(error, ssl.SSLError)
-        reason = f"cannot be read: {error.strerror}" if is_unreadable else "holds no certificates in PEM, or damaged ones"
-        raise ValueError(f"the bundle of certificates {path}: {reason}") from error
+    except (ssl.SSLError, ValueError) as error:
+        raise ValueError(f"the bundle of certificates {path}: holds no certificates in PEM, or damaged ones") from error
     return found

@@ -13,6 +13,8 @@ import pytest
 from reshard.core.errors import ConversionError, InputError
 from reshard.core.request.conversion import build_request
 from reshard.core.request.resources import storages_of
+from reshard.core.storage.disk import LOCAL_DISK
+from reshard.core.storage.fsspec_store import FsspecStore
 from reshard.core.storage.named_options import named_storages, options_for
 from reshard.core.storage.urls import parse_url
 
@@ -36,19 +38,26 @@ def refusal(name: str, **resolvers: Callable[[str], Any]) -> InputError:
     return caught.value
 
 
+def opened_with(url: str) -> object:
+    """The options that a URL's filesystem was opened with."""
+    store = parse_url(url).store
+    assert isinstance(store, FsspecStore)
+    return store.fs.storage_options
+
+
 # ---- which URLs ----
 
 
 def test_what_is_at_and_below_a_url_is_opened_with_its_options(named: Callable[..., str]) -> None:
     a, b = named("A", mark="a"), named("B", mark="b")
     with named_storages([("memory://runs/1", a), ("memory://runs/1.new", b), ("memory://other", "")]):
-        assert parse_url("memory://runs/1").fs.storage_options == {"mark": "a"}
-        assert parse_url("memory://runs/1/rank_0/x.ckpt").fs.storage_options == {"mark": "a"}
-        assert parse_url("memory://runs/1.old/x").fs.storage_options == {}
-        assert parse_url("memory://runs/1.new/x").fs.storage_options == {"mark": "b"}
-        assert parse_url("memory://other/x").fs.storage_options == {}
-        assert parse_url("memory://elsewhere").fs.storage_options == {}
-    assert parse_url("memory://runs/1").fs.storage_options == {}
+        assert opened_with("memory://runs/1") == {"mark": "a"}
+        assert opened_with("memory://runs/1/rank_0/x.ckpt") == {"mark": "a"}
+        assert opened_with("memory://runs/1.old/x") == {}
+        assert opened_with("memory://runs/1.new/x") == {"mark": "b"}
+        assert opened_with("memory://other/x") == {}
+        assert opened_with("memory://elsewhere") == {}
+    assert opened_with("memory://runs/1") == {}
 
 
 @pytest.mark.parametrize(
@@ -73,14 +82,14 @@ def test_a_place_is_found_again_by_what_it_is_told_as(
 def test_of_a_pattern_everything_below_its_fixed_part_counts(named: Callable[..., str]) -> None:
     with named_storages([("memory://runs/1/rank_{rank}/x.ckpt", named("A", mark="a"))]):
         for url in ("memory://runs/1", "memory://runs/1/rank_{rank}/x.ckpt", "memory://runs/1/rank_3/x.ckpt"):
-            assert parse_url(url).fs.storage_options == {"mark": "a"}
-        assert parse_url("memory://runs/2").fs.storage_options == {}
+            assert opened_with(url) == {"mark": "a"}
+        assert opened_with("memory://runs/2") == {}
 
 
 def test_local_paths_have_no_options(named: Callable[..., str], tmp_path: Path) -> None:
     name = named("A", key="k")
     with named_storages([(str(tmp_path), name), (f"file://{tmp_path}/b", name)]):
-        assert parse_url(str(tmp_path)).store.has_paths
+        assert parse_url(str(tmp_path)).store is LOCAL_DISK
         assert parse_url(f"file://{tmp_path}/b").path == str(tmp_path / "b")
 
 
