@@ -26,7 +26,7 @@ def mapped_errors(location: Location, action: str) -> Iterator[None]:
 
 
 def _shown(error: Exception, reason: Reason) -> Exception | None:
-    """Return the cause that tracebacks show: not what a client raised, which may repeat an answer with a token in it."""
+    """Return the cause that tracebacks show: not a client's error, which may repeat an answer with a token in it."""
     if isinstance(error, OSError) and not (isinstance(error, FileNotFoundError) and error.errno is None):
         return error
     return FileNotFoundError(errno.ENOENT, reason.text) if reason == NO_FILE else None

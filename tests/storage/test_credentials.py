@@ -82,7 +82,7 @@ def test_a_server_with_a_certificate_of_its_own(
     strategies = [f"--{side}-strategy={source}/{name}_strategy.ckpt" for side, name in SIDES]
     reshard("convert", f"{source}/src", target, *strategies)
     reshard("verify", target)
-    back = [f"--{side}-strategy={source}/{name}_strategy.ckpt" for (side, _), (_, name) in zip(SIDES, SIDES[::-1])]
+    back = [f"--source-strategy={source}/dst_strategy.ckpt", f"--target-strategy={source}/src_strategy.ckpt"]
     reshard("convert", target, tmp_path / "back", *back)
     assert read_tree(tmp_path / "back") == read_tree(source / "src")
     location = parse_url(target)
@@ -158,7 +158,8 @@ ROLE = "arn:aws:iam::123456789012:role/writer"
 
 def test_a_role_is_assumed(moto_proxy: S3Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config").write_text(
-        f"[profile work]\nregion = us-east-1\nendpoint_url = {moto_proxy.url}\nrole_arn = {ROLE}\nsource_profile = base\n"
+        f"[profile work]\nendpoint_url = {moto_proxy.url}\nrole_arn = {ROLE}\nsource_profile = base\n"
+        "region = us-east-1\n"
         "[profile base]\naws_access_key_id = base\naws_secret_access_key = s\n"
     )
     monkeypatch.setenv("AWS_PROFILE", "work")
@@ -224,4 +225,3 @@ def test_a_wrong_secret(store: Store, capsys: pytest.CaptureFixture[str], monkey
     err = capsys.readouterr().err
     assert "access denied: the credentials are wrong, or lack" in err
     assert "hunter2" not in err
-

@@ -28,5 +28,5 @@ def moto_server(
     """
     tls = [f"--ssl-cert={certificate[0]}", f"--ssl-key={certificate[1]}"] if certificate else []
     with server_process([*_SERVE, *tls], _STARTED, directory / "moto.log", os.environ) as started:
-        s3_client(started[1], verify=authority and str(authority)).create_bucket(Bucket=bucket)
+        s3_client(started[1], verify=str(authority) if authority else None).create_bucket(Bucket=bucket)
         yield S3Server(started[1], directory, virtual_hosts=False, control_url="")

@@ -288,4 +288,3 @@ class Admin:
         """Abort an upload, if it is still there."""
         with suppress(self._client.exceptions.NoSuchUpload):
             self._client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload_id, **self._payer)
-

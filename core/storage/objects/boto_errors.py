@@ -1,4 +1,4 @@
-"""Reads errors of AWS's own client, by the names of their classes: its packages are loaded only where they are needed."""
+"""Reads errors of AWS's own client, by the names of their classes: its packages are loaded only where needed."""
 
 from typing import Any
 

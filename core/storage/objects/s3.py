@@ -167,8 +167,9 @@ class S3Service(Service):
 
     def check_bucket(self, bucket: str) -> None:
         """Check that a bucket can have such a name, and is of a kind that obstore knows."""
+        super().check_bucket(bucket)
         if not _BUCKET.fullmatch(bucket):
-            raise ValueError(f"{bucket!r} cannot be a bucket's name" if bucket else "it names no bucket")
+            raise ValueError(f"{bucket!r} cannot be a bucket's name")
         if bucket.endswith(_EXPRESS):
             raise ValueError("directory buckets of S3 Express are not supported")
 

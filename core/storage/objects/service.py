@@ -36,6 +36,8 @@ class Service(ABC):
         Raises:
             ValueError: it cannot.
         """
+        if not bucket:
+            raise ValueError(f"it names no {self.bucket_word}")
 
     @abstractmethod
     def client(self, bucket: str, retry_config: "RetryConfig") -> "ObjectStore":

@@ -13,8 +13,8 @@ import pytest
 from reshard.core.errors import StorageError, UnusableStorageError
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.objects.object_store import ObjectStore
-from reshard.core.storage.urls import Location
 from reshard.core.storage.stores import open_store
+from reshard.core.storage.urls import Location
 from tests.support.canned_server import OBJECT, Answer, CannedServer, canned_server, error_answer
 from tests.support.certificates import Authority
 
@@ -92,7 +92,7 @@ ANSWERS = [
     (error_answer(400, "IncompleteBody"), "the data sent did not arrive complete (", "transient"),
     (error_answer(400, "BadDigest"), "the data sent did not arrive complete (", "transient"),
     (error_answer(400, "SomethingNew"), "SomethingNew: it said", ""),
-    (error_answer(403, "QuotaExceeded", "a &lt; b &amp;&#34;\n c"), 'QuotaExceeded: a < b &" c', ""),
+    (error_answer(403, "QuotaExceeded", "a &lt; b &amp;&#34;"), 'QuotaExceeded: a < b &"', ""),
     (Answer(502, b"<html>bad gateway</html>"), "the server is busy, or failed (HTTP 502)", "transient"),
 ]
 
@@ -157,9 +157,13 @@ def test_a_redirect_to_an_address_that_may_not_be_followed_is_explained(server: 
 
 
 def test_an_error_after_an_answer_has_begun_is_explained(server: CannedServer) -> None:
-    server.answers = lambda path: OBJECT if path == "/models/a" else Answer(200, error_answer(500, "InternalError").body)
+    failed = Answer(200, error_answer(500, "InternalError").body)
+    server.answers = lambda path: OBJECT if path == "/models/a" else failed
     location = opened(server.url)
-    with pytest.raises(StorageError, match="busy, or failed \\(InternalError: it") as caught, mapped_errors(location, "copy"):
+    with (
+        pytest.raises(StorageError, match="busy, or failed \\(InternalError: it") as caught,
+        mapped_errors(location, "copy it"),
+    ):
         location.store.copy("models/a", "models/b")
     assert caught.value.transient
 
@@ -189,7 +193,7 @@ def test_nothing_of_an_answer_is_repeated_but_its_code_and_message(server: Canne
     server.answer = error_answer(
         403,
         "SignatureDoesNotMatch",
-        "No match.\n See https://host/?X-Amz-Signature=5167 and AWSAccessKeyId=AKIASECRET&amp;x-amz-security-token=7070",
+        "No match.  See https://host/?X-Amz-Signature=5167 and AWSAccessKeyId=AKIASECRET&amp;x-amz-security-token=7070",
         AWSAccessKeyId="AKIASECRET",
         StringToSign="AWS4-HMAC-SHA256 5167",
         SignatureProvided="5167",

@@ -115,7 +115,7 @@ def test_a_changed_file_is_read_again(server: CannedServer, config: Path) -> Non
         ("", "the configuration of AWS: The config profile (work) could not be found"),
         ("[profile work", "the configuration of AWS: Unable to parse config file"),
         ("[profile work]\nendpoint_url = user:hunter2@host\n", "endpoint_url in the configuration of AWS: must look"),
-        ("[profile work]\nservices = none\n", 'the configuration of AWS: The profile is configured to use the services'),
+        ("[profile work]\nservices = none\n", "the configuration of AWS: The profile is configured to use the ser"),
         ("[profile work]\nca_bundle = /not/there\n", "the bundle of certificates /not/there: cannot be read: No such"),
     ],
 )
@@ -143,9 +143,7 @@ def process(home: Path, config: Path, server: CannedServer, lasts: timedelta) ->
         "print(json.dumps({'Version': 1, 'AccessKeyId': f'number-{count}', 'SecretAccessKey': 's',"
         " 'SessionToken': f'token-{count}', 'Expiration': end.isoformat()}))\n"
     )
-    config.write_text(
-        f"[profile work]\nendpoint_url = {server.url}\ncredential_process = {sys.executable} {program}\n"
-    )
+    config.write_text(f"[profile work]\nendpoint_url = {server.url}\ncredential_process = {sys.executable} {program}\n")
     return calls
 
 
@@ -240,12 +238,10 @@ def test_a_service_that_gives_keys_and_does_not_answer_may_answer_later(
     assert shown.transient
 
 
-def test_a_role_that_is_denied_is_named(
-    server: CannedServer, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_role_that_is_denied_is_named(server: CannedServer, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    body = f"<ErrorResponse><Error><Code>AccessDenied</Code><Message>no</Message></Error><a>{SECRET}</a></ErrorResponse>"
-    server.answer = Answer(403, body.encode())
+    error = f"<Error><Code>AccessDenied</Code><Message>no</Message></Error><Token>{SECRET}</Token>"
+    server.answer = Answer(403, f"<ErrorResponse>{error}</ErrorResponse>".encode())
     config.write_text(ROLE.format(url=server.url, source=KEYS_OF_SOURCE))
     shown = failure(profile="work")
     assert "the credentials cannot be used: An error occurred (AccessDenied) when calling the AssumeRole" in str(shown)
@@ -274,8 +270,10 @@ def test_given_keys_need_no_profile(
     config.write_text("[default]\ns3 =\n  use_accelerate_endpoint = true\n  addressing_style = virtual\n")
     if protocol == "obs":
         monkeypatch.setenv("AWS_PROFILE", "not-there")
-    store, _ = open_store(f"{protocol}://models/run", {"endpoint_url": server.url, **KEYS,
-        "config_kwargs": {"s3": {"addressing_style": "path"}}})
+    store, _ = open_store(
+        f"{protocol}://models/run",
+        {"endpoint_url": server.url, **KEYS, "config_kwargs": {"s3": {"addressing_style": "path"}}},
+    )
     server.answer = NO_UPLOADS
     assert store.abandoned("models/run") == []
     assert server.asked[-1].path.startswith("/models?uploads")
@@ -292,5 +290,3 @@ def test_a_large_copy_is_encrypted_as_other_objects_are(server: CannedServer) ->
     assert headers["x-amz-server-side-encryption"] == "aws:kms"
     assert headers["x-amz-server-side-encryption-aws-kms-key-id"] == "the-key"
     assert headers["x-amz-request-payer"] == "requester"
-
-

@@ -99,7 +99,8 @@ def test_public_buckets_need_no_keys(server: CannedServer) -> None:
 
 
 def test_a_profile_is_refused() -> None:
-    assert "profile: profiles are AWS's, and not used for obs://" in refusal(profile="work", endpoint_url=BEIJING, **KEYS)
+    message = refusal(profile="work", endpoint_url=BEIJING, **KEYS)
+    assert "profile: profiles are AWS's, and not used for obs://" in message
 
 
 # ---- where ----
@@ -115,7 +116,7 @@ def test_without_an_endpoint_it_is_said_what_to_set() -> None:
         (BEIJING, f"https://{BEIJING}", "virtual", "cn-north-4"),
         (f"http://{BEIJING}:80/", f"http://{BEIJING}:80", "virtual", "cn-north-4"),
         (f" {BEIJING} ", f"https://{BEIJING}", "virtual", "cn-north-4"),
-        ("https://obs.eu-west-101.myhuaweicloud.eu", "https://obs.eu-west-101.myhuaweicloud.eu", "virtual", "eu-west-101"),
+        ("obs.eu-west-101.myhuaweicloud.eu", "https://obs.eu-west-101.myhuaweicloud.eu", "virtual", "eu-west-101"),
         ("obs.myhuaweicloud.com", "https://obs.myhuaweicloud.com", "virtual", "us-east-1"),
         ("obs.example.com", "https://obs.example.com", "virtual", "us-east-1"),
         ("10.0.0.7:443", "https://10.0.0.7:443", "path", "us-east-1"),

@@ -152,11 +152,14 @@ def test_a_bucket_stands_in_the_host_where_that_is_asked_for(
     assert asked(server, **KEYS).path == "http://host:9/path/models/run/a"
 
 
-@pytest.mark.parametrize("bucket", ["", "a b", "..", "é", "models%20", "a:b", "arn:aws:s3:eu-west-1:1:accesspoint"])
+@pytest.mark.parametrize("bucket", ["a b", "..", "é", "models%20", "a:b", "arn:aws:s3:eu-west-1:1:accesspoint"])
 def test_what_cannot_be_a_bucket_is_refused(bucket: str) -> None:
-    message = refusal(f"s3://{bucket}/run", **KEYS)
-    assert message.endswith(f"cannot be opened: {repr(bucket) + ' cannot be a bucket' if bucket else 'it names no bucket'}"
-                            + ("'s name" if bucket else ""))
+    assert refusal(f"s3://{bucket}/run", **KEYS).endswith(f"cannot be opened: {bucket!r} cannot be a bucket's name")
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///run"])
+def test_a_url_without_a_bucket_is_refused(url: str) -> None:
+    assert refusal(url, **KEYS).endswith("cannot be opened: it names no bucket")
 
 
 def test_buckets_of_s3_express_are_refused() -> None:
@@ -235,7 +238,9 @@ def test_a_configured_token_is_not_added_to_named_keys(server: CannedServer, mon
     assert signed_by(asked(server, endpoint_url=server.url, **KEYS))[2] is None
 
 
-def test_fsspecs_configuration_is_merged_setting_by_setting(server: CannedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsspecs_configuration_is_merged_setting_by_setting(
+    server: CannedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     configured = {"client_kwargs": {"region_name": "configured"}, "config_kwargs": {"read_timeout": 7}}
     monkeypatch.setattr("fsspec.config.conf", {"s3": configured})
     store = opened(endpoint_url=server.url, config_kwargs={"connect_timeout": 3}, **KEYS)
