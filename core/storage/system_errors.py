@@ -5,7 +5,7 @@ from reshard.core.storage.store import NO_FILE, Reason
 from reshard.core.text.secrets import scrubbed
 
 # by name, because the packages need not be installed; some raise errors that are no OSErrors
-_CLIENT_PACKAGES = ("aiohttp", "requests", "paramiko", "gcsfs", "adlfs", "azure", "botocore", "google", "zipfile")
+_CLIENT_PACKAGES = ("aiohttp", "requests", "paramiko", "zipfile")
 _TRANSIENT_CLIENT_ERRORS = {"ConnectionError", "ClientConnectionError", "ClientPayloadError"}
 """Names of classes, or of their bases."""
 

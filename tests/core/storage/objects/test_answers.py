@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from reshard.core.errors import StorageError, UnusableStorageError
+from reshard.core.runtime import retry
+from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.objects.object_store import ObjectStore
 from reshard.core.storage.stores import open_store
@@ -154,6 +157,21 @@ def test_a_redirect_to_an_address_that_may_not_be_followed_is_explained(server: 
     server.answer = Answer(307, headers={"Location": "http://127.0.0.1:1/"})
     shown = failure(opened(server.url), "PUT")
     assert "the bucket 'models' is in another region or at another endpoint (HTTP 307)" in str(shown)
+
+
+def test_an_upload_that_the_client_has_repeated_is_explained(
+    server: CannedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "REQUESTS", RetryPolicy(3, 0.001))
+    server.answer = error_answer(503, "SlowDown")
+    location = opened(server.url)
+    output = location.store.create(PATH, UploadBuffers())
+    output.write(b"x")
+    with pytest.raises(StorageError) as caught, mapped_errors(location, "complete it"):
+        output.finish()
+    assert str(caught.value).endswith("the server is busy, or failed (SlowDown: it said)")
+    assert caught.value.transient
+    assert len(server.asked) == 3
 
 
 def test_an_error_after_an_answer_has_begun_is_explained(server: CannedServer) -> None:

@@ -250,6 +250,18 @@ def test_fsspecs_configuration_is_merged_setting_by_setting(
     assert client.config["region"] == "configured"
 
 
+def test_fsspecs_own_files_and_variables_count(server: CannedServer, home: Path) -> None:
+    (home / ".config/fsspec").mkdir(parents=True)
+    (home / ".config/fsspec/s3.json").write_text(json.dumps({"s3": {"endpoint_url": server.url, "key": "of file"}}))
+    program = (
+        "from reshard.core.storage.stores import open_store\n"
+        "store, path = open_store('s3://models/run/a', {})\n"
+        "store.stat(path)"
+    )
+    loaded(program, home, FSSPEC_S3_KEY="of variable", FSSPEC_S3_SECRET="s")
+    assert signed_by(server.asked[-1])[0] == "of variable"
+
+
 def test_settings_that_only_tune_s3fs_are_ignored(server: CannedServer) -> None:
     tuned = {"use_listings_cache": False, "default_block_size": 5, "config_kwargs": {"retries": {"mode": "standard"}}}
     assert asked(server, endpoint_url=server.url, **KEYS, **tuned).method == "HEAD"
@@ -321,10 +333,10 @@ def test_options_that_do_not_exist_are_refused_at_once(options: dict[str, Any], 
 # ---- what is loaded, and shown ----
 
 
-def loaded(program: str, home: Path, *names: str) -> Sequence[str]:
-    """Which of these modules a program has loaded."""
+def loaded(program: str, home: Path, *names: str, **variables: str) -> Sequence[str]:
+    """Which of these modules a program has loaded, in a process with these variables."""
     program = f"import json, sys\n{program}\nprint(json.dumps([name for name in {names} if name in sys.modules]))"
-    environment = {"HOME": str(home), "PATH": "/usr/bin"}
+    environment = {"HOME": str(home), "PATH": "/usr/bin", **variables}
     ended = subprocess.run(
         [sys.executable, "-c", program],
         env=environment,
