@@ -110,7 +110,7 @@ class AbandonedUpload(Record):
     Attributes:
         path: the file that it would become.
         begun: when it was begun, if the storage says so.
-        size_bytes: of the parts that are stored.
+        size_bytes: of the parts that are stored, 0 if that may not be asked for.
     """
 
     path: str

@@ -206,7 +206,7 @@ def test_keys_that_expire_during_a_run_are_renewed(
     )
     (tmp_path / "config").write_text(f"[default]\ncredential_process = {sys.executable} {program}\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setattr("reshard.core.storage.objects.aws._ASKED_EVERY", timedelta(0))
+    monkeypatch.setattr("reshard.core.storage.objects.credentials._ASKED_EVERY", timedelta(0))
     forget_connections()
     reshard(*conversion())
     assert read_tree(store.server.path(BUCKET, "out")) == FOUR_TO_THREE.want

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from reshard.core.runtime.records import Record
-from reshard.core.storage.objects import aws, obs
+from reshard.core.storage.objects import aws, aws_configuration, obs
+from reshard.core.storage.objects.credentials import CredentialProvider
 from reshard.core.storage.objects.endpoints import checked_endpoint, server_of
 from reshard.core.storage.objects.s3_options import Keys, Options, S3Options, obstore_encryption, parse_options
 from reshard.core.storage.objects.service import Service, client_options
@@ -71,7 +72,7 @@ def s3_settings(options: Options) -> S3Settings:
         ValueError: an option is unknown, or has an impossible value, which the message does not contain.
     """
     given = parse_options(options)
-    configured = aws.configuration(given.profile)
+    configured = aws_configuration.configuration(given.profile)
     region = (given.region or configured.region).replace(_NO_REGION, "")
     endpoint = checked_endpoint(*given.endpoints, *configured.endpoints)
     return _settings(
@@ -79,7 +80,7 @@ def s3_settings(options: Options) -> S3Settings:
         given,
         endpoint,
         keys=given.keys or configured.keys,
-        region=region or (aws.ANY_REGION if endpoint else ""),
+        region=region or (aws_configuration.ANY_REGION if endpoint else ""),
         usual_addressing=configured.addressing or ("path" if endpoint else "virtual"),
         bundle=configured.bundle,
         host=configured.host,
@@ -150,7 +151,7 @@ class S3Service(Service):
     def __init__(self, settings: S3Settings) -> None:
         self._settings = settings
         self._certificates = _read_certificates(settings.bundle) if settings.bundle else b""
-        self._find_keys = aws.CredentialProvider(settings.profile)
+        self._find_keys = CredentialProvider(settings.profile)
         self._regions: dict[str, str] = {}
         self._admin: aws.Admin | None = None
         self.protocol = settings.protocol
@@ -159,7 +160,7 @@ class S3Service(Service):
     @property
     def address(self) -> str:
         """The endpoint."""
-        return self._endpoint(self._settings.region or aws.ANY_REGION)
+        return self._endpoint(self._settings.region or aws_configuration.ANY_REGION)
 
     def server(self) -> object:
         """Return host and port; clouds where bucket names are unique are one server each."""
@@ -224,11 +225,11 @@ class S3Service(Service):
         self._administrator().abort(bucket, key, upload_id)
 
     def _endpoint(self, region: str) -> str:
-        return self._settings.endpoint or aws.endpoint(self._settings.host, region)
+        return self._settings.endpoint or aws_configuration.endpoint(self._settings.host, region)
 
     def _region_of(self, bucket: str) -> str:
         if bucket not in self._regions:
-            self._regions[bucket] = aws.region_of(self.address, bucket)
+            self._regions[bucket] = aws_configuration.region_of(self.address, bucket)
         return self._regions[bucket]
 
     def _credentials(self) -> Any:

@@ -11,9 +11,10 @@ import pytest
 from reshard.core.errors import InputError, StorageError, UnusableStorageError
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.objects.object_store import ObjectStore
+from reshard.core.storage.store import AbandonedUpload
 from reshard.core.storage.stores import open_store
 from reshard.core.storage.urls import Location
-from tests.support.canned_server import Answer, Asked, CannedServer
+from tests.support.canned_server import Answer, Asked, CannedServer, error_answer
 from tests.support.patience import until
 from tests.support.signatures import signed_by
 
@@ -157,7 +158,7 @@ def test_keys_of_a_process_are_asked_for_once(server: CannedServer, home: Path, 
 def test_keys_that_expire_are_renewed(
     server: CannedServer, home: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reshard.core.storage.objects.aws._ASKED_EVERY", timedelta(0))
+    monkeypatch.setattr("reshard.core.storage.objects.credentials._ASKED_EVERY", timedelta(0))
     # botocore renews keys that have less than ten minutes left
     process(home, config, server, timedelta(minutes=5))
     store = opened(profile="work")
@@ -172,7 +173,7 @@ def test_keys_that_expire_are_renewed(
 
 
 def test_keys_that_do_not_expire_are_asked_for_once() -> None:
-    from reshard.core.storage.objects.aws import CredentialProvider
+    from reshard.core.storage.objects.credentials import CredentialProvider
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "k")
@@ -181,7 +182,7 @@ def test_keys_that_do_not_expire_are_asked_for_once() -> None:
 
 
 def test_keys_that_expire_are_asked_for_again_in_time(server: CannedServer, home: Path, config: Path) -> None:
-    from reshard.core.storage.objects.aws import CredentialProvider
+    from reshard.core.storage.objects.credentials import CredentialProvider
 
     process(home, config, server, timedelta(hours=1))
     expires = CredentialProvider("work")()["expires_at"]
@@ -277,6 +278,34 @@ def test_given_keys_need_no_profile(
     server.answer = NO_UPLOADS
     assert store.abandoned("models/run") == []
     assert server.asked[-1].path.startswith("/models?uploads")
+
+
+def uploads_of(server: CannedServer, parts: Answer) -> list[AbandonedUpload]:
+    """The uploads that a server tells of, with this answer to who asks for their parts."""
+    upload = b"<Upload><Key>run/a</Key><UploadId>1</UploadId><Initiated>2026-11-26T08:00:00.000Z</Initiated></Upload>"
+    listed = Answer(body=b"<ListMultipartUploadsResult>" + upload + b"</ListMultipartUploadsResult>")
+    server.answers = lambda path: parts if "uploadId" in path else listed
+    return list(opened(endpoint_url=server.url, **KEYS).abandoned("models/run"))
+
+
+def test_uploads_are_described_with_the_size_of_their_parts(server: CannedServer) -> None:
+    parts = (
+        b"<Part><PartNumber>1</PartNumber><Size>5</Size></Part><Part><PartNumber>2</PartNumber><Size>3</Size></Part>"
+    )
+    [upload] = uploads_of(server, Answer(body=b"<ListPartsResult>" + parts + b"</ListPartsResult>"))
+    assert (upload.path, upload.upload_id, upload.size_bytes) == ("models/run/a", "1", 8)
+    assert upload.begun == datetime(2026, 11, 26, 8, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (404, "NoSuchUpload")])
+def test_uploads_are_known_without_their_parts(server: CannedServer, status: int, code: str) -> None:
+    [upload] = uploads_of(server, error_answer(status, code))
+    assert (upload.path, upload.size_bytes) == ("models/run/a", 0)
+
+
+def test_parts_that_cannot_be_listed_for_another_reason_are_an_error(server: CannedServer) -> None:
+    with pytest.raises(Exception, match="SlowDown"):
+        uploads_of(server, error_answer(503, "SlowDown"))
 
 
 def test_a_large_copy_is_encrypted_as_other_objects_are(server: CannedServer) -> None:

@@ -175,7 +175,7 @@ def test_a_version_in_a_url_is_refused() -> None:
 
 @pytest.mark.parametrize("status", [200, 301, 403])
 def test_without_a_region_it_is_asked_for_by_the_bucket(server: CannedServer, status: int) -> None:
-    from reshard.core.storage.objects.aws import region_of
+    from reshard.core.storage.objects.aws_configuration import region_of
 
     server.answer = Answer(status, headers={"x-amz-bucket-region": "eu-west-3"})
     assert region_of(server.url, "models") == "eu-west-3"
@@ -185,7 +185,7 @@ def test_without_a_region_it_is_asked_for_by_the_bucket(server: CannedServer, st
 
 
 def test_a_region_that_nobody_tells_is_the_usual_one(server: CannedServer) -> None:
-    from reshard.core.storage.objects.aws import region_of
+    from reshard.core.storage.objects.aws_configuration import region_of
 
     server.answer = Answer(404)
     assert region_of(server.url, "models") == "us-east-1"
@@ -199,7 +199,7 @@ def test_a_bucket_of_aws_is_asked_for_in_its_region(monkeypatch: pytest.MonkeyPa
         asked_for.append((endpoint, bucket))
         return "eu-west-3"
 
-    monkeypatch.setattr("reshard.core.storage.objects.aws.region_of", region_of)
+    monkeypatch.setattr("reshard.core.storage.objects.aws_configuration.region_of", region_of)
     service = S3Service(s3_settings(KEYS))
     for _ in range(2):
         client: Any = service.client("models", {"max_retries": 0})
@@ -362,14 +362,14 @@ def test_plain_keys_are_used_without_the_packages_of_aws(server: CannedServer, h
 
 
 def test_settings_are_shown_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    from reshard.core.storage.objects import aws
+    from reshard.core.storage.objects import aws_configuration
     from reshard.core.storage.objects.s3_options import parse_options
 
     environment(monkeypatch, AWS_ACCESS_KEY_ID="k", AWS_SECRET_ACCESS_KEY=SECRET)
     options = {"key": "k", "secret": SECRET, "token": SECRET, "endpoint_url": "http://host"}
     store = opened(**options)
     shown = [store, store.service, vars(store.service), s3_settings(options), parse_options(options)]
-    shown += [aws.configuration(None), store.service.client("models", {"max_retries": 0})]
+    shown += [aws_configuration.configuration(None), store.service.client("models", {"max_retries": 0})]
     for each in shown:
         assert SECRET not in f"{each!r} {each}"
 
