@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from demo.make_checkpoint import make_demo
 from reshard.core.storage.urls import parse_url
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
+from tests.support.s3_proxy import s3_proxy
 from tests.support.s3_server import S3Server, s3_server
 
 PAGE = PROJECT / "docs" / "guides" / "storage.md"
@@ -38,8 +40,9 @@ aws_secret_access_key = {secret}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     root = tmp_path_factory.mktemp("s3") / "root"
     make_demo(parse_url(str(root / "training" / "llama")))
-    with s3_server(root, ("training", "serving")) as running:
-        yield running
+    with s3_server(root, ("training", "serving")) as running, s3_proxy(running) as proxy:
+        # which answers ranges as S3 does
+        yield replace(running, url=proxy.url)
 
 
 @pytest.fixture
