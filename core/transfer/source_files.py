@@ -21,7 +21,7 @@ from reshard.core.transfer.read_crcs import CrcWatch
 
 
 class LocalFiles:
-    """Files on this machine, for one thread; beyond `max_open`, the least recently used are closed."""
+    """Files that are near, for one thread; beyond `max_open`, the least recently used are closed."""
 
     def __init__(self, plan: ConversionPlan, max_open: int, crcs: CrcWatch | None = None) -> None:
         """`crcs` are given what is read."""
@@ -59,7 +59,7 @@ class LocalFiles:
 
 
 class RemoteFiles:
-    """Files on a remote storage, for any number of threads; no connection stays open."""
+    """Files whose reads are requests, for any number of threads; no connection stays open."""
 
     def __init__(self, plan: ConversionPlan, ranks: Iterable[int], crcs: CrcWatch | None = None) -> None:
         """Open the files of `ranks` concurrently; `crcs` are given what is read."""

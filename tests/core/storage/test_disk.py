@@ -140,6 +140,12 @@ def test_a_copy_of_a_pipe_is_refused(folder: Path) -> None:
     assert not (folder / "copy").exists()
 
 
+def test_modes_of_files(folder: Path) -> None:
+    LOCAL_DISK.restrict(str(folder / "file"), 0o400)
+    assert (folder / "file").stat().st_mode & 0o777 == 0o400
+    parse_url("memory://bucket/file").store.restrict("bucket/file", 0o400)  # which has none
+
+
 def test_links_are_removed_and_not_what_they_lead_to(folder: Path) -> None:
     for name in ("to_file", "to_folder", "dangling", "empty"):
         LOCAL_DISK.remove(str(folder / name))

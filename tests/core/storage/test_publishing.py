@@ -17,9 +17,13 @@ from reshard.core.storage.publishing import (
     check_room,
     foreign_names,
     list_names,
+    places_beside,
     publish,
     remove_others,
     remove_tree,
+    remove_unfinished,
+    replaced_location,
+    temporary_files,
     working_location,
 )
 from reshard.core.storage.removal import remove_file
@@ -74,6 +78,8 @@ def test_work_is_done_beside_a_local_target_and_in_a_remote_one(final: Location,
     assert working_location(final).parent == final.parent
     assert working_location(final) != final
     assert working_location(memory) == memory
+    assert places_beside(final) == (working_location(final), replaced_location(final))
+    assert places_beside(memory) == ()
 
 
 def test_onto_nothing(working: Location, final: Location) -> None:
@@ -243,3 +249,13 @@ def test_room(final: Location, memory: Location, monkeypatch: pytest.MonkeyPatch
     assert asked == [final.parent.path] * 2
     check_room(memory, 10**15)
     assert len(asked) == 2
+
+
+def test_only_storages_with_temporary_names_have_unfinished_files(anywhere: Location) -> None:
+    name = ".a.ckpt.0123abcd.tmp"
+    put(anywhere, **{f"rank_0/{name}": "begun", name: "begun"})
+    found = {file.path for file in temporary_files(anywhere)}
+    shows_them = anywhere.store.has_paths
+    assert found == ({anywhere.child(name).path, anywhere.child("rank_0", name).path} if shows_them else set())
+    remove_unfinished(anywhere, lambda _: True)
+    assert set(files_of(anywhere)) == {f"rank_0/{name}", *([] if shows_them else [name])}
