@@ -3,7 +3,6 @@
 The server is one that keeps names alone: the one of the other tests cannot keep such names.
 """
 
-import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -57,14 +56,9 @@ class _Handler(BaseHTTPRequestHandler):
         size = self.server.sizes.get(self._key)
         self._answer(404 if size is None else 200, bytes(size or 0))
 
-    def do_POST(self) -> None:
-        """Remove the objects that are named."""
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        keys = re.findall("<Key>(.*?)</Key>", body)
-        for key in keys:
-            self.server.sizes.pop(key, None)
-        removed = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
-        self._answer(200, f"<DeleteResult>{removed}</DeleteResult>".encode())
+    def do_DELETE(self) -> None:
+        self.server.sizes.pop(self._key, None)
+        self._answer(204, b"")
 
     @property
     def _key(self) -> str:
