@@ -123,7 +123,7 @@ class Store(ABC):
     """A storage; safe for use by many threads. Paths have no protocol, and no slash at their end.
 
     Attributes:
-        has_paths: its paths are the operating system's, with links, modes, locks and memory maps.
+        has_paths: its paths are the operating system's, with empty directories, links, modes, locks, temporary names.
         renames: files and directories get another name at once, whatever they hold.
         is_near: a look costs no request, so that nothing is won by asking for many things at once.
         proves_versions: an answer to a read shows the file's version.
