@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
         self.close_connection = bool(answer.missing_bytes)
 
-    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
+    do_CONNECT = do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
 
     def log_message(self, *_: object) -> None:
         pass

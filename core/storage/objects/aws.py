@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reshard.core.storage.objects.aws_configuration import ANY_REGION
 from reshard.core.storage.store import AbandonedUpload
 
 if TYPE_CHECKING:
@@ -22,9 +21,9 @@ _NO_FILES: Any = {
 
 
 class Admin:
-    """The client, made when it is needed first."""
+    """The client, for the buckets of a region."""
 
-    def __init__(self, settings: "S3Settings") -> None:
+    def __init__(self, settings: "S3Settings", endpoint: str, region: str) -> None:
         from boto3.session import Session
         from botocore import UNSIGNED
         from botocore.config import Config
@@ -46,8 +45,8 @@ class Admin:
         )
         self._client: Any = Session(botocore_session=session).client(
             "s3",
-            endpoint_url=settings.endpoint,
-            region_name=settings.region or ANY_REGION,
+            endpoint_url=endpoint,
+            region_name=region,
             aws_access_key_id=key,
             aws_secret_access_key=secret,
             aws_session_token=token,

@@ -14,7 +14,15 @@ from reshard.core.runtime.records import Record
 from reshard.core.storage.objects import aws, aws_configuration, obs
 from reshard.core.storage.objects.credentials import CredentialProvider
 from reshard.core.storage.objects.endpoints import checked_endpoint, server_of
-from reshard.core.storage.objects.s3_options import Keys, Options, S3Options, obstore_encryption, parse_options
+from reshard.core.storage.objects.options import check_choice
+from reshard.core.storage.objects.s3_options import (
+    ADDRESSING,
+    Keys,
+    Options,
+    S3Options,
+    obstore_encryption,
+    parse_options,
+)
 from reshard.core.storage.objects.service import Service, client_options
 from reshard.core.storage.store import AbandonedUpload
 
@@ -73,6 +81,8 @@ def s3_settings(options: Options) -> S3Settings:
     """
     given = parse_options(options)
     configured = aws_configuration.configuration(given.profile)
+    if configured.addressing:
+        check_choice("addressing_style in the configuration of AWS", configured.addressing, ADDRESSING)
     region = (given.region or configured.region).replace(_NO_REGION, "")
     endpoint = checked_endpoint(*given.endpoints, *configured.endpoints)
     return _settings(
@@ -153,7 +163,7 @@ class S3Service(Service):
         self._certificates = _read_certificates(settings.bundle) if settings.bundle else b""
         self._find_keys = CredentialProvider(settings.profile)
         self._regions: dict[str, str] = {}
-        self._admin: aws.Admin | None = None
+        self._admins: dict[str, aws.Admin] = {}
         self.protocol = settings.protocol
         self.certificates_word = "client_kwargs.verify" if self.protocol == "obs" else "AWS_CA_BUNDLE"
 
@@ -179,7 +189,7 @@ class S3Service(Service):
         from obstore.store import S3Store
 
         settings = self._settings
-        region = settings.region or self._region_of(bucket)
+        region = self._region_of(bucket)
         endpoint = urlsplit(self._endpoint(region))
         is_virtual = settings.addressing == "virtual" and _LABEL.fullmatch(bucket) is not None
         host = f"{bucket}.{endpoint.netloc}" if is_virtual else endpoint.netloc
@@ -213,21 +223,23 @@ class S3Service(Service):
 
     def copy_large(self, source: tuple[str, str], target: tuple[str, str]) -> bool:
         """Let the server copy an object, part by part."""
-        self._administrator().copy(source, target)
+        self._administrator(target[0]).copy(source, target)
         return True
 
     def abandoned(self, bucket: str, prefix: str) -> Sequence[AbandonedUpload]:
         """List uploads that were neither completed nor aborted."""
-        return self._administrator().abandoned(bucket, prefix)
+        return self._administrator(bucket).abandoned(bucket, prefix)
 
     def abort(self, bucket: str, key: str, upload_id: str) -> None:
         """Abort an upload."""
-        self._administrator().abort(bucket, key, upload_id)
+        self._administrator(bucket).abort(bucket, key, upload_id)
 
     def _endpoint(self, region: str) -> str:
         return self._settings.endpoint or aws_configuration.endpoint(self._settings.host, region)
 
     def _region_of(self, bucket: str) -> str:
+        if self._settings.region:
+            return self._settings.region
         if bucket not in self._regions:
             self._regions[bucket] = aws_configuration.region_of(self.address, bucket)
         return self._regions[bucket]
@@ -238,10 +250,11 @@ class S3Service(Service):
         key, secret, token = self._settings.keys
         return lambda: {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
 
-    def _administrator(self) -> aws.Admin:
-        if self._admin is None:
-            self._admin = aws.Admin(self._settings)
-        return self._admin
+    def _administrator(self, bucket: str) -> aws.Admin:
+        region = self._region_of(bucket)
+        if region not in self._admins:
+            self._admins[region] = aws.Admin(self._settings, self._endpoint(region), region)
+        return self._admins[region]
 
 
 def _read_certificates(path: str) -> bytes:

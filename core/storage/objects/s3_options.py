@@ -24,7 +24,7 @@ _IGNORED = {
 _IGNORED_CONFIG = {
     *("retries", "max_pool_connections", "request_checksum_calculation", "response_checksum_validation"),
 }
-_ADDRESSING = ("auto", "path", "virtual")
+ADDRESSING = ("auto", "path", "virtual")
 _ENCRYPTION = {
     "ServerSideEncryption": "server_side_encryption",
     "SSEKMSKeyId": "sse_kms_key_id",
@@ -114,7 +114,7 @@ def _addressing(config: Options) -> str:
     check_known(of_s3 or {}, ("addressing_style",), "config_kwargs.s3")
     style = (of_s3 or {}).get("addressing_style")
     if style is not None:
-        check_choice("config_kwargs.s3.addressing_style", style, _ADDRESSING)
+        check_choice("config_kwargs.s3.addressing_style", style, ADDRESSING)
     return style or ""
 
 

@@ -117,6 +117,10 @@ def test_a_changed_file_is_read_again(server: CannedServer, config: Path) -> Non
         ("[profile work", "the configuration of AWS: Unable to parse config file"),
         ("[profile work]\nendpoint_url = user:hunter2@host\n", "endpoint_url in the configuration of AWS: must look"),
         ("[profile work]\nservices = none\n", "the configuration of AWS: The profile is configured to use the ser"),
+        (
+            "[profile work]\ns3 =\n  addressing_style = host\n",
+            "addressing_style in the configuration of AWS: must be auto, path or virtual",
+        ),
         ("[profile work]\nca_bundle = /not/there\n", "the bundle of certificates /not/there: cannot be read: No such"),
     ],
 )
@@ -262,6 +266,23 @@ def test_its_settings_are_the_same(server: CannedServer, monkeypatch: pytest.Mon
     assert request.path.startswith("/models?uploads")
     assert request.headers["x-amz-request-payer"] == "requester"
     assert "authorization" not in asked_by_aws(server, endpoint_url=server.url, anon=True).headers
+
+
+@pytest.mark.parametrize(
+    ("bucket", "host"), [("models", "models.s3-fips.eu-west-3"), ("models.of.us", "s3-fips.eu-west-3")]
+)
+def test_both_clients_ask_the_same_host_of_aws(
+    server: CannedServer, bucket: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reshard.core.storage.objects.aws_configuration.region_of", lambda *_: "eu-west-3")
+    monkeypatch.setenv("AWS_USE_FIPS_ENDPOINT", "true")
+    monkeypatch.setenv("HTTPS_PROXY", server.url)
+    server.answer = Answer(502)
+    store = opened(**KEYS)
+    for ask in (store.stat, store.abandoned):
+        with pytest.raises(StorageError), mapped_errors(Location(store, f"{bucket}/run"), "ask"):
+            ask(f"{bucket}/run")
+    assert [(each.method, each.path) for each in server.asked] == [("CONNECT", f"{host}.amazonaws.com:443")] * 2
 
 
 @pytest.mark.parametrize("protocol", ["s3", "obs"])
