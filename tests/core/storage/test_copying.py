@@ -8,22 +8,23 @@ import pytest
 
 from reshard.core.errors import StorageError
 from reshard.core.storage.copying import copy_file
+from reshard.core.storage.disk import LOCAL_DISK
 from reshard.core.storage.urls import Location, parse_url
-from tests.support.small_files import CONTENT, names_in
+from tests.support.small_files import CONTENT, contents, names_in
 
 
 def test_a_device_is_not_copied(tmp_path: Path) -> None:
     """A device has no end, and would fill the target."""
     (tmp_path / "a").symlink_to("/dev/zero")
     with pytest.raises(StorageError, match="b: cannot copy .*: a device, not a regular file"):
-        copy_file(Location(parse_url("/").fs, str(tmp_path / "a")), parse_url(str(tmp_path / "b")))
+        copy_file(Location(LOCAL_DISK, str(tmp_path / "a")), parse_url(str(tmp_path / "b")))
     assert os.listdir(tmp_path) == ["a"]
 
 
 def test_copy(folder: Location, file: Location) -> None:
     copy = folder.child("rank_1", "copy.bin")
     copy_file(file, copy)
-    assert folder.fs.cat_file(copy.path) == CONTENT
+    assert contents(copy) == CONTENT
     assert names_in(folder) == ["content.bin", "rank_1/copy.bin"]
 
 

@@ -66,5 +66,5 @@ def test_a_lease_names_its_holder(directory: Location) -> None:
     holder = new_holder([3, 4])
     with held_lease(directory, holder):
         [path] = leases_in(directory)
-        fields = json.loads(directory.fs.cat_file(path))
+        fields = json.loads(directory.store.read_beginning(path, 2**20))
     assert (fields["run"], fields["process"], fields["ranks"]) == (holder.run, os.getpid(), [3, 4])

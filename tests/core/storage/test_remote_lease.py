@@ -5,6 +5,7 @@ import itertools
 import json
 import threading
 import time
+from typing import Any
 
 import pytest
 from msgspec.structs import asdict
@@ -13,6 +14,7 @@ from reshard.core.errors import StorageError, TargetBusyError, TargetError
 from reshard.core.runtime import retry
 from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage.copying import copy_file
+from reshard.core.storage.fsspec_store import FsspecStore
 from reshard.core.storage.lease import held_lease, living_holders
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.urls import Location
@@ -20,12 +22,13 @@ from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes, write_file
 from tests.support.leases import DEAD_AFTER_SECONDS, doubted, leases_in, take
 from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.small_files import contents
 
 
 def leave_lease(directory: Location, *ranks: int, run: str = "0dead000") -> LeaseHolder:
     """What a run that was killed leaves behind."""
     holder = LeaseHolder(run, "far", "someone", 7, "2026-01-01T00:00:00+00:00", ranks)
-    directory.fs.pipe_file(directory.child(f"{run}.json").path, json.dumps(asdict(holder) | {"renewal": 3}).encode())
+    directory.store.put(directory.child(f"{run}.json").path, json.dumps(asdict(holder) | {"renewal": 3}).encode())
     return holder
 
 
@@ -69,8 +72,8 @@ def await_renewal(directory: Location, path: str = "") -> None:
     """Waits until the lease of this path has another text; without a path, there is only one lease."""
     if not path:
         [path] = leases_in(directory)
-    first = directory.fs.cat_file(path)
-    until(lambda: directory.fs.cat_file(path) != first, "the lease is not renewed")
+    first = directory.store.read_beginning(path, 2**20)
+    until(lambda: directory.store.read_beginning(path, 2**20) != first, "the lease is not renewed")
 
 
 def test_the_lease_is_renewed_until_it_is_given_back(remote: Location) -> None:
@@ -82,28 +85,28 @@ def test_the_lease_is_renewed_until_it_is_given_back(remote: Location) -> None:
 
 
 def test_a_failed_renewal_is_made_up_for(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe_file, failures = type(remote.fs).pipe_file, iter([OSError(errno.EBUSY, "SlowDown")] * 2)
+    put, failures = FsspecStore.put, iter([OSError(errno.EBUSY, "SlowDown")] * 2)
 
-    def failing(*args: object, **kwargs: object) -> None:
+    def failing(*args: Any) -> str:
         for error in failures:
             raise error
-        pipe_file(*args, **kwargs)
+        return put(*args)
 
     with held_lease(remote, new_holder([0])):
-        monkeypatch.setattr(type(remote.fs), "pipe_file", failing)
+        monkeypatch.setattr(FsspecStore, "put", failing)
         await_renewal(remote)
     assert list(failures) == []
 
 
 def test_two_that_start_at_the_same_moment_both_refuse(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe_file = type(remote.fs).pipe_file
+    put = FsspecStore.put
 
-    def other_writes_first(*args: object, **kwargs: object) -> None:
-        monkeypatch.setattr(type(remote.fs), "pipe_file", pipe_file)
+    def other_writes_first(*args: Any) -> str:
+        monkeypatch.setattr(FsspecStore, "put", put)
         leave_lease(remote, 0, run="0ther000")
-        pipe_file(*args, **kwargs)
+        return put(*args)
 
-    monkeypatch.setattr(type(remote.fs), "pipe_file", other_writes_first)
+    monkeypatch.setattr(FsspecStore, "put", other_writes_first)
     with pytest.raises(TargetError, match="run 0ther000 of someone on far"):
         take(remote, 0)
     assert leases_in(remote) == [remote.child("0ther000.json").path]
@@ -122,10 +125,10 @@ def test_a_lease_that_cannot_be_read_at_the_moment_is_not_taken_for_given_back(
     leave_lease(remote, 0)
     monkeypatch.setattr(retry, "REQUESTS", RetryPolicy(retry.REQUESTS.attempts, 0.001))
 
-    def busy(*_: object, **__: object) -> bytes:
+    def busy(*_: object) -> bytes:
         raise OSError(errno.EBUSY, "SlowDown")
 
-    monkeypatch.setattr(type(remote.fs), "cat_file", busy)
+    monkeypatch.setattr(FsspecStore, "read_beginning", busy)
     with pytest.raises(StorageError, match="0dead000.json: cannot read .*: SlowDown"):
         take(remote, 0)
     assert len(leases_in(remote)) == 1
@@ -133,7 +136,7 @@ def test_a_lease_that_cannot_be_read_at_the_moment_is_not_taken_for_given_back(
 
 @pytest.mark.parametrize("text", [b"{", b"\xff", b'{"ranks": [1]}'])
 def test_an_unreadable_remote_lease_is_named(remote: Location, text: bytes) -> None:
-    remote.fs.pipe_file(remote.child("bad.json").path, text)
+    remote.store.put(remote.child("bad.json").path, text)
     with pytest.raises(TargetError, match="memory:///bucket/leases/bad.json: not a readable lease; remove it if"):
         take(remote, 0)
 
@@ -155,7 +158,7 @@ def test_a_run_whose_lease_was_removed_makes_nothing_appear_any_more(remote: Loc
     with held_lease(remote, new_holder([0])):
         write_bytes(result, b"before")
         [path] = leases_in(remote)
-        remote.fs.rm_file(path)
+        remote.store.remove(path)
         await_loss("its lease was removed")
         with pytest.raises(
             TargetError, match="leases: this run was considered dead, because it could not renew its lease"
@@ -167,7 +170,7 @@ def test_a_run_whose_lease_was_removed_makes_nothing_appear_any_more(remote: Loc
             copy_file(result, remote.parent.child("copy"))
         time.sleep(0.2)
         assert leases_in(remote) == [], "it is not taken up again"
-    assert result.fs.cat_file(result.path) == b"before"
+    assert contents(result) == b"before"
     write_bytes(result, b"after")
 
 
@@ -188,14 +191,14 @@ def test_runs_for_other_ranks_are_in_nobodys_way(remote: Location) -> None:
 
 
 def test_who_cannot_renew_its_lease_waits_until_it_can(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe_file, broken = type(remote.fs).pipe_file, threading.Event()
+    put, broken = FsspecStore.put, threading.Event()
 
-    def failing(*args: object, **kwargs: object) -> None:
+    def failing(*args: Any) -> str:
         if broken.is_set():
             raise OSError(errno.EBUSY, "SlowDown")
-        pipe_file(*args, **kwargs)
+        return put(*args)
 
-    monkeypatch.setattr(type(remote.fs), "pipe_file", failing)
+    monkeypatch.setattr(FsspecStore, "put", failing)
     with held_lease(remote, new_holder([0])):
         check_claim()
         broken.set()
@@ -211,14 +214,14 @@ def test_no_renewal_under_way_brings_a_lease_back_that_was_given_back(
     remote: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of several under way, only the last was waited for."""
-    pipe_file, go_on, numbers = type(remote.fs).pipe_file, threading.Event(), itertools.count()
+    put, go_on, numbers = FsspecStore.put, threading.Event(), itertools.count()
 
-    def first_is_slow(*args: object, **kwargs: object) -> None:
+    def first_is_slow(*args: Any) -> str:
         if threading.current_thread().name == "reshard-renewal" and next(numbers) == 0:
             go_on.wait(PATIENCE_SECONDS)
-        pipe_file(*args, **kwargs)
+        return put(*args)
 
-    monkeypatch.setattr(type(remote.fs), "pipe_file", first_is_slow)
+    monkeypatch.setattr(FsspecStore, "put", first_is_slow)
     with held_lease(remote, new_holder([0])):
         await_renewal(remote)
         [slow, *_] = renewals("reshard-renewal")
@@ -229,14 +232,14 @@ def test_no_renewal_under_way_brings_a_lease_back_that_was_given_back(
 
 def test_a_renewal_without_an_answer_holds_nobody_up(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reshard.core.storage.remote_lease._LAST_RENEWALS_SECONDS", 0.05)
-    pipe_file, hanging = type(remote.fs).pipe_file, threading.Event()
+    put, hanging = FsspecStore.put, threading.Event()
 
-    def slow(*args: object, **kwargs: object) -> None:
+    def slow(*args: Any) -> str:
         if threading.current_thread().name == "reshard-renewal":
             hanging.wait(PATIENCE_SECONDS)
-        pipe_file(*args, **kwargs)
+        return put(*args)
 
-    monkeypatch.setattr(type(remote.fs), "pipe_file", slow)
+    monkeypatch.setattr(FsspecStore, "put", slow)
     with held_lease(remote, new_holder([0])):
         until(lambda: len(renewals("reshard-renewal")) >= 2, "no renewal follows the first")
     left = renewals("reshard-renewal")

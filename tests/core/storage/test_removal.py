@@ -12,7 +12,7 @@ from tests.support.small_files import names_in
 
 def test_files_are_removed_once(folder: Location, file: Location) -> None:
     other = folder.child("other")
-    folder.fs.pipe_file(other.path, b"x")
+    folder.store.put(other.path, b"x")
     remove_files([file, other, folder.child("missing")])
     assert names_in(folder) == []
     remove_file(file)
