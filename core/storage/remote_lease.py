@@ -174,8 +174,8 @@ class _RemoteLease:
             now = self._list_leases().get(path)
             if now is None:
                 return False
-            if now != found:  # an earlier renewal of this run arrived, or a last text: the next one will see
-                return True
+            if now != found:  # an earlier renewal of this run has arrived, or a last text
+                return self._is_own_text()
             self._takes_conditions = False
         self._version = store.put(path, self._holder.dump(renewal=count))
         return True

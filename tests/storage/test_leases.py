@@ -1,11 +1,10 @@
 """Leases on S3 servers: one that judges conditions, so that a takeover has one winner; and others, as ever."""
 
-import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from msgspec.structs import asdict
 
 from reshard import clean
 from reshard.core.errors import TargetBusyError, TargetError
@@ -13,7 +12,7 @@ from reshard.core.runtime import retry
 from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage import remote_lease
 from reshard.core.storage.lease import held_lease
-from reshard.core.storage.lease_holder import LeaseHolder, new_holder
+from reshard.core.storage.lease_holder import LAST_RENEWAL, LeaseHolder, new_holder
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from tests.support.leases import take
@@ -25,7 +24,8 @@ from tests.support.s3_traffic import Exchange, Fault, Kind
 from tests.support.stores import BUCKET, Store, forget_connections
 
 DEAD = LeaseHolder("0dead000", "far", "someone", 7, "2026-01-01T00:00:00+00:00", (0, 1))
-KEY = "out/.reshard/leases/0dead000.json"
+RIVAL = LeaseHolder("0ther000", "near", "someone", 8, "2026-01-01T00:00:00+00:00", (0, 1))
+KEY, RIVAL_KEY = (f"out/.reshard/leases/{holder.run}.json" for holder in (DEAD, RIVAL))
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +59,8 @@ def directory(proxy: S3Proxy) -> Location:
     return parse_url(f"s3://{BUCKET}/out/.reshard/leases")
 
 
-def lease_text(renewal: int) -> bytes:
-    return json.dumps(asdict(DEAD) | {"renewal": renewal}).encode()
+def lease_text(renewal: int, holder: LeaseHolder = DEAD) -> bytes:
+    return holder.dump(renewal=renewal)
 
 
 def leave_lease(client: Any) -> None:
@@ -118,9 +118,9 @@ def test_a_renewal_on_its_way_does_not_bring_back_a_lease_that_was_removed(
 
 
 def leave_dead_lease_renewed_before_removal(proxy: S3Proxy, client: Any) -> None:
-    """Leaves a dead lease that its holder renews when the request to remove it has come."""
+    """Leaves a dead lease that its holder renews when the request to give it its last text has come."""
     leave_lease(client)
-    at(proxy, "DeleteObject", lambda _: client.put_object(Bucket=BUCKET, Key=KEY, Body=lease_text(4)))
+    at(proxy, "PutObject", lambda _: client.put_object(Bucket=BUCKET, Key=KEY, Body=lease_text(4)))
 
 
 def test_a_dead_lease_that_is_renewed_at_the_last_moment_is_not_removed(
@@ -132,6 +132,83 @@ def test_a_dead_lease_that_is_renewed_at_the_last_moment_is_not_removed(
     assert client.get_object(Bucket=BUCKET, Key=KEY)["Body"].read() == lease_text(4)
 
 
+def test_a_holder_whose_renewal_meets_its_last_text_is_lost_at_once(
+    proxy: S3Proxy, directory: Location, client: Any
+) -> None:
+    holder = new_holder([0])
+    last_text = holder.dump(renewal=LAST_RENEWAL)
+    lease = remote_lease._RemoteLease(directory, holder)
+    lease.take()
+    at(proxy, "PutObject", lambda put: client.put_object(Bucket=BUCKET, Key=put.call.key, Body=last_text), number=2)
+    lease._renew(1, threading.Event())
+    assert puts(proxy) == [200, 412]
+    with pytest.raises(TargetError, match="this run was considered dead"):
+        lease.check()
+
+
+def test_a_last_text_whose_writer_was_killed_is_a_dead_lease(directory: Location, client: Any) -> None:
+    client.put_object(Bucket=BUCKET, Key=KEY, Body=lease_text(LAST_RENEWAL))
+    take(directory, 1)
+    assert keys_in(client) == []
+
+
+class Rival:
+    """A run that takes the dead lease's place before this run's request of a number, and renews its own from then on.
+
+    Attributes:
+        came_first: this run had not asked for its own lease to be written by then.
+    """
+
+    def __init__(self, client: Any, number: int) -> None:
+        self._client = client
+        self._left = number
+        self.came_first = True
+
+    @property
+    def came(self) -> bool:
+        return self._left <= 0
+
+    def __call__(self, exchange: Exchange) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._client.delete_object(Bucket=BUCKET, Key=KEY)
+        if self.came:
+            self._client.put_object(Bucket=BUCKET, Key=RIVAL_KEY, Body=lease_text(-self._left, RIVAL))
+        elif exchange.call.operation == "PutObject" and exchange.call.key != KEY:
+            self.came_first = False
+
+
+def test_a_rival_that_comes_at_any_moment_of_a_takeover(proxy: S3Proxy, directory: Location, client: Any) -> None:
+    """Either it is seen, or it finds this run's lease when it looks for rivals after writing its own."""
+    outcomes = []
+    rival = Rival(client, 1)
+    while not outcomes or rival.came:
+        leave_lease(client)
+        rival = proxy.before = Rival(client, len(outcomes) + 1)
+        try:
+            take(directory, 1)
+        except TargetBusyError as error:
+            assert RIVAL.run in str(error)
+            outcomes.append("refused")
+        else:
+            assert not rival.came_first
+            outcomes.append("taken")
+        assert {*keys_in(client)} == ({RIVAL_KEY} if rival.came else set())
+        client.delete_object(Bucket=BUCKET, Key=RIVAL_KEY)
+    assert {*outcomes} == {"refused", "taken"}
+
+
+def test_a_conflict_is_no_refusal_of_conditions(proxy: S3Proxy, directory: Location, client: Any) -> None:
+    leave_lease(client)
+    proxy.set_faults(Fault(Kind.CONFLICT, ("PutObject",), lambda each: bool(each.call.if_match), most=2))
+    with held_lease(directory, new_holder([1])):
+        await_renewals(proxy, 3)
+        check_claim()
+    written = [each for each in proxy.exchanges() if each.call.operation == "PutObject"]
+    assert [each.status for each in written][:3] == [409, 409, 200]
+    assert len([each for each in written if not each.call.if_match]) == 1, "taking it needs no condition"
+
+
 def test_cleaning_spares_a_lease_that_is_renewed_at_the_last_moment(
     proxy: S3Proxy, directory: Location, client: Any
 ) -> None:
@@ -141,11 +218,12 @@ def test_cleaning_spares_a_lease_that_is_renewed_at_the_last_moment(
     assert keys_in(client) == [KEY]
 
 
+@pytest.mark.parametrize("operation", ["PutObject", "DeleteObject"])
 def test_a_dead_lease_that_its_holder_gives_back_at_the_last_moment(
-    proxy: S3Proxy, directory: Location, client: Any
+    proxy: S3Proxy, directory: Location, client: Any, operation: str
 ) -> None:
     leave_lease(client)
-    at(proxy, "DeleteObject", lambda _: client.delete_object(Bucket=BUCKET, Key=KEY))
+    at(proxy, operation, lambda _: client.delete_object(Bucket=BUCKET, Key=KEY))
     take(directory, 1)
     assert keys_in(client) == []
 
@@ -160,12 +238,12 @@ def test_a_dead_lease_is_removed_and_a_living_one_renewed(proxy: S3Proxy, direct
 
 
 def test_a_renewal_that_was_carried_out_unheard_counts(proxy: S3Proxy, directory: Location) -> None:
-    """Its repetition finds the etag of the first attempt, which is this run's own."""
+    """The next one finds another etag than that of the text last written, and this run's own text."""
     proxy.set_faults(Fault(Kind.ANSWER_LOST, ("PutObject",), lambda put: put.number == 2))
     with held_lease(directory, new_holder([0])):
         await_renewals(proxy, 2)
         assert puts(proxy)[:2] == [200, 0]
-        assert 412 in puts(proxy)
+        assert proxy.counts()["GetObject"] >= 1
         check_claim()
 
 
@@ -178,7 +256,7 @@ def test_a_server_that_refuses_every_condition_is_asked_without(
     proxy.set_faults(Fault(kind, ("PutObject", "DeleteObject"), lambda each: bool(each.call.if_match)))
     with held_lease(directory, new_holder([1])):
         await_renewals(proxy, 2)
-        assert puts(proxy)[:2] == [200, refused]
+        assert puts(proxy)[:3] == [refused, 200, refused]
         check_claim()
         assert len(keys_in(client)) == 1
     assert keys_in(client) == []

@@ -125,6 +125,7 @@ class Kind(Enum):
     EXPIRED_TOKEN = S3Error(400, "ExpiredToken")
     NO_SUCH_BUCKET = S3Error(404, "NoSuchBucket")
     CONDITION_FAILED = S3Error(412, "PreconditionFailed")
+    CONFLICT = S3Error(409, "ConditionalRequestConflict")
     NOT_IMPLEMENTED = S3Error(501, "NotImplemented")
     RESET = "the connection is reset, the request is not carried out"
     ANSWER_LOST = "the connection is reset, the request was carried out"

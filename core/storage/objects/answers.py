@@ -63,6 +63,7 @@ _OF_CODES: Mapping[str, Reason] = {
     "InvalidRange": _TOO_SHORT,
     "NotImplemented": _UNKNOWN,
     "OperationAborted": _AT_WORK,
+    "ConditionalRequestConflict": _AT_WORK,
     "RequestTimeout": _GARBLED,
     "IncompleteBody": _GARBLED,
     "BadDigest": _GARBLED,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PAGE_OBJECTS = 1000
 _MAX_COPIED_BYTES = 5 * 2**30
 """Services copy larger objects only part by part."""
-_REFUSALS = (400, 404, 409, 412, 501)
+_REFUSALS = (400, 404, 412, 501)
 """HTTP statuses: the object has changed or is gone, or the server does not support conditions."""
 
 
@@ -155,7 +155,7 @@ class ObjectStore(Store):
         import obstore
 
         bucket, key = _split(path)
-        condition: Any = {"e_tag": f'"{version}"', "version": None}
+        condition: Any = {"e_tag": f'"{version}"'}
         try:
             return _etag(obstore.put(self._clients.of(bucket), key, data, mode=condition, use_multipart=False))
         except Exception as error:
