@@ -3,9 +3,11 @@
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from reshard.core.storage.store import AbandonedUpload
+from reshard.core.storage.write_guard import check_claim
 
 if TYPE_CHECKING:
     from reshard.core.storage.objects.s3 import S3Settings
@@ -67,7 +69,16 @@ class Admin:
         )
         (bucket, key), (to_bucket, to_key) = source, target
         extra = self._payer | self._encryption
-        self._client.copy({"Bucket": bucket, "Key": key}, to_bucket, to_key, ExtraArgs=extra, Config=config)
+        context = copy_context()  # the client has threads of its own
+        self._client.copy(
+            {"Bucket": bucket, "Key": key},
+            to_bucket,
+            to_key,
+            ExtraArgs=extra,
+            Config=config,
+            # after each part; if it raises, the copy is not completed
+            Callback=lambda _: context.copy().run(check_claim),
+        )
 
     def abandoned(self, bucket: str, prefix: str) -> Sequence[AbandonedUpload]:
         """List uploads of keys that begin so."""

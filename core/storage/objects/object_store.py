@@ -166,7 +166,12 @@ class ObjectStore(Store):
     def create(self, path: str, buffers: UploadBuffers) -> Output:
         """Begin to send an object."""
         bucket, key = _split(path)
-        return ObjectUpload(self._uploading.of(bucket), key, buffers)
+        return ObjectUpload(self._uploading.of(bucket), key, buffers, lambda: self._abort_uploads(path))
+
+    def _abort_uploads(self, path: str) -> None:
+        for upload in self.abandoned(path):
+            if upload.path == path:
+                self.abort(upload)
 
     def copy(self, source: str, target: str) -> None:
         """Let the service copy an object; through this process only what is too large for its one request."""

@@ -1,14 +1,20 @@
 """Sends an object while it is being written, in parts, several of them at once.
 
 The object appears, whole, when the upload is completed, or never. The client takes the parts from an iterator, in a
-thread of its own, and aborts the upload if the iterator raises: the service would keep the parts, unseen, and charge
-for them.
+thread of its own, and aborts the upload if the iterator raises or a request fails: the service would keep the parts,
+unseen, and charge for them. It repeats each request of an upload by itself, and knows nothing of an upload whose
+beginning was carried out without an answer, nor of parts that arrive after it has been aborted; so after a failed
+request, whatever uploads of the object are left are aborted.
+
+The client completes the upload as soon as it has sent the last part. That one is sent alone, when the others are there
+and the claim to write has been checked: so little time passes in which another run may take over.
 """
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING
 
@@ -20,25 +26,35 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
 _LOOK_SECONDS = 0.1
-"""Interval of looks if the upload has failed, while it takes no part."""
+"""Interval of looks if the upload has failed, while parts are being sent."""
 
 
 class DiscardedUploadError(Exception):
     """The file is not to be completed."""
 
 
+class _Part(bytearray):
+    """Bytes that the client sends from where they are, and lets go of when the service has them."""
+
+    room: "queue.SimpleQueue[None] | None" = None
+    """Where there is room for another part then."""
+
+    def __del__(self) -> None:
+        if self.room is not None:
+            self.room.put(None)  # as a simple queue allows in any thread at any moment
+
+
 class ObjectUpload:
     """A file being sent, front to back."""
 
-    def __init__(self, client: "Client", key: str, buffers: UploadBuffers) -> None:
+    def __init__(self, client: "Client", key: str, buffers: UploadBuffers, abort_left: Callable[[], None]) -> None:
         self._client = client
         self._key = key
         self._buffers = buffers
-        self._part = bytearray()
-        # each part is a buffer of its own: the client sends it from where it is
-        self._parts: queue.SimpleQueue[bytearray | None] = queue.SimpleQueue()
-        self._asked = threading.Semaphore(0)
-        """Counts what the client has asked for and not got: no part waits for it but the one being filled."""
+        self._abort_left = abort_left
+        self._part = _Part()
+        self._parts: queue.SimpleQueue[_Part | None] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._sent: Future[None] | None = None
         self._discarded = False
 
@@ -47,7 +63,7 @@ class ObjectUpload:
         view = memoryview(buffer).cast("B")
         while view:
             if len(self._part) == self._buffers.part_bytes:
-                self._send()
+                self._hand_over()
             taken = view[: self._buffers.part_bytes - len(self._part)]
             self._part += taken
             view = view[len(taken) :]
@@ -59,8 +75,11 @@ class ObjectUpload:
         if self._sent is None:  # small files by one request
             obstore.put(self._client, self._key, self._part, use_multipart=False)
             return
-        self._send()
-        self._hand_over(None)
+        for _ in range(self._buffers.ahead):
+            self._await_room(self._sent)
+        check_claim()
+        self._parts.put(self._part)
+        self._parts.put(None)
         self._sent.result()
 
     def discard(self) -> None:
@@ -71,22 +90,31 @@ class ObjectUpload:
         self._parts.put(None)
         error = self._sent.exception()
         if error is not None and not isinstance(error, DiscardedUploadError):
-            raise error
+            self._abort_left()
 
-    def _send(self) -> None:
+    def _hand_over(self) -> None:
+        """Give a full part to the client when there is room for it, and begin another one."""
         if self._sent is None:
-            self._sent = Future()
-            run = copy_context().run
-            threading.Thread(target=run, args=(self._upload, self._sent), daemon=True, name="reshard-upload").start()
-        self._hand_over(self._part)
-        self._part = bytearray()
+            self._sent = self._begin()
+        self._await_room(self._sent)
+        self._part.room = self._room
+        self._parts.put(self._part)
+        self._part = _Part()
 
-    def _hand_over(self, part: bytearray | None) -> None:
-        assert self._sent is not None
-        while not self._asked.acquire(timeout=_LOOK_SECONDS):
-            if self._sent.done():
-                self._sent.result()
-        self._parts.put(part)
+    def _await_room(self, sent: "Future[None]") -> None:
+        while True:
+            if sent.done():
+                sent.result()
+            with suppress(queue.Empty):
+                return self._room.get(timeout=_LOOK_SECONDS)
+
+    def _begin(self) -> "Future[None]":
+        for _ in range(self._buffers.ahead):
+            self._room.put(None)
+        sent: Future[None] = Future()
+        run = copy_context().run
+        threading.Thread(target=run, args=(self._upload, sent), daemon=True, name="reshard-upload").start()
+        return sent
 
     def _upload(self, sent: "Future[None]") -> None:
         import obstore
@@ -105,12 +133,10 @@ class ObjectUpload:
         else:
             sent.set_result(None)
 
-    def _taken(self) -> Iterator[bytearray]:
+    def _taken(self) -> Iterator[_Part]:
         """Yield the parts; raise if the object must not appear."""
-        self._asked.release()
         while (part := self._parts.get()) is not None:
             yield part
-            self._asked.release()
+            del part  # nothing but the client holds it
         if self._discarded:
             raise DiscardedUploadError
-        check_claim()
