@@ -130,16 +130,20 @@ class _Source:
             with mapped_errors(self.location, action):
                 count = self._reader.read_into(offset, parts)
         else:
-            count = requested(self.location, action, lambda: self._read(offset, parts))
+            count = requested(self.location, action, lambda: self._read(offset, parts, action))
         if count < length:
             raise _ended_early(self.location, offset + count)
 
-    def _read(self, offset: int, parts: Sequence[memoryview]) -> int:
+    def _read(self, offset: int, parts: Sequence[memoryview], action: str) -> int:
         before_receiving(sum(map(len, parts)))
         try:
             return self._reader.read_into(offset, parts)
         except ChangedFileError as error:
             found = stat(self.location).file_version
+            if found == self.version:
+                raise StorageError(
+                    f"{self.location}: cannot {action}: the server denies that it has the version that it shows"
+                ) from error
             raise CatalogError(
                 f"{self.location} changed while it was being read ({difference_text(self.version, found)}). Retry "
                 "when nothing writes to it"

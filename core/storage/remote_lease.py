@@ -164,7 +164,7 @@ class _RemoteLease:
     def _rewrite(self, count: int, found: str) -> bool:
         """Write the lease again, where `found` is its version now; False if another run has removed it."""
         store, path = self.location.store, self.location.path
-        if self._takes_conditions:
+        if self._takes_conditions and found:
             if found != self._version and not self._is_own_text():
                 return False
             version = store.put_if(path, self._holder.dump(renewal=count), found)

@@ -5,21 +5,23 @@ characters, and it drops the slash at the end of a key, which the empty objects 
 directories.
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.storage.objects.answers import has_status, is_missing_key, reason_of_answer
-from reshard.core.storage.objects.reader import ObjectReader, no_object
+from reshard.core.storage.objects.reader import NoVersionError, ObjectReader, etag_of, no_object
 from reshard.core.storage.objects.service import NO_RETRIES, Service, part_retries
 from reshard.core.storage.objects.upload import ObjectUpload
 from reshard.core.storage.store import DIRECTORY, AbandonedUpload, Entry, Output, Reader, Reason, Store
 from reshard.core.storage.system_errors import reason_of_system
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta, PutResult
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore as Client
 
 _PAGE_OBJECTS = 1000
@@ -121,12 +123,14 @@ class ObjectStore(Store):
     def open(self, path: str, version: str = "") -> Reader:
         """Open an object for reading; with an expected version no request is made."""
         bucket, key = _split(path)
-        client = self._clients.of(bucket)
+        client = partial(self._clients.of, bucket)
         if version and (reader := ObjectReader.expecting(client, key, version)):
             return reader
         found = self.stat(path)
         if found.kind == DIRECTORY:
-            raise IsADirectoryError(path)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not found.version:
+            raise NoVersionError
         return ObjectReader(client, key, found.size_bytes, found.version)
 
     def read_beginning(self, path: str, max_bytes: int) -> bytes:
@@ -148,7 +152,7 @@ class ObjectStore(Store):
         import obstore
 
         bucket, key = _split(path)
-        return _etag(obstore.put(self._clients.of(bucket), key, data, use_multipart=False))
+        return etag_of(obstore.put(self._clients.of(bucket), key, data, use_multipart=False))
 
     def put_if(self, path: str, data: bytes, version: str) -> str | None:
         """Replace a small object if it has this etag."""
@@ -157,7 +161,7 @@ class ObjectStore(Store):
         bucket, key = _split(path)
         condition: Any = {"e_tag": f'"{version}"'}
         try:
-            return _etag(obstore.put(self._clients.of(bucket), key, data, mode=condition, use_multipart=False))
+            return etag_of(obstore.put(self._clients.of(bucket), key, data, mode=condition, use_multipart=False))
         except Exception as error:
             if has_status(error, *_REFUSALS):
                 return None
@@ -166,7 +170,7 @@ class ObjectStore(Store):
     def create(self, path: str, buffers: UploadBuffers) -> Output:
         """Begin to send an object."""
         bucket, key = _split(path)
-        return ObjectUpload(self._uploading.of(bucket), key, buffers, lambda: self._abort_uploads(path))
+        return ObjectUpload(partial(self._uploading.of, bucket), key, buffers, lambda: self._abort_uploads(path))
 
     def _abort_uploads(self, path: str) -> None:
         for upload in self.abandoned(path):
@@ -244,11 +248,6 @@ def _split(path: str) -> tuple[str, str]:
     return bucket, key
 
 
-def _etag(found: "PutResult") -> str:
-    return str(found["e_tag"] or "").strip('"')
-
-
 def _entry(bucket: str, found: "ObjectMeta") -> Entry:
-    changed = found["last_modified"]
-    version = str(found["e_tag"] or changed.isoformat()).strip('"')
-    return Entry(f"{bucket}/{found['path']}", size_bytes=found["size"], version=version, changed=changed.timestamp())
+    path = f"{bucket}/{found['path']}"
+    return Entry(path, size_bytes=found["size"], version=etag_of(found), changed=found["last_modified"].timestamp())

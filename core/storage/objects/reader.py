@@ -4,12 +4,13 @@ import errno
 import os
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from reshard.core.storage.store import ChangedFileError
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta, PutResult
     from obstore.store import ObjectStore as Client
 
 _PIECE_BYTES = 2**20
@@ -17,20 +18,27 @@ _PIECE_BYTES = 2**20
 _VERSION = re.compile(r"(?P<size>\d+)-(?P<etag>[^\s\"]+)")
 
 
+class NoVersionError(OSError):
+    """Nobody could tell if an object is still the same."""
+
+    def __init__(self) -> None:
+        super().__init__("the server shows no version (ETag) of what it sends: it cannot be read from safely")
+
+
 class ObjectReader:
-    """An object open for reading."""
+    """An object open for reading; `client` refuses in a forked process."""
 
     is_proven = True
 
-    def __init__(self, client: "Client", key: str, size_bytes: int, etag: str) -> None:
+    def __init__(self, client: Callable[[], "Client"], key: str, size_bytes: int, etag: str) -> None:
         self._client = client
         self._key = key
         self.size_bytes = size_bytes
         self.version = f"{size_bytes}-{etag}"
-        self._etag = f'"{etag}"'
+        self._etag = etag
 
     @classmethod
-    def expecting(cls, client: "Client", key: str, version: str) -> Self | None:
+    def expecting(cls, client: Callable[[], "Client"], key: str, version: str) -> Self | None:
         """Open an object of an expected version without a look; None if the version is not one of an object."""
         found = _VERSION.fullmatch(version)
         return cls(client, key, int(found["size"]), found["etag"]) if found else None
@@ -42,12 +50,15 @@ class ObjectReader:
 
         length = sum(map(len, parts))
         scatter = Scatter(parts)
-        options: Any = {"range": (offset, offset + length), "if_match": self._etag}
+        options: Any = {"range": (offset, offset + length), "if_match": f'"{self._etag}"'}
         try:
-            answer = obstore.get(self._client, self._key, options=options)
+            answer = obstore.get(self._client(), self._key, options=options)
         except PreconditionError as error:
             raise ChangedFileError from error
-        if answer.meta["e_tag"] != self._etag:  # not every server heeds conditions
+        found = etag_of(answer.meta)
+        if not found:
+            raise NoVersionError
+        if found != self._etag:  # not every server heeds conditions
             raise ChangedFileError
         for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
             scatter.write(memoryview(piece))
@@ -82,6 +93,12 @@ class Scatter:
             if len(taken) < len(part):
                 self._parts.appendleft(part[len(taken) :])
             data = data[len(taken) :]
+
+
+def etag_of(found: "ObjectMeta | PutResult") -> str:
+    """Return the etag of an object, without its quotes; empty if the server shows none, or one of another content."""
+    etag = found["e_tag"] or ""
+    return "" if etag.startswith("W/") else etag.strip('"')
 
 
 def no_object(path: str) -> FileNotFoundError:

@@ -47,7 +47,9 @@ class _Part(bytearray):
 class ObjectUpload:
     """A file being sent, front to back."""
 
-    def __init__(self, client: "Client", key: str, buffers: UploadBuffers, abort_left: Callable[[], None]) -> None:
+    def __init__(
+        self, client: Callable[[], "Client"], key: str, buffers: UploadBuffers, abort_left: Callable[[], None]
+    ) -> None:
         self._client = client
         self._key = key
         self._buffers = buffers
@@ -73,7 +75,7 @@ class ObjectUpload:
         import obstore
 
         if self._sent is None:  # small files by one request
-            obstore.put(self._client, self._key, self._part, use_multipart=False)
+            obstore.put(self._client(), self._key, self._part, use_multipart=False)
             return
         for _ in range(self._buffers.ahead):
             self._await_room(self._sent)
@@ -121,7 +123,7 @@ class ObjectUpload:
 
         try:
             obstore.put(
-                self._client,
+                self._client(),
                 self._key,
                 self._taken(),
                 use_multipart=True,
