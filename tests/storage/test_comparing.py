@@ -9,6 +9,7 @@ from reshard.cli.main import run
 from reshard.core.request.comparison import build_comparison
 from reshard.core.verification.compare import compare_checkpoints
 from tests.support.checkpoints import case
+from tests.support.s3_proxy import s3_proxy
 from tests.support.s3_server import S3Server, s3_server
 from tests.support.stores import BUCKET, Store
 
@@ -30,7 +31,7 @@ def test_a_store_and_a_disk(store: Store, capsys: pytest.CaptureFixture[str]) ->
 
 def test_one_url_on_two_servers(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = store.add(CASE / "full", "model")
-    with s3_server(tmp_path / "root", (BUCKET,)) as other:
+    with s3_server(tmp_path / "root", (BUCKET,)) as other, s3_proxy(other) as proxy:
         there = other.path(BUCKET, f"{store.prefix}/model/rank_0/full_0.ckpt")
         there.parent.mkdir(parents=True)
         [whole] = (CASE / "full").rglob("*.ckpt")
@@ -41,7 +42,7 @@ def test_one_url_on_two_servers(store: Store, tmp_path: Path, monkeypatch: pytes
         for name in store.proxy.environment:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HERE", options_of(store.server, store.proxy.url))
-        monkeypatch.setenv("THERE", options_of(other, other.url))
+        monkeypatch.setenv("THERE", options_of(other, proxy.url))
         report = compare_checkpoints(build_comparison(a=url, b=url, storage_a="env:HERE", storage_b="env:THERE"))
     assert report.verdict == "NOT the same: 1 parameter of different content"
     assert report.differences[0].count == 1

@@ -166,14 +166,16 @@ def struck(store: Store) -> list[Exchange]:
 def certainly_counted(store: Store) -> list[Exchange]:
     """Those of them that have to be found in the report.
 
-    What can be repeated without harm aiohttp repeats by itself, once, if the connection ends before any answer. And
-    what a lease is written with is not the conversion's.
+    Requests of uploads are repeated by the client, which tells nobody; leases are not the conversion's.
     """
     return [
         each
         for each in struck(store)
-        if "/leases/" not in each.call.key and (each.status or each.call.method == "POST")
+        if "/leases/" not in each.call.key and not (each.call.operation in SENDING and "/rank_" in each.call.key)
     ]
+
+
+SENDING = ("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
 
 
 DENIED = "access denied: the credentials lack the permission"
@@ -224,7 +226,7 @@ DENIED_HEAD = "access denied: the credentials are wrong, or lack the permission"
             ("PutObject",),
             "/out/",
             FAILED,
-            "{url}/out/.reshard/leases/.*: cannot write it: " + DENIED + " {PutObject}",
+            "{url}/out/.reshard/leases/.*: cannot take a lease: " + DENIED + " {PutObject}",
             id="target",
         ),
     ],
@@ -244,7 +246,6 @@ def test_what_is_denied_is_told_at_once(
     wanted = message.replace("{GetObject}", f"{prefix}GetObject").replace("{PutObject}", f"{prefix}PutObject")
     wanted = wanted.replace("{ListBucket}", f"{prefix.replace('object', 'bucket')}ListBucket")
     assert re.search(wanted.replace("{url}", store.url("").rstrip("/")), ended.last_line), ended.err
-    # what obstore is denied, s3fs asks for once more, since it explains
     assert len({each.call.asked for each in struck(store)}) == 1, struck(store)
 
 
@@ -260,7 +261,8 @@ def test_a_server_that_does_not_answer_in_time(store: Store, monkeypatch: pytest
     named = {"source_storage": "env:IMPATIENT", "target_storage": "env:IMPATIENT"}
     report = convert(request(store, **named))
     assert read_tree(store.files("out")) == FOUR_TO_THREE.want
-    assert report.retried_requests == len(struck(store)) == 3
+    assert len(struck(store)) == 3
+    assert report.retried_requests == 2, "the client repeats requests of uploads by itself"
 
 
 @pytest.mark.slow
@@ -351,7 +353,7 @@ def test_wrong_keys(store: Store, failed: Callable[..., Ended], monkeypatch: pyt
     assert ended.code == WRONG_INPUT
     assert ended.last_line.startswith(f"reshard: error: {store.url('out')}: cannot list it: ")
     assert "the credentials are wrong" in ended.last_line
-    assert len({each.call.asked for each in store.proxy.exchanges()}) == 1  # by obstore, and by s3fs
+    assert len({each.call.asked for each in store.proxy.exchanges()}) == 1
 
 
 @pytest.mark.usefixtures("source")
@@ -435,7 +437,7 @@ def test_a_rank_that_fails_for_good_leaves_the_others_done(store: Store, failed:
     ended = failed()
     assert ended.code == FAILED
     assert "1 of 3 target ranks failed; rerun the command to retry only these" in ended.err
-    assert f"  rank_1: {store.url('out/rank_1/checkpoint_1.ckpt')}: cannot write it: {DENIED} s3:PutObject" in ended.err
+    assert f"  rank_1: {store.url('out/rank_1/checkpoint_1.ckpt')}: cannot complete it: {DENIED} s3:PutObject" in ended.err
     store.proxy.forget()
 
     report = convert(request(store))

@@ -9,6 +9,7 @@ from reshard.cli.main import run
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import TargetError
 from tests.support.checkpoints import case, read_tree
+from tests.support.s3_proxy import s3_proxy
 from tests.support.s3_server import S3Server, s3_server
 from tests.support.stores import BUCKET, Store
 
@@ -53,8 +54,8 @@ def test_two_servers_may_have_buckets_of_one_name(
 ) -> None:
     conversion = case(7010)
     source = store.add(conversion.directory / "src", "src")
-    with s3_server(tmp_path / "root", (BUCKET,)) as other:
-        obs_leads_to(other, other.url, monkeypatch)
+    with s3_server(tmp_path / "root", (BUCKET,)) as other, s3_proxy(other) as proxy:
+        obs_leads_to(other, proxy.url, monkeypatch)
         convert(conversion.request(source.replace("s3://", "obs://"), source=source))
         assert read_tree(other.path(BUCKET, f"{store.prefix}/src")) == conversion.want
 
