@@ -437,7 +437,9 @@ def test_a_rank_that_fails_for_good_leaves_the_others_done(store: Store, failed:
     ended = failed()
     assert ended.code == FAILED
     assert "1 of 3 target ranks failed; rerun the command to retry only these" in ended.err
-    assert f"  rank_1: {store.url('out/rank_1/checkpoint_1.ckpt')}: cannot complete it: {DENIED} s3:PutObject" in ended.err
+    assert (
+        f"  rank_1: {store.url('out/rank_1/checkpoint_1.ckpt')}: cannot complete it: {DENIED} s3:PutObject" in ended.err
+    )
     store.proxy.forget()
 
     report = convert(request(store))

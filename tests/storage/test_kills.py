@@ -22,7 +22,7 @@ from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.families import Family
 from tests.support.runs import RESHARD, start
 from tests.support.s3_client import s3_client
-from tests.support.s3_traffic import Exchange
+from tests.support.s3_traffic import Exchange, Fault, Kind
 from tests.support.stores import BUCKET, Store, unfinished_uploads
 
 pytestmark = pytest.mark.slow
@@ -223,14 +223,19 @@ def test_killed_before_the_manifest_and_cleaned_up(
         "checkpoint2": ("--layout=checkpoint2", "--iteration=7", "--common=global_step=7"),
     }
     convert = [*RESHARD, "convert", str(model), target, *options[layout], "--engine=direct"]
-    held = gate(
-        lambda exchange: exchange.call.key.endswith("/manifest.json") and exchange.call.operation == "PutObject"
-    )
+
+    def is_manifest(exchange: Exchange) -> bool:
+        return exchange.call.key.endswith("/manifest.json") and exchange.call.operation == "PutObject"
+
+    held = gate(is_manifest)
+    store.proxy.set_faults(Fault(Kind.RESET, applies=is_manifest))  # it has arrived whole, and is not carried out
     process = start(convert)
     assert held.reached.wait(PATIENCE_SECONDS)
     os.killpg(process.pid, signal.SIGKILL)
     to_the_end(process)
     held.open()
+    store.proxy.exchanges()
+    store.proxy.set_faults()
     assert clean(target, remove=True).removed
     assert [path for path in store.files("out").rglob("*") if path.is_file()] == []
     store.server.look_again()

@@ -14,8 +14,8 @@ from reshard.core.conversion.latest import LatestReport, convert_latest
 from reshard.core.conversion.rank_work import RankWork
 from reshard.core.storage import remote_lease
 from reshard.core.storage.publishing import REMOVING_NAME
-from reshard.core.storage.removal import remove_files
 from reshard.core.storage.reading import read_small_file
+from reshard.core.storage.removal import remove_files
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes
 from tests.support.checkpoints import read_tree
