@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta, PutResult
     from obstore.store import ObjectStore as Client
 
-_PIECE_BYTES = 2**20
-"""Answers are copied in pieces of about this size: smaller ones wait for the interpreter's lock more often."""
+_PIECE_BYTES = 2**18
+"""Answers are copied in pieces of about this size, while they are in the processor's cache: with 1 MiB reading took a
+tenth more of its time."""
 _VERSION = re.compile(r"(?P<size>\d+)-(?P<etag>[^\s\"]+)")
 
 
