@@ -81,6 +81,7 @@ def rank_budget(
         remote_source=remote_source,
         processes=pool.processes if pool else 1,
         cipher_bytes=CIPHER_BLOCK_BYTES if plan.inputs.encryption else 0,
+        source_files=len(plan.inputs.catalog.records),
     )
 
 

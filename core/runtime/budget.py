@@ -12,11 +12,9 @@ from reshard.core.runtime.records import Record
 
 MAX_BUFFER_BYTES = 4 * 2**20
 MAX_LONE_BLOCK_BYTES = 8 * 2**20
-"""Limit for a rank that is written alone.
-
-From 64 files by columns a block takes a read of each: the shorter it is, the more of them, and the work around a read
-of 64 KiB takes as long as the read.
-"""
+"""Limit for a rank that is written alone, from many source files."""
+_BLOCK_BYTES_PER_SOURCE = 128 * 2**10
+"""By columns, a block takes a read of each source file, and the work around a read of 64 KiB takes as long as the read."""
 MAX_GROUP_BLOCKS_BYTES = 32 * 2**20
 MAX_GROUP_RANKS = 32
 """More blocks would each be too short to be worth a write call."""
@@ -100,6 +98,7 @@ class Budget(Record):
     Attributes:
         part_bytes: size of the parts in which files are sent to the target's storage; 0 on local disks.
         cipher_bytes: bytes of each file that are encrypted together; 0 without encryption.
+        source_files: number of source files.
     """
 
     workers: int
@@ -109,6 +108,7 @@ class Budget(Record):
     remote_source: bool = False
     processes: int = 1
     cipher_bytes: int = 0
+    source_files: int = 1
 
     @property
     def max_prefetch(self) -> int:
@@ -138,7 +138,7 @@ class Budget(Record):
             readers = prefetch if wide else self._readers(count, prefetch, thread_bytes)
             threads = _remote_threads(count, readers, thread_bytes * prefetch // readers)
         else:
-            threads = _local_threads(count, prefetch, thread_bytes)
+            threads = _local_threads(count, prefetch, thread_bytes, self.source_files)
         wide_blocks = self._wide_blocks(count, threads) if wide else _NO_WIDE_BLOCKS
         return GroupBuffers(
             block_bytes=threads.block_bytes,
@@ -224,11 +224,13 @@ def _remote_threads(ranks: int, readers: int, thread_bytes: int) -> _Threads:
     return _Threads(readers, thread_bytes, block_bytes, 0, (1 + _ANSWERS_PER_BLOCK) * ranks * block_bytes)
 
 
-def _local_threads(ranks: int, readers: int, thread_bytes: int) -> _Threads:
+def _local_threads(ranks: int, readers: int, thread_bytes: int, source_files: int) -> _Threads:
     """Size the buffers of threads that read for a number of ranks from local files, through scratch buffers."""
     scratch_bytes = _buffer_bytes(thread_bytes // 2, MAX_BUFFER_BYTES)
     blocks_bytes = min(thread_bytes - scratch_bytes, MAX_GROUP_BLOCKS_BYTES)
-    most_bytes = MAX_LONE_BLOCK_BYTES if ranks == 1 else MAX_BUFFER_BYTES
+    most_bytes = MAX_BUFFER_BYTES
+    if ranks == 1:
+        most_bytes = min(MAX_LONE_BLOCK_BYTES, max(most_bytes, source_files * _BLOCK_BYTES_PER_SOURCE))
     block_bytes = _buffer_bytes(blocks_bytes // ranks, most_bytes)
     return _Threads(readers, thread_bytes, block_bytes, scratch_bytes, scratch_bytes + ranks * block_bytes)
 
@@ -242,6 +244,7 @@ def build_budget(
     remote_source: bool = False,
     processes: int = 1,
     cipher_bytes: int = 0,
+    source_files: int = 1,
 ) -> Budget:
     """Divide a process's memory and descriptors among `workers`, or fewer if even the smallest buffers would not fit.
 
@@ -259,6 +262,7 @@ def build_budget(
         remote_source=remote_source,
         processes=processes,
         cipher_bytes=cipher_bytes,
+        source_files=source_files,
     )
 
 

@@ -29,9 +29,12 @@ MOST_PARTS_OF_S3 = 10_000
     st.integers(256, 2**20),
     st.integers(1, 1024),
     st.integers(1, MAX_GROUP_RANKS),
+    st.integers(1, 4096),
 )
-def test_any_limit_that_may_be_asked_for_is_kept(limit_bytes: int, files: int, workers: int, count: int) -> None:
-    budget = build_budget(limit_bytes, files, workers)
+def test_any_limit_that_may_be_asked_for_is_kept(
+    limit_bytes: int, files: int, workers: int, count: int, source_files: int
+) -> None:
+    budget = build_budget(limit_bytes, files, workers, source_files=source_files)
     assert 1 <= budget.workers <= workers
     count = min(count, budget.max_group_ranks)
     buffers = budget.group_buffers(count)
@@ -80,7 +83,7 @@ def test_any_limit_is_kept_with_object_stores(
 @pytest.mark.parametrize(
     ("limit_bytes", "workers", "count", "want"),
     [
-        (2048 * MIB, 8, 1, (8, 4 * MIB, 8 * MIB, 96 * MIB)),
+        (2048 * MIB, 8, 1, (8, 4 * MIB, 4 * MIB, 64 * MIB)),
         (2048 * MIB, 8, 4, (8, 4 * MIB, 4 * MIB, 160 * MIB)),
         (2048 * MIB, 8, 32, (8, 4 * MIB, MIB, 288 * MIB)),
         (16 * MIB, 8, 1, (8, MIB, MIB, 16 * MIB)),
@@ -93,6 +96,13 @@ def test_limits(limit_bytes: int, workers: int, count: int, want: tuple[int, int
     budget = build_budget(limit_bytes, 2**20, workers)
     buffers = budget.group_buffers(count)
     assert (budget.workers, buffers.scratch_bytes, buffers.block_bytes, budget.workers * buffers.total_bytes) == want
+
+
+@pytest.mark.parametrize(("source_files", "block_bytes"), [(1, 4 * MIB), (32, 4 * MIB), (48, 6 * MIB), (1024, 8 * MIB)])
+def test_a_rank_that_is_written_alone_has_longer_blocks_from_many_files(source_files: int, block_bytes: int) -> None:
+    budget = build_budget(2048 * MIB, 2**20, 8, source_files=source_files)
+    assert budget.group_buffers(1).block_bytes == block_bytes
+    assert budget.group_buffers(2).block_bytes == 4 * MIB
 
 
 @pytest.mark.parametrize(
