@@ -16,9 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import DType
-from reshard.core.tensor.slices import Shape
+from reshard.core.tensor.overflow import Overflow
 from reshard.core.tensor.tiling import tile_values
 
 NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
@@ -38,25 +37,6 @@ NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
 }
 """dtype name -> numpy dtype; numpy has none for packed 4-bit integers, texts and map tensors."""
 _EXPONENT_BITS = {"Float16": 5, "BFloat16": 8, "Float32": 8, "Float64": 11}
-
-
-class Overflow(Record):
-    """Finite values that became infinite.
-
-    Attributes:
-        count: how many; at least one.
-        largest: the value farthest from zero.
-        first: index of the first one.
-    """
-
-    count: int
-    largest: float
-    first: Shape
-
-    def joined(self, other: "Overflow") -> "Overflow":
-        """Return the sum of two overflows of one array."""
-        largest = self.largest if abs(self.largest) >= abs(other.largest) else other.largest
-        return Overflow(self.count + other.count, largest, min(self.first, other.first))
 
 
 def typed(values: np.ndarray, dtype: DType) -> np.ndarray:

@@ -9,7 +9,7 @@ from msgspec import field
 from reshard.core.plan.model import ParameterPlan, ReadItem, SourceTensor
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.records import Record
-from reshard.core.tensor.casting import Overflow
+from reshard.core.tensor.overflow import Overflow
 from reshard.core.tensor.segments import NEW_AXIS
 from reshard.core.tensor.slices import Extent
 from reshard.core.transfer.file_blocks import Chunk

@@ -7,7 +7,7 @@ from reshard.core.errors import CastError
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import counted, listed
-from reshard.core.tensor.casting import Overflow
+from reshard.core.tensor.overflow import Overflow
 from reshard.core.tensor.slices import TensorSlice
 from reshard.core.text.options import option
 

@@ -4,9 +4,8 @@ import numpy as np
 
 from reshard.core.errors import CheckpointError
 from reshard.core.plan.model import ParameterPlan
-from reshard.core.tensor.casting import Overflow, cast_into, find_overflow
 from reshard.core.tensor.dtypes import DType
-from reshard.core.tensor.scaling import scaled_values
+from reshard.core.tensor.overflow import Overflow
 from reshard.core.tensor.tiling import copy_transposed
 from reshard.core.transfer.file_blocks import Chunk
 from reshard.core.transfer.read_ranges import ReadRange
@@ -35,6 +34,8 @@ def scatter_values(
     whole = np.ndarray(chunk.box.shape, dtype, buffer, chunk.position)
     target = whole[(..., *read_range.index)]  # `...`: a view even of a scalar
     if read_range.scaled is not None and factors is not None:
+        from reshard.core.tensor.scaling import scaled_values
+
         box = read_range.scaled
         values = np.ndarray(box.shape, np.uint8, run, strides=box.strides)
         products = scaled_values(values, box.start, factors, box.scale.block).reshape(-1)
@@ -63,6 +64,8 @@ def _cast(
     parameter: ParameterPlan,
     target: np.ndarray,
 ) -> Overflow | None:
+    from reshard.core.tensor.casting import cast_into, find_overflow
+
     first = read_range.target_offset // parameter.dtype.itemsize
     if read_range.strides is None:
         target = target.reshape(-1)[first : first + read_range.length // dtype.itemsize]

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.tensor.casting import Overflow, cast_into, find_overflow
+from reshard.core.tensor.casting import cast_into, find_overflow
 from reshard.core.tensor.dtypes import dtype_from_name
+from reshard.core.tensor.overflow import Overflow
 
 NUMPY = {"Float16": np.float16, "BFloat16": ml_dtypes.bfloat16, "Float32": np.float32, "Float64": np.float64}
 PAIRS = list(itertools.product(NUMPY, NUMPY))
