@@ -25,6 +25,8 @@ Say = Callable[[str], None]
 _SPARE_BYTES = 2**30
 # a Prefect server goes on recording a run for a moment after it ended, which the next contender should not pay for
 _SERVER_SETTLES_SECONDS = 2
+# a virtual machine hands memory that was freed back to its host, a while later, and is slow to get it again
+_MUCH_MEMORY_BYTES, _MEMORY_SETTLES_SECONDS = 2**30, 5
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,8 @@ def _run(contender: Contender, job: Job, number: int, services: Services) -> Run
     measured = measure.run(contender.command(job), services.environment(contender))
     if contender.needs_server:
         time.sleep(_SERVER_SETTLES_SECONDS)
+    if measured.peak_bytes > _MUCH_MEMORY_BYTES:
+        time.sleep(_MEMORY_SETTLES_SECONDS)
     printed = json.loads(measured.output) if measured.output.strip() else {}
     return Run(
         contender=contender.name,
