@@ -1,124 +1,145 @@
-"""An object store for the time of a scenario: an S3 server, and before it a proxy that counts and delays requests.
+"""An S3 server for the time of a scenario that costs next to nothing beside its clients: nginx.
 
-Both have a process of their own: the proxy's threads would hold up the one that measures.
+nginx sends objects by sendfile and receives those that are written; `s3_answers.py` behind it knows the rest of S3. It
+listens twice: at one port each request waits before it is answered. Signatures are not checked.
 """
 
-import multiprocessing
 import os
-import signal
-import subprocess
+import pwd
+import re
+import shutil
+import sys
+import time
+import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.results import Traffic
-from tests.support.s3_proxy import S3Proxy, s3_proxy
-from tests.support.s3_server import RCLONE, S3Server, s3_server
+from benchmarks.server import free_port
+from tests.support.s3_server import environment_for
+from tests.support.s3_traffic import parse_call
+from tests.support.servers import server_process
 
 SOURCE_BUCKET, TARGET_BUCKET = "source", "target"
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+NO_NGINX = "there is no nginx here: apt-get install nginx-light"
+_HERE = Path(__file__).parent
+_CONFIGURATION = "nginx.conf", "nginx_locations.conf"
+_ONLY_WE = re.compile(r"Reading: 0 Writing: 1 ")
+"""Of connections, those with requests under way."""
+_SETTLE_SECONDS = 10
 
 
 class ObjectStore:
-    """A running object store; its objects are the files below a directory.
+    """A running object store; its objects are the files below a directory."""
 
-    Attributes:
-        environment: what makes reshard and rclone talk to it.
-    """
+    def __init__(self, log: Path, plain_port: int, delayed_port: int, control_port: int) -> None:
+        self._log = log
+        self._plain_port = plain_port
+        self._delayed_port = delayed_port
+        self._control_url = f"http://127.0.0.1:{control_port}"
+        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+        self._began = 0
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.environment: Mapping[str, str] = self._answer()
+    def environment(self, *, delayed: bool) -> Mapping[str, str]:
+        """What makes reshard and rclone talk to it."""
+        url = f"http://127.0.0.1:{self._delayed_port if delayed else self._plain_port}"
+        return {
+            **environment_for(url, "nobody", "checks it"),
+            "FSSPEC_CONFIG_DIR": os.devnull,
+            "RCLONE_CONFIG": os.devnull,
+            "RCLONE_S3_PROVIDER": "Rclone",
+            "RCLONE_S3_ENV_AUTH": "true",
+            "RCLONE_S3_ENDPOINT": url,
+        }
 
-    def begin(self, latency_seconds: float) -> None:
-        """Sees the files that are there now, and counts from nothing; each request takes so much longer from now on.
-
-        Etags of the source are computed at once, since the first who asked for them would wait for it.
-        """
-        self._connection.send(latency_seconds)
-        self._answer()
+    def begin(self) -> None:
+        """Count from nothing."""
+        self._settle()
+        self._began = self._log.stat().st_size
 
     def traffic(self) -> Traffic:
-        """What went to and fro since then."""
-        self._connection.send(None)
-        traffic: Traffic = self._answer()
-        return traffic
+        """What went to and fro since then. Afterwards, each object that was written is a file."""
+        self._settle()
+        with self._log.open() as log:
+            log.seek(self._began)
+            return _traffic(log.read().splitlines())
 
-    def _answer(self) -> Any:
-        try:
-            return self._connection.recv()
-        except EOFError as error:
-            raise BenchmarkError("the object store has ended; its output is above") from error
+    def _settle(self) -> None:
+        """Wait until all requests have ended, so that they are in the log, and have parts of uploads put together."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while not _ONLY_WE.search(self._ask("GET", "/status")):
+            if time.monotonic() > deadline:
+                raise BenchmarkError("the object store still has requests under way")
+            time.sleep(0.01)
+        self._ask("POST", "/")
+
+    def _ask(self, method: str, path: str) -> str:
+        with self._open(urllib.request.Request(self._control_url + path, method=method)) as answer:
+            text: str = answer.read().decode()
+            return text
 
 
 @contextmanager
-def object_store(directory: Path) -> Iterator[ObjectStore]:
-    """Runs an object store whose buckets are the directories in `directory`; it does not outlive this process.
+def object_store(directory: Path, delay_seconds: float) -> Iterator[ObjectStore]:
+    """Run an object store whose buckets are the directories in `directory`; it does not outlive this process.
+
+    Its own files are beside `directory`, for parts become objects by renaming them.
 
     Raises:
-        BenchmarkError: it does not start.
+        BenchmarkError: there is no nginx, or it does not start.
     """
-    context = multiprocessing.get_context("spawn")
-    ours, its = context.Pipe()
-    process = context.Process(target=_serve, args=(directory, its), name="object-store")
-    process.start()
-    its.close()  # the process has it now; when it ends, we notice
-    try:
-        yield ObjectStore(ours)
-    finally:
-        ours.close()
-        process.join()
+    if NGINX is None:
+        raise BenchmarkError(NO_NGINX)
+    work = directory.with_name(f"{directory.name}.nginx")
+    for bucket in (SOURCE_BUCKET, TARGET_BUCKET):
+        (directory / bucket).mkdir(parents=True, exist_ok=True)
+    for name in ("bodies", "temp", "uploads"):
+        (work / name).mkdir(parents=True)
+    (work / "buckets").symlink_to(directory)
+    ports = [free_port() for _ in range(3)]
+    words = dict(zip(("PLAIN_PORT", "DELAYED_PORT", "CONTROL_PORT"), map(str, ports), strict=True))
+    for name in _CONFIGURATION:
+        (work / name).write_text(_filled(name, {**words, "DELAY_SECONDS": str(delay_seconds)}))
+    # an own directory each: paths of sockets must be short, so they are relative
+    there = ["env", f"--chdir={work}"]
+    answer = [*there, sys.executable, _HERE / "s3_answers.py", "answers.sock", directory, work / "uploads"]
+    serve = [*there, NGINX, "-p", work, "-c", _CONFIGURATION[0], "-e", "stderr", *_user()]
+    environment = {"PATH": os.environ["PATH"]}
+    with ExitStack() as running:
+        try:
+            running.enter_context(server_process(answer, re.compile("ready"), work / "answers.log", environment))
+            running.enter_context(server_process(serve, re.compile("start worker "), work / "nginx.log", environment))
+        except RuntimeError as error:
+            raise BenchmarkError(f"object store: {error}") from error
+        yield ObjectStore(work / "requests.log", *ports)
 
 
-def _serve(directory: Path, connection: Connection) -> None:
-    """Does what is asked for until nobody can ask any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for who asks
-    with s3_server(directory, (SOURCE_BUCKET, TARGET_BUCKET)) as server, s3_proxy(server) as proxy:
-        connection.send(_environment(proxy.environment))
-        while True:
-            try:
-                asked: float | None = connection.recv()
-            except EOFError:
-                return
-            if asked is None:
-                connection.send(_traffic(proxy))
-            else:
-                _know_etags(server)
-                proxy.begin_anew()
-                proxy.latency_seconds = asked
-                connection.send("begun")
+def _filled(name: str, words: Mapping[str, str]) -> str:
+    return re.sub("|".join(words), lambda found: words[found[0]], (_HERE / name).read_text())
 
 
-def _environment(s3: Mapping[str, str]) -> dict[str, str]:
-    return {
-        **s3,
-        "FSSPEC_CONFIG_DIR": os.devnull,
-        "RCLONE_CONFIG": os.devnull,
-        "RCLONE_S3_PROVIDER": "Rclone",
-        "RCLONE_S3_ENV_AUTH": "true",
-        "RCLONE_S3_ENDPOINT": s3["AWS_ENDPOINT_URL"],
-    }
+def _user() -> Sequence[str]:
+    """Root's nginx would else work as a user who may not enter our directories."""
+    return ["-g", f"user {pwd.getpwuid(0).pw_name};"] if os.geteuid() == 0 else []
 
 
-def _know_etags(server: S3Server) -> None:
-    """Has the server compute them: it does so when it lists objects, and remembers them until it looks again."""
-    server.look_again()
-    command = [str(RCLONE), "size", f":s3:{SOURCE_BUCKET}"]
-    environment = {"PATH": os.environ["PATH"], **_environment(server.environment)}
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-
-
-def _traffic(proxy: S3Proxy) -> Traffic:
-    exchanges = proxy.exchanges()
+def _traffic(lines: Sequence[str]) -> Traffic:
     sent: Counter[str] = Counter()
-    for exchange in exchanges:
-        sent[exchange.call.bucket] += exchange.sent_bytes
+    requests: Counter[str] = Counter()
+    received_bytes = 0
+    for line in lines:
+        method, sent_bytes, body_bytes, target = line.split(" ")
+        call = parse_call(method, target, {}, virtual_hosts=False)
+        sent[call.bucket] += int(sent_bytes)
+        requests[call.operation] += 1
+        received_bytes += 0 if body_bytes == "-" else int(body_bytes)
     return Traffic(
         source_sent_bytes=sent[SOURCE_BUCKET],
         target_sent_bytes=sent[TARGET_BUCKET],
-        received_bytes=sum(exchange.received_bytes for exchange in exchanges),
-        requests=Counter(exchange.call.operation for exchange in exchanges),
+        received_bytes=received_bytes,
+        requests=requests,
     )

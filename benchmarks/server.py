@@ -25,7 +25,7 @@ def prefect_server(home: Path) -> Iterator[Mapping[str, str]]:
         BenchmarkError: it does not start.
     """
     home.mkdir()
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     environment = {"PREFECT_HOME": str(home), "PREFECT_API_URL": url, "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     command = [
@@ -59,7 +59,8 @@ def prefect_server(home: Path) -> Iterator[Mapping[str, str]]:
             end_group(server)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens at, for now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from tests.support.patience import PATIENCE_SECONDS
 
-# whatever becomes of this process, its end of the shell's standard input is closed, and the server is killed
-_KILLED_WITH_US = 'exec 3<&0; "$@" & server=$!; (cat <&3 >/dev/null; kill -9 $server) & wait $server'
+# whatever becomes of this process, its end of the shell's standard input is closed, and the server is killed, with all
+# processes of its own
+_KILLED_WITH_US = 'exec 3<&0; "$@" & server=$!; (cat <&3 >/dev/null; kill -9 0) & wait $server'
 
 
 @contextmanager
