@@ -12,6 +12,7 @@ import click
 from benchmarks import report, results
 from benchmarks.contenders import MINDSPORE_PYTHON, TORCH_PYTHON
 from benchmarks.errors import BenchmarkError
+from benchmarks.object_store import NGINX, NO_NGINX
 from benchmarks.running import Plan, check_room
 from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.server import prefect_server
@@ -43,7 +44,9 @@ Scenarios:
 def command(scenarios: Sequence[str], rounds: int | None, directory: Path, mindspore: bool) -> None:
     """The command; its help is above because the scenarios are listed in it."""
     chosen = [_SCENARIOS[name] for name in dict.fromkeys(scenarios)] or list(SCENARIOS)
-    plans = [_plan(scenario, rounds, mindspore=mindspore) for scenario in chosen]
+    left_out = [scenario for scenario in chosen if scenario.needs_store and NGINX is None]
+    _say_what_is_left_out(left_out)
+    plans = [_plan(scenario, rounds, mindspore=mindspore) for scenario in chosen if scenario not in left_out]
     _check_installed(plans)
     check_room(plans, directory)
     with (
@@ -56,6 +59,12 @@ def command(scenarios: Sequence[str], rounds: int | None, directory: Path, minds
             results.save(result)
             report.show(result)
     report.publish(SCENARIOS)
+    _say_what_is_left_out(left_out)
+
+
+def _say_what_is_left_out(scenarios: Sequence[Scenario]) -> None:
+    if scenarios:
+        click.echo(f"LEFT OUT: {', '.join(scenario.name for scenario in scenarios)}: {NO_NGINX}", err=True)
 
 
 def _plan(scenario: Scenario, rounds: int | None, *, mindspore: bool) -> Plan:

@@ -16,7 +16,8 @@ TORCH_PYTHON = _HERE.parent / ".venv-torch" / "bin" / "python"
 _TORCH_PROCESSES = 4
 _EXPORT_SHARDS = "--max-shard-size", "500MB"
 """Several files, as models of real size have with `save_pretrained`'s 5 GB."""
-_LATENCY_SECONDS = 0.03
+DELAY_SECONDS = 0.03
+"""What is added to each request of contenders that are delayed."""
 _S3_SOURCE, _S3_TARGET = "source/ckpt", "target/out"
 """Bucket and path of `Job.source` and `Job.target`."""
 
@@ -96,7 +97,7 @@ class Contender:
         converts: whether its target has to be looked at.
         counted: field of the JSON that it prints with the seconds that count; empty: those of the whole process.
         needs_store: whether source and target are buckets for it.
-        latency_seconds: what is added to each request that it makes of the object store.
+        delayed: whether each request that it makes of the object store waits for `DELAY_SECONDS`.
         preparation: makes a source of its own from `source_format`, once and unmeasured.
     """
 
@@ -109,7 +110,7 @@ class Contender:
     converts: bool = True
     counted: str = ""
     needs_store: bool = False
-    latency_seconds: float = 0.0
+    delayed: bool = False
     preparation: Callable[[Job], Sequence[str]] | None = None
 
 
@@ -124,6 +125,11 @@ def _reshard_s3(*options: str) -> Callable[[Job], Sequence[str]]:
 
 def _from_s3(job: Job) -> Sequence[str]:
     return _convert(job, f"s3://{_S3_SOURCE}", str(job.target), "--engine", "direct", "--verify", "none")
+
+
+def _to_s3(*options: str) -> Callable[[Job], Sequence[str]]:
+    direct = "--engine", "direct", *options
+    return lambda job: _convert(job, str(job.source(CheckpointFormat.CKPT)), f"s3://{_S3_TARGET}", *direct)
 
 
 def _convert(job: Job, source: str, target: str, *options: str) -> Sequence[str]:
@@ -318,7 +324,7 @@ S3_LATENCY = Contender(
     "reshard, not verified, each request 30 ms later",
     _reshard_s3("--verify", "none"),
     needs_store=True,
-    latency_seconds=_LATENCY_SECONDS,
+    delayed=True,
 )
 S3_LITTLE_MEMORY = Contender(
     "s3-little-memory",
@@ -332,13 +338,18 @@ S3_DOWNLOAD_LATENCY = replace(
     S3_DOWNLOAD,
     name="s3-download-latency",
     title="`rclone copy`, each request 30 ms later",
-    latency_seconds=_LATENCY_SECONDS,
+    delayed=True,
 )
 S3_TO_DISK_LATENCY = replace(
     S3_TO_DISK,
     name="s3-to-disk-latency",
     title="reshard, not verified, each request 30 ms later",
-    latency_seconds=_LATENCY_SECONDS,
+    delayed=True,
+)
+S3_UPLOAD = Contender("s3-upload", "`rclone copy`", lambda job: _upload(job.copied), converts=False, needs_store=True)
+S3_FROM_DISK = Contender("s3-from-disk", "reshard, not verified", _to_s3("--verify", "none"), needs_store=True)
+S3_FROM_DISK_CHECKSUM = Contender(
+    "s3-from-disk-checksum", "reshard, every byte verified", _to_s3("--verify", "checksum"), needs_store=True
 )
 
 OVERHEAD_RANKS = (4, 16, 100, 1000, 4096)
@@ -384,6 +395,9 @@ CONTENDERS = {
         S3_TO_DISK,
         S3_DOWNLOAD_LATENCY,
         S3_TO_DISK_LATENCY,
+        S3_UPLOAD,
+        S3_FROM_DISK,
+        S3_FROM_DISK_CHECKSUM,
         *OVERHEAD,
     )
 }

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
+
 from benchmarks.errors import BenchmarkError
 from benchmarks.results import Traffic
 from benchmarks.server import free_port
@@ -36,13 +38,15 @@ _SETTLE_SECONDS = 10
 class ObjectStore:
     """A running object store; its objects are the files below a directory."""
 
-    def __init__(self, log: Path, plain_port: int, delayed_port: int, control_port: int) -> None:
-        self._log = log
+    def __init__(self, work: Path, plain_port: int, delayed_port: int, control_port: int) -> None:
+        self._work = work
+        self._log = work / "requests.log"
         self._plain_port = plain_port
         self._delayed_port = delayed_port
         self._control_url = f"http://127.0.0.1:{control_port}"
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-        self._began = 0
+        self._log_began = 0
+        self._server_began = 0.0
 
     def environment(self, *, delayed: bool) -> Mapping[str, str]:
         """What makes reshard and rclone talk to it."""
@@ -58,24 +62,36 @@ class ObjectStore:
 
     def begin(self) -> None:
         """Count from nothing."""
-        self._settle()
-        self._began = self._log.stat().st_size
+        self._await_log()
+        self._assemble()
+        self._log_began = self._log.stat().st_size
+        self._server_began = self._server_seconds()
 
     def traffic(self) -> Traffic:
         """What went to and fro since then. Afterwards, each object that was written is a file."""
-        self._settle()
+        self._await_log()
+        server_seconds = self._server_seconds() - self._server_began
+        self._assemble()
         with self._log.open() as log:
-            log.seek(self._began)
-            return _traffic(log.read().splitlines())
+            log.seek(self._log_began)
+            return _traffic(log.read().splitlines(), server_seconds)
 
-    def _settle(self) -> None:
-        """Wait until all requests have ended, so that they are in the log, and have parts of uploads put together."""
+    def _await_log(self) -> None:
+        """Wait until all requests have ended."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while not _ONLY_WE.search(self._ask("GET", "/status")):
             if time.monotonic() > deadline:
                 raise BenchmarkError("the object store still has requests under way")
             time.sleep(0.01)
+
+    def _assemble(self) -> None:
+        """Have the parts of uploads put together."""
         self._ask("POST", "/")
+
+    def _server_seconds(self) -> float:
+        """Processor time of the server's processes so far; they work in its directory."""
+        processes = [each for each in psutil.Process().children(recursive=True) if each.cwd() == str(self._work)]
+        return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
     def _ask(self, method: str, path: str) -> str:
         with self._open(urllib.request.Request(self._control_url + path, method=method)) as answer:
@@ -115,7 +131,7 @@ def object_store(directory: Path, delay_seconds: float) -> Iterator[ObjectStore]
             running.enter_context(server_process(serve, re.compile("start worker "), work / "nginx.log", environment))
         except RuntimeError as error:
             raise BenchmarkError(f"object store: {error}") from error
-        yield ObjectStore(work / "requests.log", *ports)
+        yield ObjectStore(work, *ports)
 
 
 def _filled(name: str, words: Mapping[str, str]) -> str:
@@ -127,7 +143,7 @@ def _user() -> Sequence[str]:
     return ["-g", f"user {pwd.getpwuid(0).pw_name};"] if os.geteuid() == 0 else []
 
 
-def _traffic(lines: Sequence[str]) -> Traffic:
+def _traffic(lines: Sequence[str], server_seconds: float) -> Traffic:
     sent: Counter[str] = Counter()
     requests: Counter[str] = Counter()
     received_bytes = 0
@@ -142,4 +158,5 @@ def _traffic(lines: Sequence[str]) -> Traffic:
         target_sent_bytes=sent[TARGET_BUCKET],
         received_bytes=received_bytes,
         requests=requests,
+        server_seconds=server_seconds,
     )

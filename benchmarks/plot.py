@@ -10,7 +10,7 @@ from matplotlib.style import context
 
 from benchmarks.contenders import CHECKSUM, CONTENDERS, CP, NONE
 from benchmarks.results import Result, ratio, seconds
-from benchmarks.tables import CHECKSUM_TIMES_CP, NONE_TIMES_CP, times_text
+from benchmarks.tables import CHECKSUM_TIMES_CP, NONE_TIMES_CP, contenders_of, times_text
 
 _COLORS = {CP.name: "#8c8c8c", NONE.name: "#4c78a8", CHECKSUM.name: "#54a24b", "flow": "#b279a2"}
 _OTHERS_COLOR = "#f58518"
@@ -37,7 +37,7 @@ def draw(main: Result, shapes: Sequence[Result], path: Path) -> None:
 
 
 def _draw_main(axes: Axes, main: Result) -> None:
-    names = list(dict.fromkeys(run.contender for run in main.runs))[::-1]
+    names = contenders_of(main)[::-1]
     for place, name in enumerate(names):
         spread = seconds(main, name)
         axes.barh(place, spread.median, 0.65, color=_COLORS.get(name, _OTHERS_COLOR))

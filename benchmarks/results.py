@@ -35,12 +35,14 @@ class Traffic(_Record):
         target_sent_bytes: by the store, of the target.
         received_bytes: by the store.
         requests: how many there were of each operation.
+        server_seconds: that the processors worked for the store.
     """
 
     source_sent_bytes: int
     target_sent_bytes: int
     received_bytes: int
     requests: Mapping[str, int]
+    server_seconds: float = 0.0
 
 
 class Run(_Record):
@@ -126,6 +128,13 @@ def ratio(result: Result, contender: str, base: str) -> Spread:
     """How many times as long a contender took as another in the same round: what else went on then hit both."""
     base_of = {run.round: run.seconds for run in result.of(base)}
     return Spread.of([run.seconds / base_of[run.round] for run in result.of(contender) if run.round in base_of])
+
+
+def processor_ratio(result: Result, contender: str, base: str) -> Spread:
+    """How many times as much processor time a contender took as another in the same round."""
+    base_of = {run.round: run.processor_seconds for run in result.of(base)}
+    pairs = [(run.processor_seconds, base_of.get(run.round)) for run in result.of(contender)]
+    return Spread.of([(ours or 0.0) / theirs for ours, theirs in pairs if theirs])
 
 
 def extra(result: Result, contender: str, base: str) -> Spread:

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks import measure
-from benchmarks.contenders import CP, NONE, S3_COPY, S3_DOWNLOAD, Contender, Job
+from benchmarks.contenders import CP, DELAY_SECONDS, NONE, S3_COPY, S3_UPLOAD, Contender, Job
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import check_target, write_checkpoint, write_config, write_strategies
 from benchmarks.models import Model, Side
@@ -44,7 +45,7 @@ class Services:
     def environment(self, contender: Contender) -> dict[str, str]:
         """What a contender needs to find those that it is for."""
         prefect = self.prefect if contender.needs_server else {}
-        store = self.store.environment if self.store and contender.needs_store else {}
+        store = self.store.environment(delayed=contender.delayed) if self.store and contender.needs_store else {}
         return {**prefect, **store}
 
 
@@ -69,8 +70,8 @@ class Plan:
         source = sum(_rank_bytes(model, Side.SOURCE, set(model.first_with_same_content(Side.SOURCE).values())))
         target = sum(_rank_bytes(model, Side.TARGET, model.ranks(Side.TARGET)))
         targets = target * (2 if self._keeps_a_target() else 1)
-        # downloads, what becomes of them, and parts that the server puts together when it has them all
-        at_store = source + 2 * target if self.scenario.needs_store else 0
+        # downloads, and what becomes of them
+        at_store = source + target if self.scenario.needs_store else 0
         # what makes a source of its own may need whole tensors on the way
         prepared = 2 * source if any(contender.preparation for contender in self.in_round(1)) else 0
         return source * len(self._formats()) + targets + at_store + prepared
@@ -88,7 +89,8 @@ class Plan:
             job = Job(directory, first_ranks, self.scenario.copies_source, export_options)
             if model:
                 self._prepare(model, job, say)
-            with object_store(job.buckets) if self.scenario.needs_store else nullcontext() as store:
+            store_runs = object_store(job.buckets, DELAY_SECONDS) if self.scenario.needs_store else nullcontext()
+            with store_runs as store:
                 runs, wrong = self._measure(model, job, Services(server, store), say)
         return Result(
             scenario=self.scenario.name,
@@ -105,12 +107,12 @@ class Plan:
         """All rounds; and contender -> what was wrong with what it wrote."""
         runs = []
         wrong: dict[str, str] = {}
-        if copier := self._copier():
-            # warm up: memory in its first use can be several times slower, above all on virtual machines
-            _run(copier, job, 0, services)
+        for contender in self._warmed_up():
+            _run(contender, job, 0, services)
         for number in range(1, self.rounds + 1):
             printed = []
-            for contender in self.in_round(number):
+            # nobody always comes after the one who leaves the machine busy
+            for contender in random.sample(self.in_round(number), len(self.in_round(number))):
                 run = _run(contender, job, number, services)
                 if model and contender.converts and number == 1:
                     wrong |= _problem(contender, model, job.target)
@@ -139,12 +141,13 @@ class Plan:
     def _formats(self) -> list[CheckpointFormat]:
         return sorted({contender.source_format for contender in self.in_round(1)} | {CheckpointFormat.CKPT})
 
-    def _keeps_a_target(self) -> bool:
-        return not self.scenario.copies_source and self._copier() is not None
+    def _warmed_up(self) -> list[Contender]:
+        """Who runs once unmeasured: memory and modules take longer when first used, above all on virtual machines."""
+        return [who for who in self.contenders if self.scenario.model and not who.is_mindspore]
 
-    def _copier(self) -> Contender | None:
-        """Who copies what is there already."""
-        return next((contender for contender in self.contenders if contender in (CP, S3_COPY, S3_DOWNLOAD)), None)
+    def _keeps_a_target(self) -> bool:
+        """Whether somebody copies a target."""
+        return not self.scenario.copies_source and bool({CP, S3_COPY, S3_UPLOAD} & set(self.contenders))
 
 
 def check_room(plans: list[Plan], directory: Path) -> None:
@@ -174,7 +177,7 @@ def _run(contender: Contender, job: Job, number: int, services: Services) -> Run
         shutil.rmtree(left, ignore_errors=True)
     store = services.store if contender.needs_store else None
     if store:
-        store.begin(contender.latency_seconds)
+        store.begin()
     measured = measure.run(contender.command(job), services.environment(contender))
     if contender.needs_server:
         time.sleep(_SERVER_SETTLES_SECONDS)

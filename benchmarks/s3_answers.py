@@ -413,13 +413,13 @@ async def _serve(store: Store, reader: asyncio.StreamReader, writer: asyncio.Str
     """Answer a connection's requests, which nginx sends one after another and without bodies."""
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
-            request = _parse((await reader.readuntil(b"\r\n\r\n")).decode())
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
             try:
-                answer = await store.answer(request)
+                answer = await store.answer(_parse(head))
             except Exception:
                 traceback.print_exc()
                 answer = S3Error(500, "InternalError").answer
-            writer.write(_response(answer, has_body=request.method != "HEAD"))
+            writer.write(_response(answer, has_body=not head.startswith("HEAD ")))
             await writer.drain()
     writer.close()
 
@@ -431,6 +431,8 @@ def _parse(head: str) -> Request:
     bucket, _, key = unquote(url.path).removeprefix("/").partition("/")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     body = Path(headers["x-body-file"]) if headers.get("x-body-file") else None
+    if (body.stat().st_size if body else 0) != int(headers.get("x-body-length") or 0):
+        raise ValueError(f"nginx has not passed on the body of: {first}")
     return Request(method, bucket, key, dict(parse_qsl(url.query, keep_blank_values=True)), headers, body)
 
 

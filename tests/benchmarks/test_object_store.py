@@ -12,7 +12,6 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
-import botocore.exceptions
 import obstore
 import psutil
 import pytest
@@ -24,7 +23,7 @@ from benchmarks import object_store as module
 from benchmarks.errors import BenchmarkError
 from benchmarks.object_store import NGINX, NO_NGINX, ObjectStore, object_store
 from tests.support.patience import until
-from tests.support.s3_client import s3_client
+from tests.support.s3_client import code_of, s3_client
 from tests.support.s3_server import RCLONE
 
 pytestmark = pytest.mark.skipif(NGINX is None and "CI" not in os.environ, reason=NO_NGINX)
@@ -60,12 +59,6 @@ def files(store: ObjectStore, directory: Path) -> Path:
 
 def rclone(store: ObjectStore, *arguments: str | Path, delayed: bool = False) -> str:
     return measure.run([str(RCLONE), *map(str, arguments)], store.environment(delayed=delayed)).output
-
-
-def code_of(call: Any) -> str:
-    with pytest.raises(botocore.exceptions.ClientError) as caught:
-        call()
-    return str(caught.value.response["Error"]["Code"])
 
 
 def keys(client: Any, **options: object) -> list[str]:
@@ -109,9 +102,7 @@ def test_files_put_there_and_removed_behind_its_back_are_seen(store: ObjectStore
     assert "late" not in rclone(store, "lsf", ":s3:target")
 
 
-def test_each_request_waits_for_the_delay_whoever_answers_it(
-    store: ObjectStore, files: Path
-) -> None:
+def test_each_request_waits_for_the_delay_whoever_answers_it(store: ObjectStore, files: Path) -> None:
     (files / "a").write_bytes(b"a")
     delayed = s3_client(store.environment(delayed=True)["AWS_ENDPOINT_URL"])
     requests = (
@@ -123,6 +114,7 @@ def test_each_request_waits_for_the_delay_whoever_answers_it(
         started = time.monotonic()
         request()
         assert time.monotonic() - started >= DELAY_SECONDS
+    assert (files / "b").read_bytes() == b"b"
 
 
 def test_ranges_and_conditions_are_heeded(client: Any, files: Path) -> None:
@@ -143,7 +135,9 @@ def test_ranges_and_conditions_are_heeded(client: Any, files: Path) -> None:
 
 def test_obstore_reads_and_writes_there(store: ObjectStore, files: Path) -> None:
     url = store.environment(delayed=False)["AWS_ENDPOINT_URL"]
-    there = S3Store("target", endpoint=url, region="us-east-1", skip_signature=True, client_options={"allow_http": True})
+    there = S3Store(
+        "target", endpoint=url, region="us-east-1", skip_signature=True, client_options={"allow_http": True}
+    )
     whole = bytes(range(256)) * 100_000
     obstore.put(there, "large", whole, use_multipart=True, chunk_size=PART_BYTES)
     put = obstore.put(there, "small", b"small")
@@ -214,7 +208,9 @@ def test_an_upload_can_be_looked_at_and_given_up(client: Any, files: Path) -> No
     [part] = client.list_parts(**of, UploadId=name)["Parts"]
     assert (part["PartNumber"], part["Size"]) == (2, 3)
     wrong = {"Parts": [{"PartNumber": 2, "ETag": '"other"'}]}
-    assert code_of(lambda: client.complete_multipart_upload(**of, UploadId=name, MultipartUpload=wrong)) == "InvalidPart"
+    assert (
+        code_of(lambda: client.complete_multipart_upload(**of, UploadId=name, MultipartUpload=wrong)) == "InvalidPart"
+    )
     client.abort_multipart_upload(**of, UploadId=name)
     assert code_of(lambda: client.list_parts(**of, UploadId=name)) == "NoSuchUpload"
     assert "Uploads" not in client.list_multipart_uploads(Bucket="target", Prefix="a ")
