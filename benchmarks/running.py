@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks import measure
-from benchmarks.contenders import CP, DELAY_SECONDS, NONE, S3_COPY, S3_UPLOAD, Contender, Job
+from benchmarks.contenders import CP, DELAY_SECONDS, NONE, S3_COPY, S3_NAIVE, S3_UPLOAD, Contender, Job
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import check_target, write_checkpoint, write_config, write_strategies
 from benchmarks.models import Model, Side
@@ -70,11 +70,11 @@ class Plan:
         source = sum(_rank_bytes(model, Side.SOURCE, set(model.first_with_same_content(Side.SOURCE).values())))
         target = sum(_rank_bytes(model, Side.TARGET, model.ranks(Side.TARGET)))
         targets = target * (2 if self._keeps_a_target() else 1)
-        # downloads, and what becomes of them
-        at_store = source + target if self.scenario.needs_store else 0
+        # who works by way of the disk has all that there is, and what becomes of it
+        on_the_way = source + target if S3_NAIVE in self.in_round(1) else 0
         # what makes a source of its own may need whole tensors on the way
         prepared = 2 * source if any(contender.preparation for contender in self.in_round(1)) else 0
-        return source * len(self._formats()) + targets + at_store + prepared
+        return source * len(self._formats()) + targets + on_the_way + prepared
 
     def run(self, directory: Path, server: Mapping[str, str], say: Say) -> Result:
         """Measures everything in a new `directory`, which is removed again.
@@ -156,6 +156,8 @@ def check_room(plans: list[Plan], directory: Path) -> None:
     Raises:
         BenchmarkError: it does not.
     """
+    if not plans:
+        return
     largest = max(plans, key=Plan.needed_bytes)
     needed = largest.needed_bytes() + _SPARE_BYTES
     # memory-backed storage promises more than the machine may have left
