@@ -2,7 +2,10 @@
 
 import errno
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import posixpath
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -13,6 +16,7 @@ from reshard.core.runtime.suggestions import close_words
 from reshard.core.storage.disk import LOCAL_DISK
 from reshard.core.storage.store import DIRECTORY, FILE, OTHER, Buffer, Entry, Output, Reader, Reason, Store
 from reshard.core.storage.system_errors import reason_of_system
+from reshard.core.storage.write_guard import check_claim
 from reshard.core.text.secrets import scrubbed
 
 Options = Mapping[str, Any]
@@ -20,9 +24,17 @@ Options = Mapping[str, Any]
 _PACKAGES = {"hdfs": "pyarrow"}
 """Packages to install for a protocol; fsspec has advice for others."""
 _USUAL = ("file", "s3", "obs", "gs", "abfs", "hdfs")
-_VERSIONS = ("ETag", "etag", "md5", "LastModified", "mtime", "created")
-_TIMES = ("LastModified", "last_modified", "mtime", "created")
+_VERSIONS = ("ETag", "etag", "e_tag", "md5", "sha", "hex", "checksum")
+_TIMES = ("LastModified", "last_modified", "modified", "mtime", "modify", "modificationTime", "created")
+"""Names under which filesystems have the version of a file, and the time of its last change."""
+_MILLISECONDS_SINCE = 10**11
+"""Some filesystems count milliseconds: as seconds this is the year 5138."""
 _IN_MEMORY = ("memory", "reference")
+_COPIED_BYTES = 8 * 2**20
+
+_connecting = threading.Lock()
+"""One connection after another: servers drop some of those that are begun at once."""
+os.register_at_fork(before=_connecting.acquire, after_in_parent=_connecting.release, after_in_child=_connecting.release)
 
 
 def open_by_fsspec(url: str, protocol: str, options: Options) -> tuple[Store, str]:
@@ -31,15 +43,15 @@ def open_by_fsspec(url: str, protocol: str, options: Options) -> tuple[Store, st
     Raises:
         InputError: fsspec does not know the protocol, or cannot open the URL.
     """
-    if "::" in protocol or ("::" in url and "://" in url.partition("://")[2]):
-        raise InputError(f"{url!r}: chains of URLs cannot be used")
     try:
         kind = _class_of(url, protocol)
         path, url_options = _parse(kind, url)
         if _is_local(kind):
             return LOCAL_DISK, path
+        if _is_link(kind):
+            raise ValueError(f"{protocol}:// is applied to another URL: write {protocol}://PATH::URL")
         settings = dict(options)
-        fs = kind(**settings | url_options)
+        store = FsspecStore(kind, settings | url_options)
     except InputError:
         raise
     except ImportError as error:
@@ -48,7 +60,6 @@ def open_by_fsspec(url: str, protocol: str, options: Options) -> tuple[Store, st
         raise InputError(f"{url!r}: {protocol}:// needs a package that is not installed: {advice}") from error
     except Exception as error:  # the packages behind fsspec raise anything about a URL that they cannot use
         raise InputError(f"{url!r}: cannot be opened: {scrubbed(str(error))}") from error
-    store = FsspecStore(fs)
     written = store.url(path)
     path_again, options_again = _parse(kind, written)
     if path_again != path or settings | options_again != settings | url_options:
@@ -76,26 +87,49 @@ def _is_local(kind: type) -> bool:
     return issubclass(kind, LocalFileSystem)
 
 
+def _is_link(kind: type) -> bool:
+    """True for archives, caches and the like, which belong in front of the `::` of a chain."""
+    from fsspec.archive import AbstractArchiveFileSystem
+    from fsspec.implementations.chained import ChainedFileSystem
+
+    return issubclass(kind, AbstractArchiveFileSystem | ChainedFileSystem)
+
+
 def _parse(kind: Any, url: str) -> tuple[str, dict[str, Any]]:
     """Split a URL into its path and the options that it carries."""
     return str(kind._strip_protocol(url)), kind._get_kwargs_from_urls(url)  # noqa: SLF001 (fsspec's own interface)
 
 
 class FsspecStore(Store):
-    """A filesystem of fsspec."""
+    """A filesystem of fsspec: a class with its settings, of which threads have an instance each, or share one."""
 
-    def __init__(self, fs: Any) -> None:
-        self.fs = fs
-        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
-        self.is_lasting = not set(protocols) & set(_IN_MEMORY)
+    def __init__(self, kind: Any, settings: Options) -> None:
+        from fsspec.utils import tokenize
+
+        self._kind = kind
+        self._settings = settings
+        self._key = (kind, tokenize(**settings))
+        self._of_thread = threading.local()
+        self.is_lasting = not set(_protocols(kind)) & set(_IN_MEMORY)
+        self.fs  # noqa: B018  whoever opens it has to know if it can be
+
+    @property
+    def fs(self) -> Any:
+        """The instance of this thread and process."""
+        process, fs = getattr(self._of_thread, "opened", (0, None))
+        if process != os.getpid():
+            with _connecting:
+                fs = self._kind(**self._settings)
+            self._of_thread.opened = os.getpid(), fs
+        return fs
 
     def __eq__(self, other: object) -> bool:
-        """True for the same filesystem with the same options."""
-        return isinstance(other, FsspecStore) and bool(self.fs == other.fs)
+        """True for the same class with the same settings."""
+        return isinstance(other, FsspecStore) and self._key == other._key
 
     def __hash__(self) -> int:
-        """Return the filesystem's hash."""
-        return hash(self.fs)
+        """Return the hash of class and settings."""
+        return hash(self._key)
 
     def url(self, path: str) -> str:
         """Format a path as a URL."""
@@ -114,22 +148,39 @@ class FsspecStore(Store):
         return _entry(self.fs.info(path))
 
     def list(self, path: str) -> Sequence[Entry]:
-        """Describe everything in a directory, or a file itself."""
+        """Describe everything in a directory, or a file itself, which some filesystems refuse to list."""
         self.fs.invalidate_cache(path)
-        return [entry for entry in _entries(self.fs.ls(path, detail=True)) if entry.path != path or entry.kind == FILE]
+        try:
+            entries = [_entry(each) for each in self.fs.ls(path, detail=True)]
+        except OSError:
+            own = self.stat(path)
+            if own.kind == DIRECTORY:
+                raise
+            return [own]
+        found = [entry for entry in entries if entry.path != path or entry.kind == FILE]
+        if not found and self.stat(path).kind == FILE:
+            return [self.stat(path)]
+        return found
 
     def find(self, path: str) -> Sequence[Entry]:
-        """Describe all files below a directory."""
-        self.fs.invalidate_cache(path)
-        found = _entries(self.fs.find(path, detail=True).values())
-        return sorted((entry for entry in found if entry.kind != DIRECTORY), key=lambda entry: entry.path)
+        """Describe all files below a directory; fsspec's own `find` leaves out what it may not list."""
+        found: dict[str, Entry] = {}
+        left = [path]
+        while left:
+            with suppress(FileNotFoundError):  # removed meanwhile
+                for entry in self.list(left.pop()):
+                    if entry.kind == DIRECTORY:
+                        left.append(entry.path)
+                    else:
+                        found[entry.path] = entry
+        return [found[each] for each in sorted(found)]
 
     def open(self, path: str, version: str = "") -> Reader:
         """Open a file, whatever its version."""
         found = self.stat(path)
         if found.kind == DIRECTORY:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        return _Reader(self.fs, found)
+        return _Reader(self, found)
 
     def read_beginning(self, path: str, max_bytes: int) -> bytes:
         """Return the first bytes of a file."""
@@ -137,16 +188,37 @@ class FsspecStore(Store):
 
     def put(self, path: str, data: bytes) -> str:
         """Write a small file."""
-        self.fs.pipe_file(path, data)
+        if not self.renames_files:
+            self.fs.pipe_file(path, data)
+            return ""
+        output = self.create(path, UploadBuffers())
+        try:
+            output.write(data)
+            output.finish()
+        except BaseException:
+            output.discard()
+            raise
         return ""
 
     def create(self, path: str, buffers: UploadBuffers) -> Output:
-        """Begin to write a file; on some filesystems it has its name at once."""
-        return _Output(self.fs, path)
+        """Begin to write a file; missing directories are created."""
+        return _Renamed(self.fs, path) if self.renames_files else _Output(self.fs, path)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy a file."""
-        self.fs.cp_file(source, target)
+        """Copy a file, through this process where the filesystem cannot."""
+        if _has_own("cp_file", self._kind):
+            self.fs.cp_file(source, target)
+            return
+        reader, output = self.open(source), self.create(target, UploadBuffers())
+        try:
+            for start in range(0, reader.size_bytes, _COPIED_BYTES):
+                part = bytearray(min(_COPIED_BYTES, reader.size_bytes - start))
+                reader.read_into(start, [memoryview(part)])
+                output.write(part)
+            output.finish()
+        except BaseException:
+            output.discard()
+            raise
 
     def remove(self, path: str) -> None:
         """Remove a file."""
@@ -157,22 +229,37 @@ class FsspecStore(Store):
         return self == other
 
     def reason_of(self, error: Exception, path: str) -> Reason | None:
-        """Explain an error of the operating system, or of a known client."""
-        return reason_of_system(error)
+        """Explain an error of the operating system, or of whatever package is behind the filesystem."""
+        if isinstance(error, EOFError):  # paramiko's word for it
+            return Reason("the connection was closed", transient=True)
+        if isinstance(error, NotImplementedError):
+            return Reason(f"its filesystem cannot do that {error}".rstrip())
+        reason = reason_of_system(error)
+        if reason is None and type(error).__module__.partition(".")[0] not in ("builtins", "reshard"):
+            text = f"{type(error).__name__}: {error}"
+            return Reason(scrubbed(text), transient="paramiko" in type(error).__module__)
+        return reason
+
+    @property
+    def renames_files(self) -> bool:
+        """True if a file is written in place, and can be renamed: it gets its name when it is whole."""
+        from fsspec.implementations.memory import MemoryFileSystem
+
+        return _has_own("mv", self._kind) or issubclass(self._kind, MemoryFileSystem)
 
 
 class _Reader:
     is_proven = False
 
-    def __init__(self, fs: Any, found: Entry) -> None:
-        self._fs = fs
+    def __init__(self, store: FsspecStore, found: Entry) -> None:
+        self._store = store
         self._path = found.path
         self.size_bytes = found.size_bytes
         self.version = found.file_version
 
     def read_into(self, offset: int, parts: Sequence[memoryview]) -> int:
         length = sum(map(len, parts))
-        data = memoryview(self._fs.cat_file(self._path, start=offset, end=offset + length))
+        data = memoryview(self._store.fs.cat_file(self._path, start=offset, end=offset + length))
         if len(data) != length:
             raise ConnectionError(f"wrong length: got {len(data)} of {length} bytes")
         for part in parts:
@@ -185,13 +272,21 @@ class _Reader:
 
 
 class _Output:
+    """A file that appears when it is closed, as objects do, or has its name at once, and loses it when discarded."""
+
     def __init__(self, fs: Any, path: str) -> None:
         self._fs = fs
         self._path = path
-        self._file = fs.open(path, "wb")
+        self._size_bytes = 0
+        try:
+            self._file = fs.open(path, "wb")
+        except FileNotFoundError:
+            fs.makedirs(posixpath.dirname(path), exist_ok=True)
+            self._file = fs.open(path, "wb")
 
     def write(self, buffer: Buffer) -> None:
         self._file.write(buffer)
+        self._size_bytes += memoryview(buffer).nbytes
 
     def finish(self) -> None:
         self._file.close()
@@ -209,8 +304,55 @@ class _Output:
                 self._fs.rm_file(self._path)
 
 
-def _entries(found: Iterable[Mapping[str, Any]]) -> list[Entry]:
-    return [_entry(each) for each in found]
+class _Renamed(_Output):
+    """A file that is written under a temporary name beside its own."""
+
+    def __init__(self, fs: Any, path: str) -> None:
+        folder, name = posixpath.split(path)
+        super().__init__(fs, posixpath.join(folder, f".{name}.{uuid.uuid4().hex[:8]}.tmp"))
+        self._final = path
+
+    def finish(self) -> None:
+        super().finish()
+        self._fs.invalidate_cache()
+        size_bytes = self._fs.info(self._path)["size"]
+        if size_bytes != self._size_bytes:
+            raise ConnectionError(f"only {size_bytes} of {self._size_bytes} bytes arrived")
+        check_claim()
+        try:
+            self._rename()
+        except Exception:  # not every storage replaces a file by renaming
+            if not self._fs.exists(self._final):
+                raise
+            self._fs.rm_file(self._final)
+            self._rename()
+
+    def _rename(self) -> None:
+        if _has_own("mv", type(self._fs)):
+            self._fs.mv(self._path, self._final)
+        else:  # fsspec's own takes brackets in names for patterns
+            self._fs.cp_file(self._path, self._final)
+            self._fs.rm_file(self._path)
+
+    def discard(self) -> None:
+        with suppress(OSError):  # its connection may have ended
+            self._file.close()
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(self._path)
+
+
+def _has_own(method: str, kind: Any) -> bool:
+    """True if a filesystem has a method of its own, and not one made of other methods, or missing."""
+    from fsspec import AbstractFileSystem
+    from fsspec.asyn import AsyncFileSystem
+
+    if issubclass(kind, AsyncFileSystem) and hasattr(AsyncFileSystem, f"_{method}"):
+        return getattr(kind, f"_{method}") is not getattr(AsyncFileSystem, f"_{method}")
+    return getattr(kind, method) is not getattr(AbstractFileSystem, method)
+
+
+def _protocols(kind: Any) -> tuple[str, ...]:
+    return (kind.protocol,) if isinstance(kind.protocol, str) else tuple(kind.protocol)
 
 
 def _entry(info: Mapping[str, Any]) -> Entry:
@@ -220,11 +362,17 @@ def _entry(info: Mapping[str, Any]) -> Entry:
     if path.endswith("/") and len(path) > 1:
         path, kind = path.rstrip("/"), kind if size_bytes else DIRECTORY
     version = next((str(info[name]).strip('"') for name in _VERSIONS if info.get(name)), "")
-    changed = next((info[name] for name in _TIMES if info.get(name)), None)
-    return Entry(path, kind, size_bytes, version, _seconds(changed), bool(info.get("islink")))
+    # listings and looks may have the same moment in two forms
+    moment = next((_seconds(info[name]) for name in _TIMES if info.get(name)), None)
+    changed = moment if isinstance(moment, float) else None
+    is_link = bool(info.get("islink")) or info["type"] == "link"
+    return Entry(path, kind, size_bytes, version or str(moment or ""), changed, is_link)
 
 
-def _seconds(moment: Any) -> float | None:
+def _seconds(moment: Any) -> Any:
+    """Return a time in seconds since the epoch; as it is, if it is none that programs know."""
     if isinstance(moment, datetime):
         return moment.timestamp()
-    return float(moment) if isinstance(moment, int | float) else None
+    if not isinstance(moment, int | float):
+        return moment
+    return moment / 1000 if moment > _MILLISECONDS_SINCE else float(moment)

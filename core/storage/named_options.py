@@ -18,6 +18,7 @@ from reshard.core.errors import InputError
 from reshard.core.runtime.context import having
 from reshard.core.runtime.named_values import NAME_ADVICE, Resolver, value_of
 from reshard.core.runtime.records import Record
+from reshard.core.storage.chains import above_pattern, place_in_order
 from reshard.core.storage.stores import Options, open_store
 
 _SLASHES_AT_END = re.compile(r"(?<![:/])/+$")  # not those of s3://
@@ -99,14 +100,13 @@ def _asked(pairs: Sequence[tuple[str, str]]) -> Pairs:
 
 
 def _prefixes(url: str, options: Options) -> tuple[str, ...]:
-    before, field, _ = url.partition("{")  # of a pattern, the directory that contains all ranks
-    prefix = before[: before.rfind("/") + 1] if field else url
+    prefix = above_pattern(url)
     store, path = open_store(prefix, options)
     return _without_slash(prefix), _without_slash(store.url(path))
 
 
 def _below(url: str, prefix: str) -> bool:
-    return (url + "/").startswith(prefix + "/")
+    return f"{place_in_order(url)}/".startswith(f"{place_in_order(prefix)}/")
 
 
 def _without_slash(url: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from reshard.core.errors import InputError
+from reshard.core.storage.chains import open_chain, split_chain
 from reshard.core.storage.objects.object_store import ObjectStore
 from reshard.core.storage.objects.s3 import S3Service, obs_settings, s3_settings
 from reshard.core.storage.objects.service import Service
@@ -41,9 +42,15 @@ def open_store(url: str, options: Options) -> tuple[Store, str]:
     """
     if carries_credentials(url):
         raise InputError(ADVICE)
+    if split_chain(url)[1]:
+        return open_chain(url, options, open_store)
     protocol, _, rest = url.partition("://")
     if protocol in _SERVICES:
         return _object_store(url, protocol, options), rest.rstrip("/")
+    if protocol in ("http", "https"):
+        from reshard.core.storage.web import open_web
+
+        return open_web(url, protocol, options)
     from reshard.core.storage.fsspec_store import open_by_fsspec
 
     return open_by_fsspec(url, protocol, options)
