@@ -117,13 +117,9 @@ class ArchiveStore(ReadOnlyStore):
         reader = self.open(path)
         return _read(reader, 0, min(max_bytes, reader.size_bytes))
 
-    def is_same(self, other: Store) -> bool:
-        """True for the same archive."""
-        return (
-            isinstance(other, ArchiveStore)
-            and (self.protocol, self.archive_path) == (other.protocol, other.archive_path)
-            and self.store.is_same(other.store)
-        )
+    def origin(self, path: str) -> tuple[Store, str]:
+        """Return the place of the archive."""
+        return self.store.origin(self.archive_path)
 
     def reason_of_reading(self, error: Exception, path: str) -> Reason | None:
         """Explain what is wrong with the archive, or an error of the storage that it is on."""
@@ -236,7 +232,8 @@ def _in_tar(file: io.BufferedReader) -> Iterator[tuple[str, _Member]]:
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise ArchiveError("the archive is truncated or damaged")
-    yield from found.items()
+    for path, member in found.items():
+        yield path[1:], member
     for each in links:
         folder = posixpath.dirname(each.name) if each.issym() else ""
         target = found.get(posixpath.normpath(posixpath.join("/", folder, each.linkname)))
@@ -280,7 +277,7 @@ class _RawFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._reader.size_bytes}[whence]
         if begin + offset < 0:
-            raise ArchiveError("the archive is damaged: it names a place before its beginning")
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         self._offset = begin + offset
         return self._offset
 

@@ -99,8 +99,6 @@ def open_chain(url: str, options: Options, open_store: OpenStore) -> tuple[Store
 
 
 def _open_rest(url: str, options: Options, open_store: OpenStore) -> tuple[Store, str]:
-    if not url.strip():
-        raise InputError("a chain of URLs ends in nothing: write zip://::ARCHIVE")
     if split_chain(url)[1]:
         return open_store(url, options)
     protocol, separator, _ = url.partition("://")

@@ -4,18 +4,21 @@ A copy belongs to one version of a file, so one that was replaced is fetched aga
 the old copy. `simplecache` removes its copies at the end of the process.
 """
 
+import atexit
 import hashlib
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.storage.disk import LOCAL_DISK
 from reshard.core.storage.objects.options import check_kinds, check_known
 from reshard.core.storage.read_only import ReadOnlyStore
-from reshard.core.storage.store import DIRECTORY, Entry, Reader, Reason, Store
+from reshard.core.storage.store import DIRECTORY, ChangedFileError, Entry, Reader, Reason, Store
 
 _BLOCK_BYTES = 8 * 2**20
 
@@ -69,9 +72,9 @@ class FileCache(ReadOnlyStore):
                 self._fetch(found, copy)
         return _Reader(LOCAL_DISK.open(copy), found)
 
-    def is_same(self, other: Store) -> bool:
-        """True if the storages behind both are the same."""
-        return self.store.is_same(other.store if isinstance(other, FileCache) else other)
+    def origin(self, path: str) -> tuple[Store, str]:
+        """Return the place behind the cache."""
+        return self.store.origin(path)
 
     def reason_of_reading(self, error: Exception, path: str) -> Reason | None:
         """Explain an error of the storage."""
@@ -87,11 +90,14 @@ class FileCache(ReadOnlyStore):
             for offset in range(0, found.size_bytes, _BLOCK_BYTES):
                 part = block[: min(_BLOCK_BYTES, found.size_bytes - offset)]
                 if reader.read_into(offset, [part]) < len(part):
-                    raise ConnectionError("it ended before all of it was fetched")
+                    raise ChangedFileError
                 output.write(part)
             if self.store.stat(found.path).file_version != found.file_version:
-                raise ConnectionError("it changed while it was being fetched")
+                raise ChangedFileError
             output.finish()
+        except ChangedFileError as error:
+            output.discard()
+            raise ConnectionError("it changed while it was being fetched") from error
         except BaseException:
             output.discard()
             raise
@@ -106,10 +112,6 @@ class _Reader:
         self._copy = copy
         self.size_bytes, self.version = found.size_bytes, found.file_version
         self.read_into, self.close = copy.read_into, copy.close
-
-
-_temporary: list[tempfile.TemporaryDirectory[str]] = []
-"""Removed when the process ends."""
 
 
 def directory_for(protocol: str, options: Mapping[str, Any]) -> str:
@@ -129,6 +131,17 @@ def directory_for(protocol: str, options: Mapping[str, Any]) -> str:
             'filecache: name the directory for its files in storage options, {"filecache": {"cache_storage": "…"}}, or '
             "use simplecache, whose files are removed at the end of the process"
         )
-    if not _temporary:
-        _temporary.append(tempfile.TemporaryDirectory(prefix="reshard-"))
-    return _temporary[0].name
+    return _temporary(os.getpid())
+
+
+@cache
+def _temporary(process: int) -> str:
+    """Return a directory of this process, which is removed when it ends."""
+    directory = tempfile.mkdtemp(prefix="reshard-")
+    atexit.register(_remove, directory, process)
+    return directory
+
+
+def _remove(directory: str, process: int) -> None:
+    if os.getpid() == process:  # not its forks
+        shutil.rmtree(directory, ignore_errors=True)

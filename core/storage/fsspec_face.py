@@ -75,7 +75,7 @@ class OBSFileSystem(AbstractFileSystem):  # type: ignore[misc]
         path = self._strip_protocol(path)
         found = {each.path: _info(each) for each in self.asked(path, "list it", lambda: self.store.find(path))}
         if not found and self.isfile(path):
-            found[path] = self.info(path)
+            found = {path: self.info(path)}
         return found if detail else list(found)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:

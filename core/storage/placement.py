@@ -20,12 +20,13 @@ def check_apart(source: Location, final: Location) -> None:
         final.path.encode()
     except UnicodeEncodeError as error:
         raise TargetError(f"{final}: its name is not UTF-8 text; name another target") from error
-    if not source.store.is_same(final.store):
+    store, path = source.store.origin(source.path)
+    if not store.is_same(final.store):
         return
     for suffix in ("", PARTIAL_SUFFIX, REPLACED_SUFFIX):
-        found = relation_of(final.path + suffix, source.path)
+        found = relation_of(final.path + suffix, path)
         if found is Relation.AT and not suffix:
-            is_pattern = source.path != final.path
+            is_pattern = path != final.path
             what = f"can be a part of the source {source}" if is_pattern else "is the source itself"
             raise TargetError(f"{final}: {what}; name another target")
         if found is Relation.INSIDE:

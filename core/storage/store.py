@@ -217,6 +217,10 @@ class Store(ABC):
         """Abort an abandoned upload, if it is still there."""
         raise NotImplementedError
 
+    def origin(self, path: str) -> tuple["Store", str]:
+        """Return where a file is stored: of one in an archive, the place of the archive."""
+        return self, path
+
     def is_same(self, other: "Store") -> bool:
         """True if equal paths of two storages are the same place, as far as can be known."""
         return self is other
