@@ -3,7 +3,7 @@
 import io
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -175,7 +175,7 @@ def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def damaged(archive: Path, protocol: str) -> Iterator[Callable[[bytes], str]]:
+def damaged(archive: Path, protocol: str) -> Callable[[bytes], str]:
     """Says why an archive with these contents cannot be read."""
 
     def reason(data: bytes) -> str:
@@ -185,7 +185,7 @@ def damaged(archive: Path, protocol: str) -> Iterator[Callable[[bytes], str]]:
             read_small_file(root.child("top.ckpt"), 10)
         return str(caught.value)
 
-    yield reason
+    return reason
 
 
 def test_damage_is_told(archive: Path, protocol: str, damaged: Callable[[bytes], str]) -> None:
