@@ -82,7 +82,7 @@ class OBSFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Read an object, or a part of it; `start` and `end` may be negative, as in slices."""
         path = self._strip_protocol(path)
         info = self.info(path)
-        first, last, _ = slice(start, end).indices(info["size"])
+        first, last = slice(start, end).indices(info["size"])[:2]
         return self.read_range(info, first, last)
 
     def read_range(self, info: Mapping[str, Any], start: int, end: int) -> bytes:
@@ -115,7 +115,7 @@ class OBSFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
         """Remove objects; with `recursive` all below a prefix."""
         for each in self.expand_path(path, recursive=recursive, maxdepth=maxdepth):
-            if self.isfile(each):
+            if self.info(each)["type"] == "file":
                 self.rm_file(each)
 
     def created(self, path: str) -> datetime:
@@ -150,6 +150,7 @@ class ObjectFile(AbstractBufferedFile):  # type: ignore[misc]
 
     def discard(self) -> None:
         """Abort writing."""
+        self.closed = True  # closing would complete it
         if self._output:
             self._output.discard()
 
