@@ -233,7 +233,7 @@ class FsspecStore(Store):
         if isinstance(error, EOFError):  # paramiko's word for it
             return Reason("the connection was closed", transient=True)
         if isinstance(error, NotImplementedError):
-            return Reason(f"its filesystem cannot do that {error}".rstrip())
+            return Reason(f"its filesystem cannot do that: {scrubbed(str(error))}".rstrip(": "))
         reason = reason_of_system(error)
         if reason is None and type(error).__module__.partition(".")[0] not in ("builtins", "reshard"):
             text = f"{type(error).__name__}: {error}"

@@ -86,7 +86,8 @@ def test_options_reach_the_store_behind_a_chain(
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     caching = {"cache_storage": str(tmp_path / "cache")}
-    for number, options in enumerate((keys, {"s3": keys}, {**keys, "filecache": caching})):
+    given: tuple[dict[str, object], ...] = ({**keys}, {"s3": keys}, {**keys, "filecache": caching})
+    for number, options in enumerate(given):
         monkeypatch.setenv("SOURCE", json.dumps(options))
         chain = f"filecache::{archive}" if "filecache" in options else archive
         request = conversion.request(

@@ -16,6 +16,7 @@ import pytest
 
 from reshard.core.errors import InputError
 from reshard.core.storage.fsspec_face import OBSFileSystem
+from reshard.core.storage.objects.object_store import ObjectStore
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 from tests.support.s3_traffic import Fault, Kind
@@ -195,7 +196,9 @@ def test_options_are_those_of_storage_options() -> None:
     with pytest.raises(InputError, match="secrt: no such storage option"):
         OBSFileSystem(endpoint_url="obs.example.com", key="k", secrt="hunter2")
     given = {"endpoint_url": "obs.example.com", "key": "k", "secret": "s"}
-    assert OBSFileSystem(**given, use_listings_cache=False).store.service.address == "https://obs.example.com"
+    behind = OBSFileSystem(**given, use_listings_cache=False).store
+    assert isinstance(behind, ObjectStore)
+    assert behind.service.address == "https://obs.example.com"
 
 
 def test_buckets_are_not_listed_and_nothing_is_appended(fs: OBSFileSystem, root: str) -> None:

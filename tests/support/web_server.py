@@ -27,7 +27,7 @@ class WebServer(ThreadingHTTPServer):
         self.knows_ranges = True
         self.shifts_ranges = False
         self.compresses = False
-        self.versions = ("ETag", "Last-Modified")
+        self.versions: tuple[str, ...] = ("ETag", "Last-Modified")
         """What it tells of files."""
         self.statuses: dict[str, list[int]] = {}
         """Path -> statuses of its next answers."""
