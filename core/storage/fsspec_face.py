@@ -19,7 +19,7 @@ from reshard.core.errors import StorageError
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.store import DIRECTORY, ChangedFileError, Entry, Output
-from reshard.core.storage.stores import open_store
+from reshard.core.storage.stores import object_store
 from reshard.core.storage.transfers import requested
 from reshard.core.storage.urls import Location
 
@@ -38,7 +38,7 @@ class OBSFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         own = {name: value for name, value in options.items() if name not in _OF_FSSPEC}
-        self.store, _ = open_store(f"{self.protocol}://", own)
+        self.store = object_store(self.protocol, own)
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Describe an object, or a prefix of objects."""

@@ -56,15 +56,25 @@ def open_store(url: str, options: Options) -> tuple[Store, str]:
     return open_by_fsspec(url, protocol, options)
 
 
-def _object_store(url: str, protocol: str, options: Options) -> ObjectStore:
-    settings_of, service_of = _SERVICES[protocol]
-    try:
-        import obstore  # noqa: F401  whole: a submodule is not found while another thread imports the package
+def object_store(protocol: str, options: Options) -> ObjectStore:
+    """Return the store of all buckets that a protocol reaches with these options.
 
+    Raises:
+        ImportError: a package is not installed.
+        ValueError: the options do not open it.
+    """
+    import obstore  # noqa: F401  whole: a submodule is not found while another thread imports the package
+
+    settings_of, service_of = _SERVICES[protocol]
+    settings = settings_of(_merged(protocol, options))
+    return _opened.get(settings) or _opened.setdefault(settings, ObjectStore(service_of(settings)))  # threads race
+
+
+def _object_store(url: str, protocol: str, options: Options) -> ObjectStore:
+    try:
         if f"?{_VERSION}" in url:
             raise ValueError(f"{_VERSION[:-1]} in a URL is not supported: files are read as they are now")
-        settings = settings_of(_merged(protocol, options))
-        store = _opened.get(settings) or _opened.setdefault(settings, ObjectStore(service_of(settings)))  # threads race
+        store = object_store(protocol, options)
         store.service.check_bucket(url.partition("://")[2].partition("/")[0])
     except ImportError as error:
         advice = f"{protocol}:// needs a package that is not installed: pip install {_PACKAGE}"

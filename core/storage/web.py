@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 import httpx
 
 from reshard.core.errors import InputError
-from reshard.core.storage.objects.endpoints import is_endpoint
+from reshard.core.storage.objects.endpoints import checked_endpoint
 from reshard.core.storage.objects.options import check_kinds, check_known
 from reshard.core.storage.objects.reader import Scatter
 from reshard.core.storage.objects.service import CONNECT_SECONDS, READ_SECONDS
@@ -71,8 +71,7 @@ def open_web(url: str, protocol: str, options: Options) -> tuple[Store, str]:
         check_kinds({"verify": verify}, (bool, str), "true, false, or the path of a bundle of certificates")
         if "?" in rest or "#" in rest:
             raise ValueError("a query cannot be used; a name that has ? or # is written with %3F or %23")
-        if not is_endpoint(f"{protocol}://{host}"):
-            raise ValueError("it must begin like https://host:port/")
+        checked_endpoint(("its beginning", f"{protocol}://{host}"))
         return _store(protocol, tuple(sorted(headers.items())), verify), host + slash + unquote(path)
     except (ValueError, OSError) as error:
         raise InputError(f"{url!r}: cannot be opened: {scrubbed(str(error))}") from error

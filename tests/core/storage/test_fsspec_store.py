@@ -484,6 +484,6 @@ def test_errors_of_packages_are_told(
 
 
 def test_errors_of_our_own_are_not_disguised(disk: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Disk, "info", lambda *_: os.environ["no such name"])
+    monkeypatch.setattr(Disk, "info", lambda *_: os.environ["NO_SUCH_NAME"])
     with pytest.raises(KeyError):
         stat(disk)

@@ -106,8 +106,8 @@ def test_what_only_resembles_credentials_is_fine(url: str) -> None:
     ("url", "message"),
     [
         ("xyz://bucket/x", "unknown storage xyz://"),
-        ("simplecache::s3://bucket/x", "chains of URLs"),
-        ("s3a::b://bucket/x", "chains of URLs"),
+        ("blockcache::s3://bucket/x", "blockcache cannot be used in a chain of URLs"),
+        ("s3a::b://bucket/x", "s3a cannot be used in a chain of URLs"),
         ("gcs://bucket/x", "gcsfs"),
         ("hdfs://host/x", "pyarrow"),
         ("github://org/repository", "org"),  # TypeError

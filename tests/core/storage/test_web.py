@@ -210,8 +210,8 @@ def test_nothing_is_written_there(run: Location) -> None:
     [
         ("http://host/run?x=1", "a query cannot be used; a name that has ? or # is written with %3F or %23"),
         ("http://host/run#x", "a query cannot be used"),
-        ("http:///run", "it must begin like https://host:port/"),
-        ("http://host:port/run", "it must begin like https://host:port/"),
+        ("http:///run", "its beginning: must look like https://host:port"),
+        ("http://host:port/run", "its beginning: must look like https://host:port"),
     ],
 )
 def test_urls_that_lead_nowhere_are_refused(url: str, reason: str) -> None:
