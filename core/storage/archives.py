@@ -145,10 +145,22 @@ class _Reader:
         self.version = entry.file_version
 
     def read_into(self, offset: int, parts: Sequence[memoryview]) -> int:
-        return self._archive.read_into(self._offset + offset, parts)
+        inside = _first_bytes(parts, max(0, self.size_bytes - offset))
+        return self._archive.read_into(self._offset + offset, inside) if inside else 0
 
     def close(self) -> None:
         """Leave the archive open, for its other members."""
+
+
+def _first_bytes(parts: Sequence[memoryview], max_bytes: int) -> list[memoryview]:
+    """Return the beginning of buffers that are filled one after another; behind it, another file would begin."""
+    found = []
+    for part in parts:
+        taken = part[:max_bytes]
+        max_bytes -= len(taken)
+        if taken:
+            found.append(taken)
+    return found
 
 
 def _entry(opened: _Opened, path: str) -> Entry:

@@ -51,7 +51,7 @@ def open_by_fsspec(url: str, protocol: str, options: Options) -> tuple[Store, st
         if _is_link(kind):
             raise ValueError(f"{protocol}:// is applied to another URL: write {protocol}://PATH::URL")
         settings = dict(options)
-        store = FsspecStore(kind, settings | url_options)
+        store = FsspecStore(kind(**settings | url_options))
     except InputError:
         raise
     except ImportError as error:
@@ -101,17 +101,17 @@ def _parse(kind: Any, url: str) -> tuple[str, dict[str, Any]]:
 
 
 class FsspecStore(Store):
-    """A filesystem of fsspec: a class with its settings, of which threads have an instance each, or share one."""
+    """A filesystem of fsspec, of which threads have an instance each unless they may share one; processes always."""
 
-    def __init__(self, kind: Any, settings: Options) -> None:
+    def __init__(self, fs: Any) -> None:
         from fsspec.utils import tokenize
 
-        self._kind = kind
-        self._settings = settings
-        self._key = (kind, tokenize(**settings))
+        self._kind = type(fs)
+        self._options = fs.storage_options
+        self._key = (self._kind, tokenize(**self._options))
         self._of_thread = threading.local()
-        self.is_lasting = not set(_protocols(kind)) & set(_IN_MEMORY)
-        self.fs  # noqa: B018  whoever opens it has to know if it can be
+        self._of_thread.opened = os.getpid(), fs
+        self.is_lasting = not set(_protocols(self._kind)) & set(_IN_MEMORY)
 
     @property
     def fs(self) -> Any:
@@ -119,7 +119,7 @@ class FsspecStore(Store):
         process, fs = getattr(self._of_thread, "opened", (0, None))
         if process != os.getpid():
             with _connecting:
-                fs = self._kind(**self._settings)
+                fs = self._kind(**self._options)
             self._of_thread.opened = os.getpid(), fs
         return fs
 
@@ -258,13 +258,16 @@ class _Reader:
         self.version = found.file_version
 
     def read_into(self, offset: int, parts: Sequence[memoryview]) -> int:
-        length = sum(map(len, parts))
+        length = min(sum(map(len, parts)), max(0, self.size_bytes - offset))
+        if not length:
+            return 0
         data = memoryview(self._store.fs.cat_file(self._path, start=offset, end=offset + length))
         if len(data) != length:
             raise ConnectionError(f"wrong length: got {len(data)} of {length} bytes")
         for part in parts:
-            part[:] = data[: len(part)]
-            data = data[len(part) :]
+            taken = data[: len(part)]
+            part[: len(taken)] = taken
+            data = data[len(taken) :]
         return length
 
     def close(self) -> None:

@@ -271,7 +271,9 @@ class _Reader:
         self.version = f"{size_bytes}-{tag}"
 
     def read_into(self, offset: int, parts: Sequence[memoryview]) -> int:
-        length = sum(map(len, parts))
+        length = min(sum(map(len, parts)), max(0, self.size_bytes - offset))
+        if not length:
+            return 0
         try:
             with self._store.answered("GET", self._path, Range=f"bytes={offset}-{offset + length - 1}") as answer:
                 self._check(answer, offset, length)

@@ -222,3 +222,11 @@ def test_nothing_is_written_into_an_archive(root: Location) -> None:
     for write in (lambda: write_bytes(root.child("x"), b"x"), lambda: remove_file(root.child("top.ckpt"))):
         with pytest.raises(InputError, match=wanted):
             write()
+
+
+def test_reading_ends_with_the_file_and_not_with_the_archive(root: Location) -> None:
+    reader = root.store.open("/top.ckpt")
+    parts = [bytearray(2), bytearray(0), bytearray(2), bytearray(2)]
+    assert reader.read_into(0, [memoryview(part) for part in parts]) == 3
+    assert parts == [b"to", b"", b"p\0", b"\0\0"]
+    assert reader.read_into(3, [memoryview(parts[0])]) == reader.read_into(100, [memoryview(parts[0])]) == 0

@@ -249,3 +249,11 @@ def test_a_server_that_is_down_is_named(run: Location, tmp_path: Path, monkeypat
     ) as caught:
         exists(location)
     assert caught.value.transient
+
+
+def test_reading_ends_with_the_file(run: Location) -> None:
+    reader = run.store.open(run.child("a.ckpt").path)
+    parts = [bytearray(2), bytearray(4)]
+    assert reader.read_into(len(CONTENT) - 3, [memoryview(part) for part in parts]) == 3
+    assert parts == [CONTENT[-3:-1], CONTENT[-1:] + bytes(3)]
+    assert reader.read_into(len(CONTENT), [memoryview(parts[0])]) == 0
