@@ -16,7 +16,6 @@ from reshard.core.runtime.suggestions import close_words
 from reshard.core.storage.disk import LOCAL_DISK
 from reshard.core.storage.store import DIRECTORY, FILE, OTHER, Buffer, Entry, Output, Reader, Reason, Store
 from reshard.core.storage.system_errors import reason_of_system
-from reshard.core.storage.write_guard import check_claim
 from reshard.core.text.secrets import scrubbed
 
 Options = Mapping[str, Any]
@@ -321,7 +320,6 @@ class _Renamed(_Output):
         size_bytes = self._fs.info(self._path)["size"]
         if size_bytes != self._size_bytes:
             raise ConnectionError(f"only {size_bytes} of {self._size_bytes} bytes arrived")
-        check_claim()
         try:
             self._rename()
         except Exception:  # not every storage replaces a file by renaming

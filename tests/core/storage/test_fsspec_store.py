@@ -27,6 +27,7 @@ from reshard.core.storage.removal import remove_file
 from reshard.core.storage.store import DIRECTORY, FILE, Store
 from reshard.core.storage.stores import open_store
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.write_guard import claimed_while
 from reshard.core.storage.writing import write_bytes, write_file
 
 
@@ -487,3 +488,12 @@ def test_errors_of_our_own_are_not_disguised(disk: Location, monkeypatch: pytest
     monkeypatch.setattr(Disk, "info", lambda *_: os.environ["NO_SUCH_NAME"])
     with pytest.raises(KeyError):
         stat(disk)
+
+
+def test_a_lease_in_doubt_can_be_renewed(disk: Location) -> None:
+    def doubt() -> None:
+        raise StorageError("in doubt")
+
+    with claimed_while(doubt):
+        disk.store.put(disk.child("lease.json").path, b"renewed")
+    assert read_small_file(disk.child("lease.json"), 10) == b"renewed"
