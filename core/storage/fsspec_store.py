@@ -87,11 +87,11 @@ def _is_local(kind: type) -> bool:
 
 
 def _is_link(kind: type) -> bool:
-    """True for archives, caches and the like, which belong in front of the `::` of a chain."""
+    """True for archives and caches, which belong in front of the `::` of a chain."""
     from fsspec.archive import AbstractArchiveFileSystem
-    from fsspec.implementations.chained import ChainedFileSystem
+    from fsspec.implementations.cached import CachingFileSystem
 
-    return issubclass(kind, AbstractArchiveFileSystem | ChainedFileSystem)
+    return issubclass(kind, AbstractArchiveFileSystem | CachingFileSystem)
 
 
 def _parse(kind: Any, url: str) -> tuple[str, dict[str, Any]]:
