@@ -14,7 +14,7 @@ MAX_BUFFER_BYTES = 4 * 2**20
 MAX_LONE_BLOCK_BYTES = 8 * 2**20
 """Limit for a rank that is written alone, from many source files."""
 _BLOCK_BYTES_PER_SOURCE = 128 * 2**10
-"""By columns, a block takes a read of each source file, and the work around a read of 64 KiB takes as long as the read."""
+"""By columns, a block takes a read of each source file; the work around a read of 64 KiB takes as long as the read."""
 MAX_GROUP_BLOCKS_BYTES = 32 * 2**20
 MAX_GROUP_RANKS = 32
 """More blocks would each be too short to be worth a write call."""
