@@ -10,6 +10,8 @@ from typing import Any
 
 from reshard.core.errors import InputError
 from reshard.core.storage.chains import open_chain, split_chain
+from reshard.core.storage.objects.azure import AzureService, azure_settings
+from reshard.core.storage.objects.gcs import GcsService, gcs_settings
 from reshard.core.storage.objects.object_store import ObjectStore
 from reshard.core.storage.objects.s3 import S3Service, obs_settings, s3_settings
 from reshard.core.storage.objects.service import Service
@@ -19,14 +21,21 @@ from reshard.core.text.secrets import ADVICE, carries_credentials, scrubbed
 Options = Mapping[str, Any]
 """Storage options: endpoints, credentials and other settings of a storage."""
 
-_KEYS = ("key", "secret", "token")
-_PACKAGE = "'reshard[s3]'"
-_SERVICES: dict[str, tuple[Callable[[Options], Any], Callable[[Any], Service]]] = {
-    "s3": (s3_settings, S3Service),
-    "s3a": (s3_settings, S3Service),
-    "obs": (obs_settings, S3Service),
+_KEYS = (
+    *("key", "secret", "token", "anon"),
+    *("connection_string", "account_key", "sas_token", "client_id", "client_secret", "tenant_id"),
+)
+_SERVICES: dict[str, tuple[str, Callable[[Options], Any], Callable[[Any], Service]]] = {
+    "s3": ("s3", s3_settings, S3Service),
+    "s3a": ("s3", s3_settings, S3Service),
+    "obs": ("obs", obs_settings, S3Service),
+    "gs": ("gs", gcs_settings, GcsService),
+    "gcs": ("gs", gcs_settings, GcsService),
+    "abfs": ("azure", azure_settings, AzureService),
+    "az": ("azure", azure_settings, AzureService),
+    "abfss": ("azure", azure_settings, AzureService),
 }
-"""Protocol -> settings from options, and the service with such settings."""
+"""Protocol -> extra to install, settings from options, and the service with such settings."""
 _CONFIGURATION_DIRECTORY = "~/.config/fsspec"
 _VERSION = "versionId="
 
@@ -65,7 +74,7 @@ def object_store(protocol: str, options: Options) -> ObjectStore:
     """
     import obstore  # noqa: F401  whole: a submodule is not found while another thread imports the package
 
-    settings_of, service_of = _SERVICES[protocol]
+    _, settings_of, service_of = _SERVICES[protocol]
     settings = settings_of(_merged(protocol, options))
     return _opened.get(settings) or _opened.setdefault(settings, ObjectStore(service_of(settings)))  # threads race
 
@@ -77,7 +86,7 @@ def _object_store(url: str, protocol: str, options: Options) -> ObjectStore:
         store = object_store(protocol, options)
         store.service.check_bucket(url.partition("://")[2].partition("/")[0])
     except ImportError as error:
-        advice = f"{protocol}:// needs a package that is not installed: pip install {_PACKAGE}"
+        advice = f"{protocol}:// needs a package that is not installed: pip install 'reshard[{_SERVICES[protocol][0]}]'"
         raise InputError(f"{url!r}: {advice}") from error
     except ValueError as error:
         raise InputError(f"{url!r}: cannot be opened: {scrubbed(str(error))}") from error
@@ -102,14 +111,14 @@ def _merged(protocol: str, options: Options) -> dict[str, Any]:
 
 
 def _configured(protocol: str) -> dict[str, Any]:
-    """Return what fsspec's configuration says of a protocol; fsspec is loaded only where there is one."""
+    """Return what fsspec's configuration says of all names of a protocol; fsspec is loaded only where there is one."""
     directory = os.environ.get("FSSPEC_CONFIG_DIR") or os.path.expanduser(_CONFIGURATION_DIRECTORY)
     has_variables = any(name.startswith("FSSPEC_") for name in os.environ)
     if "fsspec" not in sys.modules and not has_variables and not os.path.isdir(directory):
         return {}
     from fsspec.config import conf
 
-    names = ("s3", "s3a") if protocol in ("s3", "s3a") else (protocol,)
+    names = [each for each, (extra, *_) in _SERVICES.items() if extra == _SERVICES[protocol][0]]
     return {name: value for each in names for name, value in conf.get(each, {}).items()}
 
 

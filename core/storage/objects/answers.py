@@ -19,6 +19,7 @@ _NO_NAME = Reason("{bucket!r} cannot be a {word}'s name", unusable=True)
 _WRONG = Reason("the credentials are wrong ({answer})", unusable=True)
 _EXPIRED = Reason("the credentials have expired ({answer}): renew them, then give the same command again")
 _DENIED = Reason("access denied: the credentials lack the permission {permission}")
+_REFUSED = Reason("access denied: the credentials are wrong, or lack the permission {permission}")
 _ELSEWHERE = Reason(
     "the bucket {bucket!r} is in another region or at another endpoint{elsewhere} ({answer})", unusable=True
 )
@@ -38,7 +39,7 @@ _OF_CODES: Mapping[str, Reason] = {
     "BlobNotFound": NO_FILE,
     "NoSuchUpload": Reason("its upload is gone ({answer})", transient=True),
     "AccessDenied": _DENIED,
-    "AuthorizationFailure": _DENIED,
+    "AuthorizationFailure": _REFUSED,
     "AuthorizationPermissionMismatch": _DENIED,
     "InsufficientAccountPermissions": _DENIED,
     "InvalidAccessKeyId": _WRONG,
@@ -79,7 +80,7 @@ _OF_STATUSES: Mapping[int, Reason] = {
     307: _ELSEWHERE,
     400: Reason("bad request, without a reason: perhaps expired credentials, or a wrong region"),
     401: _WRONG,
-    403: Reason("access denied: the credentials are wrong, or lack the permission {permission}"),
+    403: _REFUSED,
     404: NO_FILE,
     408: _GARBLED,
     409: _AT_WORK,
@@ -111,6 +112,7 @@ _OF_TROUBLES: Mapping[Trouble, Reason] = {
         "names with empty parts, `.`, `..` or control characters cannot be used in object stores"
     ),
     Trouble.NO_KEYS: Reason("{why}", unusable=True),
+    Trouble.NO_IDENTITY: Reason("no credentials were found: {no_credentials}", unusable=True),
     Trouble.KEYS_LATER: Reason("{why}", transient=True),
     Trouble.OTHER: Reason("{why}"),
     Trouble.OTHER_PASSING: Reason("{why}", transient=True),
@@ -131,6 +133,7 @@ def reason_of_answer(error: Exception, service: "Service", bucket: str) -> Reaso
         "elsewhere": f", {failed.elsewhere}" if failed.elsewhere else "",
         "address": service.address,
         "certificates": service.certificates_word,
+        "no_credentials": service.no_credentials,
         "proxy": ", or the proxy that the environment names" if _has_proxy() else "",
         "why": failed.why,
     }
@@ -168,15 +171,36 @@ def _of_answer(failed: FailedRequest) -> Reason:
     return reason
 
 
+_BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs"
+_CLOUDS = {
+    "gs": {
+        "ListBucket": "storage.objects.list",
+        "GetObject": "storage.objects.get",
+        "PutObject": "storage.objects.create (and storage.objects.delete, if it exists)",
+        "AbortMultipartUpload": "storage.multipartUploads.abort",
+        "DeleteObject": "storage.objects.delete",
+    },
+    "abfs": {
+        "ListBucket": f"{_BLOBS}/read (of a SAS: r and l)",
+        "GetObject": f"{_BLOBS}/read (of a SAS: r and l)",
+        "PutObject": f"{_BLOBS}/write (of a SAS: c and w)",
+        "DeleteObject": f"{_BLOBS}/delete (of a SAS: d)",
+    },
+}
+"""Permissions of S3, as other clouds name them."""
+
+
 def _permission(name: str, protocol: str) -> str:
     """Return a permission as the service's administrators know it."""
 
     def full_name(name: str) -> str:
+        if protocol in _CLOUDS:
+            return _CLOUDS[protocol].get(name, name)
         if protocol == "obs":
             return f"obs:{'bucket' if 'Bucket' in name else 'object'}:{name}"
         return f"s3:{name}" if protocol == "s3" else name
 
-    if name == "GetObject":
+    if name == "GetObject" and protocol != "abfs":
         # without ListBucket, missing objects are denied, too
         return f"{full_name(name)} (or {full_name('ListBucket')}, if it does not exist)"
     return full_name(name)

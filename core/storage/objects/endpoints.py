@@ -1,4 +1,4 @@
-"""Endpoints of S3's servers: checked before the first request, and compared.
+"""Endpoints of servers: checked before the first request, and compared.
 
 A client reports a wrong endpoint only at the first request, and repeats it, with the password that may be in it.
 """
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from reshard.core.text.secrets import carries_credentials
 
-_CLOUDS = ("amazonaws", "myhuaweicloud")
+_CLOUDS = ("amazonaws", "myhuaweicloud", "googleapis")
 """Clouds where bucket names are unique, so that any endpoint leads to a bucket."""
 _PORTS = {"http": 80, "https": 443}
 _LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"

@@ -27,6 +27,8 @@ class Trouble(Enum):
     """Refused by the client."""
     NO_KEYS = auto()
     """None were found, or they cannot be used."""
+    NO_IDENTITY = auto()
+    """The client has no keys, and nobody tells it who it is."""
     KEYS_LATER = auto()
     """Those who keep them do not answer."""
     OTHER = auto()

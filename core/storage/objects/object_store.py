@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _PAGE_OBJECTS = 1000
 _MAX_COPIED_BYTES = 5 * 2**30
 """Services copy larger objects only part by part."""
+_AZURE_DIRECTORY = "hdi_isfolder"
+"""Metadata of empty blobs that stand for directories, where an account has a hierarchical namespace."""
 _REFUSALS = (400, 404, 412, 501)
 """HTTP statuses: the object has changed or is gone, or the server does not support conditions."""
 
@@ -159,9 +161,15 @@ class ObjectStore(Store):
         import obstore
 
         bucket, key = _split(path)
+        client = self._clients.of(bucket)
         condition: Any = {"e_tag": f'"{version}"'}
         try:
-            return etag_of(obstore.put(self._clients.of(bucket), key, data, mode=condition, use_multipart=False))
+            if self.service.puts_by_generation:
+                found = obstore.head(client, key)
+                if etag_of(found) != version:
+                    return None
+                condition["version"] = found["version"]
+            return etag_of(obstore.put(client, key, data, mode=condition, use_multipart=False))
         except Exception as error:
             if has_status(error, *_REFUSALS):
                 return None
@@ -178,12 +186,12 @@ class ObjectStore(Store):
                 self.abort(upload)
 
     def copy(self, source: str, target: str) -> None:
-        """Let the service copy an object; through this process only what is too large for its one request."""
+        """Let the service copy an object; through this process what it cannot copy by one request, and at once."""
         import obstore
 
         (from_bucket, from_key), (bucket, key) = _split(source), _split(target)
         size_bytes = self._head(from_bucket, from_key).size_bytes
-        if size_bytes <= _MAX_COPIED_BYTES and from_bucket == bucket:
+        if self.service.copies_whole and size_bytes <= _MAX_COPIED_BYTES and from_bucket == bucket:
             obstore.copy(self._clients.of(bucket), from_key, key)
         elif not self.service.copy_large((from_bucket, from_key), (bucket, key)):
             self._send_again(source, target, size_bytes)
@@ -233,13 +241,15 @@ class ObjectStore(Store):
         import obstore
 
         try:
-            found = obstore.head(self._clients.of(bucket), key)
+            found = obstore.get(self._clients.of(bucket), key, options={"head": True})
         except FileNotFoundError as error:
             # an answer to HEAD does not say if the bucket is there
             if is_missing_key(error):
                 raise no_object(f"{bucket}/{key}") from error
             raise
-        return _entry(bucket, found)
+        if found.attributes.get(_AZURE_DIRECTORY) == "true":
+            raise no_object(f"{bucket}/{key}")
+        return _entry(bucket, found.meta)
 
 
 def _split(path: str) -> tuple[str, str]:

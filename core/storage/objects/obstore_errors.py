@@ -15,6 +15,9 @@ _STATUS = re.compile(r"Server returned non-2xx status code: (?P<status>[0-9]{3})
 _FIELD = re.compile(r"<(?P<name>Code|Message|Region|Endpoint)>(?P<text>[^<]*)</(?P=name)>")
 _WHY = re.compile(r" - (?P<why>.*)", re.DOTALL)
 _KEYS = re.compile(r"External \S+ credential provider: (?P<class>\w+): (?P<why>.*)", re.DOTALL)
+_LOGIN = "Error performing token request"
+# Azure's deletions go many in a request, each with an answer of its own
+_DELETION = re.compile(r"Bulk delete request failed for key .*\(code: (?P<status>[0-9]{3})\)", re.DOTALL)
 _KIND = re.compile(r"HttpError \{\s*kind: (?P<kind>\w+)")
 _OF_KINDS = {"Connect": Trouble.UNREACHABLE, "Timeout": Trouble.TIMEOUT}
 _OF_TEXTS = (
@@ -38,6 +41,8 @@ def parse_obstore_error(error: BaseException) -> FailedRequest | None:
     if keys := _KEYS.search(text):
         trouble = Trouble.KEYS_LATER if keys["class"] == "ConnectionError" else Trouble.NO_KEYS
         return FailedRequest(trouble=trouble, why=one_line(keys["why"]))
+    if deletion := _DELETION.match(text.partition("error: ")[2]):
+        return FailedRequest(permission="DeleteObject", status=int(deletion["status"]))
     end = request.end() if request else 0
     permission, is_for_bucket = _purpose(request["method"], request["url"]) if request else ("", False)
     status = _STATUS.search(text, end)
@@ -48,9 +53,9 @@ def parse_obstore_error(error: BaseException) -> FailedRequest | None:
         is_for_bucket=is_for_bucket,
         status=int(status["status"]) if status else 0,
         code=fields.get("Code", ""),
-        message=fields.get("Message", ""),
+        message=fields.get("Message", "").partition("\n")[0],  # identifiers and times follow
         elsewhere=fields.get("Region") or fields.get("Endpoint", ""),
-        trouble=None if status or "Code" in fields else _trouble(text, behind),
+        trouble=_login_trouble(status) if _LOGIN in text else None if status or "Code" in fields else _trouble(text, behind),
         why=one_line(why["why"] if why else text),
     )
 

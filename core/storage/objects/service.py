@@ -29,6 +29,12 @@ class Service(ABC):
     """Of what names certificates to trust."""
     keeps_parts: ClassVar[bool] = False
     """Abandoned uploads can be listed and aborted."""
+    copies_whole: ClassVar[bool] = True
+    """A copy is whole when the service answers that it is made."""
+    puts_by_generation: ClassVar[bool] = False
+    """Conditions of writing name an object's generation, not its etag."""
+    no_credentials: ClassVar[str] = ""
+    """What to do if the client has found no credentials by itself."""
 
     def check_bucket(self, bucket: str) -> None:
         """Check that a bucket can have such a name.

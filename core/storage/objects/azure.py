@@ -1,0 +1,198 @@
+"""Azure's Blob Storage, `az://` and `abfs://`.
+
+The options are named as adlfs names them. One kind of credentials is used: what the options have, else what the
+environment has, else whatever obstore finds by itself (a workload's or a machine's identity, the Azure CLI).
+"""
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+from urllib.parse import urlsplit
+
+from reshard.core.runtime.records import Record
+from reshard.core.storage.objects.endpoints import checked_endpoint, is_endpoint
+from reshard.core.storage.objects.options import check_kinds, check_known
+from reshard.core.storage.objects.service import CONNECT_SECONDS, READ_SECONDS, Service, client_options
+
+if TYPE_CHECKING:
+    from obstore.store import AzureConfig, RetryConfig
+    from obstore.store import ObjectStore as Client
+
+Options = Mapping[str, Any]
+
+_KEY = ("account_key",)
+_SIGNATURE = ("sas_token",)
+_PRINCIPAL = ("client_id", "client_secret", "tenant_id")
+_KINDS = (("connection_string",), _KEY, _SIGNATURE, _PRINCIPAL)
+"""Options that are given together, each a kind of credentials; so are the variables named after them."""
+_TYPES = {_KEY: "access_key", _SIGNATURE: "sas_token", _PRINCIPAL: "client_secret"}
+_TEXTS = ("account_name", "account_host", *(name for kind in _KINDS for name in kind))
+_TIMES = ("connection_timeout", "read_timeout")
+_VARIABLE = "AZURE_STORAGE_"
+_NAMES = {"sas_token": "sas_key"}
+"""Name of an option -> obstore's, if it is another."""
+_SUFFIX = "core.windows.net"
+
+
+class AzureSettings(Record):
+    """Everything that clients of an account are made with.
+
+    Attributes:
+        credentials: by obstore's names; none if obstore has to find them, or none are needed.
+    """
+
+    account: str
+    endpoint: str
+    credentials: tuple[tuple[str, str], ...] = ()
+    is_anonymous: bool = False
+    connect_seconds: float = CONNECT_SECONDS
+    read_seconds: float = READ_SECONDS
+
+    def __repr__(self) -> str:
+        return f"AzureSettings(endpoint={self.endpoint!r})"  # no secret in messages and logs
+
+
+def azure_settings(options: Options) -> AzureSettings:
+    """Return the settings of an account: options, then the environment.
+
+    Raises:
+        ValueError: an option is unknown, or has an impossible value, which the message does not contain; or there is
+            no account.
+    """
+    check_known(options, (*_TEXTS, "anon", *_TIMES))
+    check_kinds({name: options.get(name) for name in _TEXTS}, str, "a text")
+    check_kinds({"anon": options.get("anon")}, bool, "true or false")
+    check_kinds({name: options.get(name) for name in _TIMES}, (int, float), "a number of seconds")
+    kind, given = _credentials(options)
+    parts = _parsed(given.pop("connection_string")) if "connection_string" in given else {}
+    if parts:
+        kind, given = _kind_of(parts)
+    account = (
+        parts.get("accountname") or options.get("account_name") or os.environ.get(f"{_VARIABLE}ACCOUNT_NAME") or ""
+    )
+    endpoint = _endpoint(account, options, parts)
+    if kind == _KEY:
+        _check_key(given["account_key"])
+    return AzureSettings(
+        # a signature suffices to know an account by its address
+        account=account or (urlsplit(endpoint).hostname or "").partition(".")[0],
+        endpoint=endpoint,
+        credentials=_for_obstore(kind, given),
+        is_anonymous=bool(options.get("anon")),
+        connect_seconds=float(options.get("connection_timeout") or CONNECT_SECONDS),
+        read_seconds=float(options.get("read_timeout") or READ_SECONDS),
+    )
+
+
+class AzureService(Service):
+    """An account of Azure's Blob Storage."""
+
+    protocol = "abfs"
+    bucket_word: ClassVar[str] = "container"
+    copies_whole: ClassVar[bool] = False
+    """A copy has its name at once, and the service may still be at work on it; obstore does not wait."""
+    no_credentials: ClassVar[str] = (
+        "set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or name "
+        "storage options that have account_name and account_key"
+    )
+
+    def __init__(self, settings: AzureSettings) -> None:
+        self._settings = settings
+
+    @property
+    def address(self) -> str:
+        """The account's endpoint."""
+        return self._settings.endpoint
+
+    def server(self) -> object:
+        """Return the account's endpoint."""
+        return self._settings.endpoint
+
+    def client(self, bucket: str, retry_config: "RetryConfig") -> "Client":
+        """Make a client of a container."""
+        from obstore.store import AzureStore
+
+        settings = self._settings
+        return AzureStore(
+            bucket,
+            config=cast("AzureConfig", dict(settings.credentials)),
+            account_name=settings.account,
+            endpoint=settings.endpoint,
+            skip_signature=settings.is_anonymous,
+            use_emulator=False,  # the variable for it would win over the endpoint
+            client_options=client_options(settings.connect_seconds, settings.read_seconds),
+            retry_config=retry_config,
+        )
+
+
+def _credentials(options: Options) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the kind of credentials to use, and their parts; none if obstore has to find them."""
+    given = [kind for kind in _KINDS if any(options.get(name) for name in kind)]
+    if len(given) + bool(options.get("anon")) > 1:
+        names = [name for kind in given for name in kind if options.get(name)] + ["anon"] * bool(options.get("anon"))
+        raise ValueError(f"{', '.join(names)}: give only one kind of credentials")
+    for kind in given:
+        missing = [name for name in kind if not options.get(name)]
+        if missing:
+            raise ValueError(f"{', '.join(kind)} must be given together")
+        return kind, {name: options[name] for name in kind}
+    for kind in () if options.get("anon") else _KINDS:
+        found = {name: os.environ.get(f"{_VARIABLE}{name.upper()}", "") for name in kind}
+        if all(found.values()):
+            return kind, found
+    return (), {}
+
+
+def _parsed(text: str) -> dict[str, str]:
+    """Return the parts of a connection string, by their names in small letters."""
+    parts = dict[str, str]()
+    for part in text.strip().rstrip(";").split(";"):
+        name, separator, value = part.partition("=")
+        if not separator:
+            raise ValueError("connection_string: must look like AccountName=…;AccountKey=…")
+        parts[name.strip().lower()] = value.strip()
+    return parts
+
+
+def _kind_of(parts: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    if parts.get("accountkey"):
+        return _KEY, {"account_key": parts["accountkey"]}
+    if parts.get("sharedaccesssignature"):
+        return _SIGNATURE, {"sas_token": parts["sharedaccesssignature"]}
+    raise ValueError("connection_string: has neither AccountKey nor SharedAccessSignature")
+
+
+def _endpoint(account: str, options: Options, parts: Mapping[str, str]) -> str:
+    host = options.get("account_host")
+    endpoint = checked_endpoint(
+        ("account_host", f"https://{host}" if host else ""),
+        ("BlobEndpoint of connection_string", parts.get("blobendpoint")),
+    )
+    if endpoint:
+        return endpoint
+    if not account:
+        raise ValueError(
+            "no storage account: set AZURE_STORAGE_ACCOUNT_NAME or AZURE_STORAGE_CONNECTION_STRING, or name storage "
+            "options that have account_name"
+        )
+    scheme = parts.get("defaultendpointsprotocol") or "https"
+    endpoint = f"{scheme}://{account}.blob.{parts.get('endpointsuffix') or _SUFFIX}"
+    if not is_endpoint(endpoint) or "." in account:
+        raise ValueError("account_name: cannot be a storage account's name")
+    return endpoint
+
+
+def _check_key(key: str) -> None:
+    try:
+        base64.b64decode(key, validate=True)
+    except binascii.Error:
+        raise ValueError("account_key: must be in base64") from None
+
+
+def _for_obstore(kind: tuple[str, ...], given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return credentials by obstore's names; with their type, variables of the environment cannot win over them."""
+    if not kind:
+        return ()
+    return (("credential_type", _TYPES[kind]), *((_NAMES.get(name, name), value) for name, value in given.items()))
