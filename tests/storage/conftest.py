@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from reshard.cli.main import run
+from tests.support.azure_server import AzureServer, azure_server
+from tests.support.gcs_server import GcsServer, gcs_server
 from tests.support.moto_server import moto_server
 from tests.support.s3_client import s3_client, shared_descriptions
 from tests.support.s3_proxy import S3Proxy, s3_proxy
@@ -44,6 +46,31 @@ def moto(shared_moto: S3Server) -> S3Server:
     for each in client.list_objects_v2(Bucket=BUCKET).get("Contents", []):
         client.delete_object(Bucket=BUCKET, Key=each["Key"])
     return shared_moto
+
+
+@pytest.fixture(scope="module")
+def virtual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server that wants the bucket in the host's name."""
+    with s3_server(tmp_path_factory.mktemp("virtual") / "root", (BUCKET,), virtual_hosts=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def virtual_proxy(virtual: S3Server) -> Iterator[S3Proxy]:
+    with s3_proxy(virtual) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    with gcs_server(tmp_path_factory.mktemp("gcs"), BUCKET) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    with azure_server(tmp_path_factory.mktemp("azure"), BUCKET) as running:
+        yield running
 
 
 @pytest.fixture

@@ -73,7 +73,9 @@ class Translated:
         if method in ("GET", "HEAD"):
             return self._s3(environ, self._with_generation(path, respond))
         asked = parse_qs(environ["QUERY_STRING"], keep_blank_values=True)
-        changes = "partNumber" not in asked and "uploads" not in asked and not (method == "DELETE" and "uploadId" in asked)
+        changes = (
+            "partNumber" not in asked and "uploads" not in asked and not (method == "DELETE" and "uploadId" in asked)
+        )
         if not changes:
             return self._s3(environ, respond)
         with self._lock:  # a condition, and what depends on it

@@ -5,9 +5,10 @@ characters, and it drops the slash at the end of a key, which the empty objects 
 directories.
 """
 
+import builtins
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -91,13 +92,13 @@ class ObjectStore(Store):
         return Entry(path, DIRECTORY)
 
     def list(self, path: str) -> Sequence[Entry]:
-        """Describe what is right below a prefix, by one request; of an object, the object itself."""
+        """Describe what is right below a prefix, by one request unless objects are empty; of an object, itself."""
         import obstore
 
         bucket, key = _split(path)
         level = obstore.list_with_delimiter(self._clients.of(bucket), key or None)
         objects = [_entry(bucket, each) for each in level["objects"]]
-        found = [entry for entry in objects if entry.path != path]
+        found = self._without_markers(entry for entry in objects if entry.path != path)
         found += [Entry(f"{bucket}/{each}", DIRECTORY) for each in level["common_prefixes"]]
         if not found and key and not objects:
             return [self._head(bucket, key)]
@@ -111,12 +112,14 @@ class ObjectStore(Store):
         pages: Iterator[Sequence[Any]] = iter(
             obstore.list(self._clients.of(bucket), key or None, chunk_size=_PAGE_OBJECTS)
         )
-        found = [_entry(bucket, each) for page in pages for each in page]
-        below = [entry for entry in found if entry.path != path]  # its own marker
-        return [entry for entry in below if entry.size_bytes or not self._is_marker(entry)]
+        found = (_entry(bucket, each) for page in pages for each in page)
+        return self._without_markers(entry for entry in found if entry.path != path)  # its own marker
+
+    def _without_markers(self, entries: Iterable[Entry]) -> builtins.list[Entry]:
+        return [entry for entry in entries if entry.size_bytes or not self._is_marker(entry)]
 
     def _is_marker(self, entry: Entry) -> bool:
-        """True if an empty object was listed without the slash at the end of its key."""
+        """True if an empty object stands for a directory, or was listed without the slash at the end of its key."""
         try:
             return self._head(*_split(entry.path)).size_bytes > 0  # that of another object
         except FileNotFoundError:

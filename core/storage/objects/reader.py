@@ -49,7 +49,9 @@ class ObjectReader:
         import obstore
         from obstore.exceptions import PreconditionError
 
-        length = sum(map(len, parts))
+        length = min(sum(map(len, parts)), max(0, self.size_bytes - offset))
+        if not length:
+            return 0
         scatter = Scatter(parts)
         options: Any = {"range": (offset, offset + length), "if_match": f'"{self._etag}"'}
         try:

@@ -1,0 +1,56 @@
+"""The storages that need no server keep their promises."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import fsspec
+import pytest
+
+from reshard.core.storage.disk import LOCAL_DISK
+from reshard.core.storage.urls import parse_url
+from tests.support.store_tests import Place, StoreTests
+
+
+def _put(path: str, data: bytes) -> None:
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+
+
+def _get(path: str) -> bytes | None:
+    return Path(path).read_bytes() if Path(path).exists() else None
+
+
+class TestLocalDisk(StoreTests):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Iterator[Place]:
+        return Place(LOCAL_DISK, str(tmp_path), _put, _get)
+
+    def test_what_it_can_do(self, place: Place) -> None:
+        store = place.store
+        assert store.has_paths
+        assert store.renames
+        assert store.is_near
+        assert store.is_lasting
+
+
+class TestMemory(StoreTests):
+    hides_unfinished: ClassVar[bool] = False
+
+    @pytest.fixture
+    def place(self) -> Iterator[Place]:
+        fs = fsspec.filesystem("memory")
+
+        def get(path: str) -> bytes | None:
+            return bytes(fs.cat_file(path)) if fs.exists(path) else None
+
+        yield Place(parse_url("memory://bucket/place").store, "/bucket/place", fs.pipe_file, get)
+        fs.store.clear()
+        fs.pseudo_dirs[:] = [""]
+
+    def test_what_it_can_do(self, place: Place) -> None:
+        store = place.store
+        assert not store.has_paths
+        assert not store.renames
+        assert not store.is_lasting

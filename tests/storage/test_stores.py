@@ -1,0 +1,162 @@
+"""Real servers keep the promises of storages."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from reshard.core.storage.stores import open_store
+from tests.support.azure_server import KEY, AzureServer
+from tests.support.gcs_server import GcsServer
+from tests.support.s3_client import s3_client
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import SECRET_KEY, S3Server
+from tests.support.store_tests import NAMES, MarkedStoreTests, ObjectStoreTests, Place
+from tests.support.stores import BUCKET, forget_connections
+
+
+class PastS3:
+    """What is in an S3 server, by AWS's own client."""
+
+    secrets = (SECRET_KEY,)
+
+    def __init__(self, url: str, **settings: object) -> None:
+        self._client = s3_client(url, **settings)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._client.put_object(**_place(path), Body=data)
+
+    def get(self, path: str) -> bytes | None:
+        try:
+            return bytes(self._client.get_object(**_place(path))["Body"].read())
+        except self._client.exceptions.NoSuchKey:
+            return None
+
+    def mark(self, path: str) -> None:
+        self.put(f"{path}/", b"")
+
+    def upload(self, path: str) -> str:
+        upload_id = str(self._client.create_multipart_upload(**_place(path))["UploadId"])
+        self._client.upload_part(**_place(path), UploadId=upload_id, PartNumber=1, Body=b"a part")
+        return upload_id
+
+
+class PastGcs(PastS3):
+    """The server is one for S3 underneath; it has no way to list uploads that were abandoned."""
+
+    upload = None  # type: ignore[assignment]
+
+
+class PastAzure:
+    """What is in a storage account, by Azure's own client."""
+
+    secrets = (KEY,)
+    upload = None
+
+    def __init__(self, server: AzureServer) -> None:
+        self._client = server.client()
+
+    def put(self, path: str, data: bytes, **more: Any) -> None:
+        self._blob(path).upload_blob(data, overwrite=True, **more)
+
+    def get(self, path: str) -> bytes | None:
+        blob = self._blob(path)
+        return bytes(blob.download_blob().readall()) if blob.exists() else None
+
+    def mark(self, path: str) -> None:
+        # as an account with a hierarchical namespace has it
+        self.put(path, b"", metadata={"hdi_isfolder": "true"})
+
+    def _blob(self, path: str) -> Any:
+        container, _, name = path.partition("/")
+        return self._client.get_blob_client(container, name)
+
+
+@pytest.fixture
+def root(request: pytest.FixtureRequest) -> str:
+    """The path of an empty directory."""
+    name = re.sub(r"\W+", "-", request.node.nodeid.rpartition("/")[2])
+    return f"{BUCKET}/{name.strip('-')}"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Place]]:
+    """`opened(protocol, root, variables, past)`: a place on a server to which `variables` lead."""
+
+    def open_place(protocol: str, root: str, variables: dict[str, str], past: PastS3 | PastAzure) -> Place:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        forget_connections()
+        store, path = open_store(f"{protocol}://{root}", {})
+        assert path == root
+        return Place(store, root, past.put, past.get, past.mark, past.upload, past.secrets)
+
+    yield open_place
+    forget_connections()
+
+
+class TestS3OnRclone(ObjectStoreTests):
+    """Behind the proxy, which heeds conditions of reading."""
+
+    judges_conditions: ClassVar[bool] = False
+    tells_missing: ClassVar[bool] = False
+
+    @pytest.fixture
+    def place(self, server: S3Server, shared_proxy: S3Proxy, root: str, opened: Callable[..., Place]) -> Place:
+        return opened("s3", root, shared_proxy.environment, PastS3(server.url))
+
+
+class TestObsOnRclone(ObjectStoreTests):
+    """With the bucket in the host's name, which the proxy takes for its own."""
+
+    judges_conditions: ClassVar[bool] = False
+    tells_missing: ClassVar[bool] = False
+
+    @pytest.fixture
+    def place(self, virtual: S3Server, virtual_proxy: S3Proxy, root: str, opened: Callable[..., Place]) -> Place:
+        variables = {
+            "OBS_ENDPOINT": "http://obs.region-1.example.com",
+            "OBS_ACCESS_KEY_ID": virtual.access_key,
+            "OBS_SECRET_ACCESS_KEY": virtual.secret_key,
+            "http_proxy": virtual_proxy.url,
+        }
+        past = PastS3(
+            "http://obs.region-1.example.com", proxies={"http": virtual_proxy.url}, s3={"addressing_style": "virtual"}
+        )
+        return opened("obs", root, variables, past)
+
+    def test_the_bucket_is_in_the_hosts_name(self, place: Place, virtual_proxy: S3Proxy) -> None:
+        place.store.put(place.at("file"), b"x")
+        assert virtual_proxy.exchanges()[-1].call.host == f"{BUCKET}.obs.region-1.example.com"
+
+
+class TestS3OnMoto(MarkedStoreTests):
+    tells_missing: ClassVar[bool] = False
+
+    @pytest.fixture
+    def place(self, moto: S3Server, root: str, opened: Callable[..., Place]) -> Place:
+        return opened("s3", root, moto.environment, PastS3(moto.url))
+
+
+class TestGcs(MarkedStoreTests):
+    tells_missing: ClassVar[bool] = False
+
+    @pytest.fixture
+    def place(self, gcs: GcsServer, root: str, opened: Callable[..., Place]) -> Place:
+        return opened("gs", root, gcs.environment, PastGcs(gcs.url))
+
+
+class TestAzure(MarkedStoreTests):
+    lists_empty: ClassVar[bool] = False
+    # Azure takes a backslash for a slash
+    names: ClassVar[tuple[str, ...]] = tuple(name for name in NAMES if "\\" not in name)
+
+    @pytest.fixture
+    def place(self, azure: AzureServer, root: str, opened: Callable[..., Place]) -> Place:
+        return opened("abfs", root, azure.environment, PastAzure(azure))
+
+
+def _place(path: str) -> dict[str, str]:
+    bucket, _, key = path.partition("/")
+    return {"Bucket": bucket, "Key": key}
