@@ -127,7 +127,7 @@ format: $(INSTALLED) ## formats the code, and mends what the linter can
 	$(RUN) ruff format .
 
 lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing no more than needed
-	$(COMPILE) pyproject.toml --group dev --group docs --extra s3 --extra obs --extra dask --output-file requirements/dev.lock
+	$(COMPILE) pyproject.toml --group dev --group docs --extra s3 --extra obs --extra gs --extra azure --extra dask --output-file requirements/dev.lock
 	$(COMPILE) pyproject.toml --all-extras --constraint requirements/dev.lock --output-file requirements/runtime.lock
 	$(COMPILE) --group build --constraint requirements/dev.lock --output-file requirements/build.lock
 	echo uv | $(COMPILE) - --output-file requirements/installer.lock

@@ -5,7 +5,6 @@ environment has, else whatever obstore finds by itself (a workload's or a machin
 """
 
 import base64
-import binascii
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -73,8 +72,7 @@ def azure_settings(options: Options) -> AzureSettings:
         parts.get("accountname") or options.get("account_name") or os.environ.get(f"{_VARIABLE}ACCOUNT_NAME") or ""
     )
     endpoint = _endpoint(account, options, parts)
-    if kind == _KEY:
-        _check_key(given["account_key"])
+    _check(given)
     return AzureSettings(
         # a signature suffices to know an account by its address
         account=account or (urlsplit(endpoint).hostname or "").partition(".")[0],
@@ -184,11 +182,14 @@ def _endpoint(account: str, options: Options, parts: Mapping[str, str]) -> str:
     return endpoint
 
 
-def _check_key(key: str) -> None:
+def _check(given: Mapping[str, str]) -> None:
     try:
-        base64.b64decode(key, validate=True)
-    except binascii.Error:
+        base64.b64decode(given.get("account_key", ""), validate=True)
+    except ValueError:
         raise ValueError("account_key: must be in base64") from None
+    signature = given.get("sas_token", "").strip().lstrip("?")
+    if signature and not all("=" in part for part in signature.split("&") if part):
+        raise ValueError("sas_token: must look like sv=…&sig=…")
 
 
 def _for_obstore(kind: tuple[str, ...], given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -46,6 +46,8 @@ def parse_obstore_error(error: BaseException) -> FailedRequest | None:
     end = request.end() if request else 0
     permission, is_for_bucket = _purpose(request["method"], request["url"]) if request else ("", False)
     status = _STATUS.search(text, end)
+    if request and _LOGIN in text:
+        return _failed_login(request["method"], int(status["status"]) if status else 0)
     fields = {found["name"]: _unescaped(found["text"]) for found in _FIELD.finditer(text, end)}
     why = _WHY.search(text, end)
     return FailedRequest(
@@ -55,9 +57,18 @@ def parse_obstore_error(error: BaseException) -> FailedRequest | None:
         code=fields.get("Code", ""),
         message=fields.get("Message", "").partition("\n")[0],  # identifiers and times follow
         elsewhere=fields.get("Region") or fields.get("Endpoint", ""),
-        trouble=_login_trouble(status) if _LOGIN in text else None if status or "Code" in fields else _trouble(text, behind),
+        trouble=None if status or "Code" in fields else _trouble(text, behind),
         why=one_line(why["why"] if why else text),
     )
+
+
+def _failed_login(method: str, status: int) -> FailedRequest:
+    """Explain a request for a token: POST to who checks credentials, GET to who knows machines."""
+    if status >= 500 or (method == "POST" and not status):
+        return FailedRequest(trouble=Trouble.KEYS_LATER, why="the service that checks credentials does not answer")
+    if method == "POST":
+        return FailedRequest(trouble=Trouble.NO_KEYS, why=f"the credentials were refused (HTTP {status})")
+    return FailedRequest(trouble=Trouble.NO_IDENTITY)
 
 
 def _trouble(text: str, behind: str) -> Trouble:
