@@ -21,7 +21,7 @@ class PastS3:
 
     secrets = (SECRET_KEY,)
 
-    def __init__(self, url: str, **settings: object) -> None:
+    def __init__(self, url: str, **settings: Any) -> None:
         self._client = s3_client(url, **settings)
 
     def put(self, path: str, data: bytes) -> None:

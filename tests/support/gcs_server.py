@@ -106,7 +106,7 @@ class Translated:
 
 
 def _serve() -> None:
-    from moto.server import create_backend_app
+    from moto.moto_server.werkzeug_app import create_backend_app
     from werkzeug.serving import run_simple
 
     run_simple("127.0.0.1", 0, Translated(create_backend_app("s3")), threaded=True)

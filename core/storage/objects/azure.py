@@ -6,13 +6,14 @@ environment has, else whatever obstore finds by itself (a workload's or a machin
 
 import base64
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 from reshard.core.runtime.records import Record
-from reshard.core.storage.objects.endpoints import checked_endpoint, is_endpoint
-from reshard.core.storage.objects.options import check_kinds, check_known
+from reshard.core.storage.objects.endpoints import checked_endpoint
+from reshard.core.storage.objects.options import check_kinds, check_known, flag, seconds
 from reshard.core.storage.objects.service import CONNECT_SECONDS, READ_SECONDS, Service, client_options
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ _VARIABLE = "AZURE_STORAGE_"
 _NAMES = {"sas_token": "sas_key"}
 """Name of an option -> obstore's, if it is another."""
 _SUFFIX = "core.windows.net"
+_ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
+_CONTAINER = re.compile(r"\$root|\$web|(?=.{3,63}$)[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 class AzureSettings(Record):
@@ -62,9 +65,8 @@ def azure_settings(options: Options) -> AzureSettings:
     """
     check_known(options, (*_TEXTS, "anon", *_TIMES))
     check_kinds({name: options.get(name) for name in _TEXTS}, str, "a text")
-    check_kinds({"anon": options.get("anon")}, bool, "true or false")
-    check_kinds({name: options.get(name) for name in _TIMES}, (int, float), "a number of seconds")
-    kind, given = _credentials(options)
+    is_anonymous = flag("anon", options.get("anon"))
+    kind, given = _credentials(options, is_anonymous)
     parts = _parsed(given.pop("connection_string")) if "connection_string" in given else {}
     if parts:
         kind, given = _kind_of(parts)
@@ -78,9 +80,9 @@ def azure_settings(options: Options) -> AzureSettings:
         account=account or (urlsplit(endpoint).hostname or "").partition(".")[0],
         endpoint=endpoint,
         credentials=_for_obstore(kind, given),
-        is_anonymous=bool(options.get("anon")),
-        connect_seconds=float(options.get("connection_timeout") or CONNECT_SECONDS),
-        read_seconds=float(options.get("read_timeout") or READ_SECONDS),
+        is_anonymous=is_anonymous,
+        connect_seconds=seconds("connection_timeout", options.get("connection_timeout"), CONNECT_SECONDS),
+        read_seconds=seconds("read_timeout", options.get("read_timeout"), READ_SECONDS),
     )
 
 
@@ -98,6 +100,13 @@ class AzureService(Service):
 
     def __init__(self, settings: AzureSettings) -> None:
         self._settings = settings
+
+    def check_bucket(self, bucket: str) -> None:
+        """Check that a container can have such a name, and that it is not followed by an account's."""
+        if "@" in bucket:
+            raise ValueError("name the container alone, as in abfs://container/…, and the account in storage options")
+        if not _CONTAINER.fullmatch(bucket):
+            raise ValueError(f"{bucket!r} cannot be a container's name" if bucket else "it names no container")
 
     @property
     def address(self) -> str:
@@ -125,18 +134,17 @@ class AzureService(Service):
         )
 
 
-def _credentials(options: Options) -> tuple[tuple[str, ...], dict[str, str]]:
+def _credentials(options: Options, is_anonymous: bool) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the kind of credentials to use, and their parts; none if obstore has to find them."""
     given = [kind for kind in _KINDS if any(options.get(name) for name in kind)]
-    if len(given) + bool(options.get("anon")) > 1:
-        names = [name for kind in given for name in kind if options.get(name)] + ["anon"] * bool(options.get("anon"))
+    if len(given) + is_anonymous > 1:
+        names = [name for kind in given for name in kind if options.get(name)] + ["anon"] * is_anonymous
         raise ValueError(f"{', '.join(names)}: give only one kind of credentials")
     for kind in given:
-        missing = [name for name in kind if not options.get(name)]
-        if missing:
+        if not all(options.get(name) for name in kind):
             raise ValueError(f"{', '.join(kind)} must be given together")
         return kind, {name: options[name] for name in kind}
-    for kind in () if options.get("anon") else _KINDS:
+    for kind in () if is_anonymous else _KINDS:
         found = {name: os.environ.get(f"{_VARIABLE}{name.upper()}", "") for name in kind}
         if all(found.values()):
             return kind, found
@@ -175,11 +183,10 @@ def _endpoint(account: str, options: Options, parts: Mapping[str, str]) -> str:
             "no storage account: set AZURE_STORAGE_ACCOUNT_NAME or AZURE_STORAGE_CONNECTION_STRING, or name storage "
             "options that have account_name"
         )
-    scheme = parts.get("defaultendpointsprotocol") or "https"
-    endpoint = f"{scheme}://{account}.blob.{parts.get('endpointsuffix') or _SUFFIX}"
-    if not is_endpoint(endpoint) or "." in account:
-        raise ValueError("account_name: cannot be a storage account's name")
-    return endpoint
+    if not _ACCOUNT.fullmatch(account):
+        raise ValueError("account_name: must be 3 to 24 small letters and digits")
+    scheme, suffix = parts.get("defaultendpointsprotocol") or "https", parts.get("endpointsuffix") or _SUFFIX
+    return checked_endpoint(("connection_string", f"{scheme}://{account}.blob.{suffix}"))
 
 
 def _check(given: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ else whatever obstore finds by itself (gcloud's, or those of the machine).
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,6 +23,7 @@ Options = Mapping[str, Any]
 
 _OPTIONS = ("token", "endpoint_url", "project")
 """The project is of no use: it is the bucket's."""
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _ENDPOINT = "https://storage.googleapis.com"
 _ANONYMOUS = "anon"
 _USER = "authorized_user"
@@ -93,6 +95,11 @@ class GcsService(Service):
     def __init__(self, settings: GcsSettings) -> None:
         self._settings = settings
 
+    def check_bucket(self, bucket: str) -> None:
+        """Check that a bucket can have such a name."""
+        if not _BUCKET.fullmatch(bucket):
+            raise ValueError(f"{bucket!r} cannot be a bucket's name" if bucket else "it names no bucket")
+
     @property
     def address(self) -> str:
         """The endpoint."""
@@ -131,7 +138,8 @@ def _read(origin: str, token: str | Mapping[str, Any]) -> Mapping[str, Any]:
             with open(os.path.expanduser(token), encoding="utf-8") as file:
                 found = json.load(file)
         except OSError as error:
-            raise ValueError(f"{origin}: the file cannot be read: {error.strerror}") from error
+            # what was given may not be a path
+            raise ValueError(f"{origin}: the file cannot be read: {error.strerror}") from None
         except ValueError:
             raise ValueError(f"{origin}: the file does not contain JSON") from None
     # a user's are known to obstore by the path of their file only

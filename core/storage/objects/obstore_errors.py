@@ -55,7 +55,7 @@ def parse_obstore_error(error: BaseException) -> FailedRequest | None:
         is_for_bucket=is_for_bucket,
         status=int(status["status"]) if status else 0,
         code=fields.get("Code", ""),
-        message=fields.get("Message", "").partition("\n")[0],  # identifiers and times follow
+        message=fields.get("Message", "").partition("\nRequestId:")[0],
         elsewhere=fields.get("Region") or fields.get("Endpoint", ""),
         trouble=None if status or "Code" in fields else _trouble(text, behind),
         why=one_line(why["why"] if why else text),
