@@ -2,75 +2,18 @@
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from reshard.core.storage.stores import open_store
-from tests.support.azure_server import KEY, AzureServer
+from tests.support.azure_server import AzureServer
 from tests.support.gcs_server import GcsServer
-from tests.support.s3_client import s3_client
+from tests.support.past_stores import PastAzure, PastGcs, PastS3
 from tests.support.s3_proxy import S3Proxy
-from tests.support.s3_server import SECRET_KEY, S3Server
+from tests.support.s3_server import S3Server
 from tests.support.store_tests import NAMES, MarkedStoreTests, ObjectStoreTests, Place
 from tests.support.stores import BUCKET, forget_connections
-
-
-class PastS3:
-    """What is in an S3 server, by AWS's own client."""
-
-    secrets = (SECRET_KEY,)
-
-    def __init__(self, url: str, **settings: Any) -> None:
-        self._client = s3_client(url, **settings)
-
-    def put(self, path: str, data: bytes) -> None:
-        self._client.put_object(**_place(path), Body=data)
-
-    def get(self, path: str) -> bytes | None:
-        try:
-            return bytes(self._client.get_object(**_place(path))["Body"].read())
-        except self._client.exceptions.NoSuchKey:
-            return None
-
-    def mark(self, path: str) -> None:
-        self.put(f"{path}/", b"")
-
-    def upload(self, path: str) -> str:
-        upload_id = str(self._client.create_multipart_upload(**_place(path))["UploadId"])
-        self._client.upload_part(**_place(path), UploadId=upload_id, PartNumber=1, Body=b"a part")
-        return upload_id
-
-
-class PastGcs(PastS3):
-    """The server is one for S3 underneath; it has no way to list uploads that were abandoned."""
-
-    upload = None  # type: ignore[assignment]
-
-
-class PastAzure:
-    """What is in a storage account, by Azure's own client."""
-
-    secrets = (KEY,)
-    upload = None
-
-    def __init__(self, server: AzureServer) -> None:
-        self._client = server.client()
-
-    def put(self, path: str, data: bytes, **more: Any) -> None:
-        self._blob(path).upload_blob(data, overwrite=True, **more)
-
-    def get(self, path: str) -> bytes | None:
-        blob = self._blob(path)
-        return bytes(blob.download_blob().readall()) if blob.exists() else None
-
-    def mark(self, path: str) -> None:
-        # as an account with a hierarchical namespace has it
-        self.put(path, b"", metadata={"hdi_isfolder": "true"})
-
-    def _blob(self, path: str) -> Any:
-        container, _, name = path.partition("/")
-        return self._client.get_blob_client(container, name)
 
 
 @pytest.fixture
@@ -155,8 +98,3 @@ class TestAzure(MarkedStoreTests):
     @pytest.fixture
     def place(self, azure: AzureServer, root: str, opened: Callable[..., Place]) -> Place:
         return opened("abfs", root, azure.environment, PastAzure(azure))
-
-
-def _place(path: str) -> dict[str, str]:
-    bucket, _, key = path.partition("/")
-    return {"Bucket": bucket, "Key": key}
