@@ -1,5 +1,6 @@
 """az:// and abfs://: which account and credentials settings lead to, as a server sees them, and what refusals say."""
 
+from pathlib import Path
 from traceback import format_exception
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -133,6 +134,24 @@ def test_a_principal_asks_for_a_token(server: CannedServer, monkeypatch: pytest.
     principal = {"account_name": "account", "client_id": "id", "client_secret": "s3cr3t", "tenant_id": "tenant"}
     opened(**principal).stat("models/run/a")
     assert [each.path for each in server.asked] == ["/tenant/oauth2/v2.0/token", "/account/models/run/a"]
+    assert server.asked[-1].headers["authorization"] == "Bearer given"
+
+
+def test_a_workload_asks_for_a_token(server: CannedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cr3t")
+    for name, value in {
+        "AUTHORITY_HOST": server.url,
+        "FEDERATED_TOKEN_FILE": str(tmp_path / "token"),
+        "CLIENT_ID": "id",
+        "TENANT_ID": "tenant",
+        "STORAGE_ACCOUNT_NAME": "account",
+    }.items():
+        monkeypatch.setenv(f"AZURE_{name}", value)
+    monkeypatch.setattr("reshard.core.storage.objects.azure._endpoint", lambda *_: f"{server.url}/account")
+    server.answers = lambda path: (
+        Answer(body=b'{"access_token": "given", "expires_in": 3600}') if path.endswith("/token") else FOUND
+    )
+    opened().stat("models/run/a")
     assert server.asked[-1].headers["authorization"] == "Bearer given"
 
 

@@ -114,6 +114,15 @@ def test_the_file_of_a_service_account(server: CannedServer, tmp_path: Path, mon
     assert "authorization" not in asked(server, token=own).headers
 
 
+def test_the_file_of_a_user_is_known_by_its_path(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, {"type": "authorized_user", "client_id": "id", "client_secret": SECRET, "refresh_token": "x"}
+    )
+    settings = gcs_settings({"token": path})
+    assert (settings.user_path, settings.account) == (path, "")
+    opened(token=path)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
