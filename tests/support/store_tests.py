@@ -3,7 +3,7 @@
 Nothing that a test prepares, or compares with, goes through the code under test.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import ClassVar
@@ -84,7 +84,7 @@ class StoreTests:
     names: ClassVar[tuple[str, ...]] = NAMES
 
     @pytest.fixture
-    def place(self) -> Iterator[Place]:
+    def place(self) -> Place:
         raise NotImplementedError
 
     # stat, list, find

@@ -24,7 +24,7 @@ def _get(path: str) -> bytes | None:
 
 class TestLocalDisk(StoreTests):
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Iterator[Place]:
+    def place(self, tmp_path: Path) -> Place:
         return Place(LOCAL_DISK, str(tmp_path), _put, _get)
 
     def test_what_it_can_do(self, place: Place) -> None:

@@ -108,7 +108,6 @@ def test_what_only_resembles_credentials_is_fine(url: str) -> None:
         ("xyz://bucket/x", "unknown storage xyz://"),
         ("blockcache::s3://bucket/x", "blockcache cannot be used in a chain of URLs"),
         ("s3a::b://bucket/x", "s3a cannot be used in a chain of URLs"),
-        ("gcs://bucket/x", "gcsfs"),
         ("hdfs://host/x", "pyarrow"),
         ("github://org/repository", "org"),  # TypeError
         ("dir://x", "cannot be opened"),  # AttributeError

@@ -9,7 +9,6 @@ import pytest
 from reshard.core.storage.stores import forget_stores
 from tests.support.canned_server import CannedServer, canned_server
 
-
 _VARIABLES = ("AWS_", "OBS_", "AZURE_", "GOOGLE_", "STORAGE_EMULATOR", "FSSPEC_", "SSL_CERT")
 
 

@@ -384,7 +384,17 @@ def test_other_settings_are_another_store(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_package_that_a_protocol_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    for protocol in ("s3", "s3a", "obs"):
+    extras = {
+        "s3": "s3",
+        "s3a": "s3",
+        "obs": "obs",
+        "gs": "gs",
+        "gcs": "gs",
+        "az": "azure",
+        "abfs": "azure",
+        "abfss": "azure",
+    }
+    for protocol, extra in extras.items():
         assert refusal(f"{protocol}://models/run").endswith(
-            f"{protocol}:// needs a package that is not installed: pip install 'reshard[s3]'"
+            f"{protocol}:// needs a package that is not installed: pip install 'reshard[{extra}]'"
         )
