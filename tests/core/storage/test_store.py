@@ -8,6 +8,7 @@ import fsspec
 import pytest
 
 from reshard.core.storage.disk import LOCAL_DISK
+from reshard.core.storage.stores import open_store
 from reshard.core.storage.urls import parse_url
 from tests.support.store_tests import Place, StoreTests
 
@@ -54,3 +55,18 @@ class TestMemory(StoreTests):
         assert not store.has_paths
         assert not store.renames
         assert not store.is_lasting
+
+
+class TestDirectoryOfFsspec(StoreTests):
+    """`dir://`, which leads to another filesystem."""
+
+    hides_unfinished: ClassVar[bool] = False
+
+    @pytest.fixture
+    def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+        options = {"path": str(tmp_path), "target_protocol": "file", "target_options": {"auto_mkdir": True}}
+        monkeypatch.setattr("fsspec.config.conf", {"dir": options})  # as users say what is not in URLs
+        store, root = open_store("dir://place", {})
+        return Place(
+            store, root, lambda path, data: _put(f"{tmp_path}/{path}", data), lambda path: _get(f"{tmp_path}/{path}")
+        )
