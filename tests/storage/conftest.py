@@ -1,12 +1,13 @@
 """A real S3 server behind a proxy, for all tests of a session, and a place in it for each test."""
 
+import os
 import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from reshard.cli.main import run
-from tests.support.azure_server import AzureServer, azure_server
+from tests.support.azure_server import AZURITE, NO_AZURITE, AzureServer, azure_server
 from tests.support.gcs_server import GcsServer, gcs_server
 from tests.support.moto_server import moto_server
 from tests.support.s3_client import s3_client, shared_descriptions
@@ -69,6 +70,8 @@ def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
 
 @pytest.fixture(scope="session")
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    if not AZURITE.exists() and "CI" not in os.environ:
+        pytest.skip(NO_AZURITE)
     with azure_server(tmp_path_factory.mktemp("azure"), BUCKET) as running:
         yield running
 

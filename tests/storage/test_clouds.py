@@ -9,10 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from reshard.cli.main import run
+from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.storage.store import Store
+from reshard.core.storage.stores import open_store
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
-from tests.support.azure_server import AzureServer
+from tests.support.azure_server import AzureServer, connection_string
 from tests.support.checkpoints import Case, case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.gcs_server import GcsServer
@@ -103,6 +107,73 @@ def test_cleaning_what_is_unfinished(cloud: Cloud, reshard: Callable[..., str]) 
     assert cloud.names("out")
     assert "removed" in reshard("clean", cloud.url("out"), "--yes")
     assert cloud.names("out") == []
+
+
+def test_a_bucket_that_is_missing(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    word = {"gs": "bucket", "az": "container"}[cloud.protocol]
+    arguments = command(cloud, source=str(FOUR_TO_THREE.directory / "src"), target=f"{cloud.protocol}://missing/out")
+    assert run(arguments) == 2
+    assert f"there is no {word} 'missing': create it, or name another" in capsys.readouterr().err
+
+
+_BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs"
+_ATTEMPTS: dict[str, Callable[[Store, str], object]] = {
+    "read": lambda store, path: store.read_beginning(path, 10),
+    "list": lambda store, path: store.find(path),
+    "put": lambda store, path: store.put(path, b"x"),
+    "send": lambda store, path: _send(store, path),
+    "copy": lambda store, path: store.copy(path, f"{path}-copy"),
+    "remove": lambda store, path: store.remove(path),
+}
+
+
+def _send(store: Store, path: str) -> None:
+    output = store.create(path, UploadBuffers())
+    output.write(bytes(20_000_000))
+    output.finish()
+
+
+@pytest.mark.parametrize(
+    ("attempt", "enough", "too_little", "permission"),
+    [
+        ("read", "r", "wcdl", "read (of a SAS: r and l)"),
+        ("list", "l", "rwcd", "read (of a SAS: r and l)"),
+        ("put", "cw", "rdl", "write (of a SAS: c and w)"),
+        ("send", "cw", "rdl", "write (of a SAS: c and w)"),
+        ("copy", "rcw", "rdl", "write (of a SAS: c and w)"),
+        ("remove", "d", "rwcl", "delete (of a SAS: d)"),
+    ],
+)
+def test_what_a_signature_must_allow_on_azure(
+    azure: AzureServer, attempt: str, enough: str, too_little: str, permission: str
+) -> None:
+    path = f"{BUCKET}/signed/{attempt}"
+    PastAzure(azure).put(path, b"content")
+
+    def opened(letters: str) -> Store:
+        text = f"BlobEndpoint={azure.endpoint};SharedAccessSignature={azure.signature(BUCKET, letters)}"
+        return open_store(f"az://{path}", {"connection_string": text})[0]
+
+    _ATTEMPTS[attempt](opened(enough), path)
+    PastAzure(azure).put(path, b"content")
+    store = opened(too_little)
+    with pytest.raises(Exception, match="403") as caught:
+        _ATTEMPTS[attempt](store, path)
+    reason = store.reason_of(caught.value, path)
+    assert reason
+    assert reason.text.startswith("access denied: the credentials ")
+    assert reason.text.endswith(f"lack the permission {_BLOBS}/{permission}")
+
+
+@pytest.mark.parametrize("attempt", _ATTEMPTS)
+def test_a_wrong_key_on_azure(azure: AzureServer, attempt: str) -> None:
+    path = f"{BUCKET}/other/file"
+    store = open_store(f"az://{path}", {"connection_string": connection_string(azure.endpoint, key="AAAA")})[0]
+    with pytest.raises(Exception, match="403") as caught:
+        _ATTEMPTS[attempt](store, path)
+    reason = store.reason_of(caught.value, path)
+    assert reason
+    assert reason.text.startswith("access denied: the credentials are wrong, or lack the permission ")
 
 
 SHAPE = (4096, 1024)

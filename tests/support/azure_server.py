@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,18 @@ class AzureServer:
     def environment(self) -> dict[str, str]:
         """What makes clients talk to it."""
         return {"AZURE_STORAGE_CONNECTION_STRING": self.connection_string}
+
+    def signature(self, container: str, letters: str) -> str:
+        """A shared access signature that allows what the letters say, for an hour."""
+        from azure.storage.blob import ContainerSasPermissions, generate_container_sas
+
+        return generate_container_sas(
+            ACCOUNT,
+            container,
+            account_key=KEY,
+            permission=ContainerSasPermissions.from_string(letters),
+            expiry=datetime.now(UTC) + timedelta(hours=1),
+        )
 
     def client(self) -> Any:
         """Azure's own client of the account."""

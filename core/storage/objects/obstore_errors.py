@@ -15,6 +15,8 @@ _STATUS = re.compile(r"Server returned non-2xx status code: (?P<status>[0-9]{3})
 _FIELD = re.compile(r"<(?P<name>Code|Message|Region|Endpoint)>(?P<text>[^<]*)</(?P=name)>")
 _WHY = re.compile(r" - (?P<why>.*)", re.DOTALL)
 _KEYS = re.compile(r"External \S+ credential provider: (?P<class>\w+): (?P<why>.*)", re.DOTALL)
+_HIDDEN = "REDACTED"
+"""In place of Azure's URLs with a signature."""
 _LOGIN = "Error performing token request"
 # Azure's deletions go many in a request, each with an answer of its own
 _DELETION = re.compile(r"Bulk delete request failed for key .*\(code: (?P<status>[0-9]{3})\)", re.DOTALL)
@@ -84,8 +86,10 @@ def _trouble(text: str, behind: str) -> Trouble:
 def _purpose(method: str, url: str) -> tuple[str, bool]:
     """Return the permission that a request needs, and if it is for a bucket."""
     query = parse_qs(urlsplit(url).query, keep_blank_values=True)
-    if "list-type" in query or "comp" in query:
+    if "list-type" in query or query.get("comp") == ["list"]:
         return "ListBucket", True
+    if query.get("comp") == ["batch"] or (method == "POST" and url == _HIDDEN):
+        return "DeleteObject", False
     if method == "DELETE":
         return "AbortMultipartUpload" if "uploadId" in query else "DeleteObject", False
     return "GetObject" if method in ("GET", "HEAD") else "PutObject", False
