@@ -8,7 +8,7 @@ import pytest
 
 from reshard.core.errors import InputError, StorageError
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.stores import open_store
+from reshard.core.storage.stores import forget_stores, open_store
 from reshard.core.storage.urls import Location
 from tests.support.canned_server import Answer, CannedServer, canned_server
 from tests.support.certificates import Authority
@@ -135,6 +135,9 @@ def test_a_proxy_is_asked_to_connect_to_a_server_with_tls(
 def test_a_server_may_be_excluded_from_the_proxy(server: CannedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.answer = UPLOADS
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    monkeypatch.setenv("no_proxy", "example.com,127.0.0.1")
-    ask(server.url)
-    assert server.asked[0].path == "/models/run"
+    for host, excluded in (("127.0.0.1", "example.com,127.0.0.1"), ("localhost", "localhost"), ("localhost", "*")):
+        forget_stores()
+        monkeypatch.setenv("no_proxy", excluded)
+        ask(server.url.replace("127.0.0.1", host))
+        assert server.asked.pop(0).path == "/models/run"
+        server.asked.clear()
