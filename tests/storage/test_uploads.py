@@ -20,7 +20,8 @@ from reshard.core.storage.copying import copy_file
 from reshard.core.storage.objects import aws, object_store
 from reshard.core.storage.objects.s3 import S3Service
 from reshard.core.storage.uploads import abort_uploads
-from reshard.core.storage.urls import parse_url
+from reshard.core.storage.stores import open_store
+from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import claimed_while
 from reshard.core.storage.writing import write_file
 from reshard.core.strategy.files import read_strategy, write_strategy
@@ -174,6 +175,18 @@ def test_a_part_that_fails_for_good(store: Store) -> None:
     assert re.fullmatch(f"{url}: cannot (write 300000 bytes|complete it): {denied}", str(caught.value))
     assert (stored(store), unfinished_uploads(store)) == (None, [])
     assert [each.call.part for each in of_operation(store, "UploadPart")].count(2) == 1
+
+
+def test_a_part_may_take_longer_to_send_than_an_answer_to_begin(store: Store) -> None:
+    """The client counts the time in which it sends as time in which no answer comes."""
+    store.proxy.before = lambda exchange: time.sleep(1.5) if exchange.call.operation == "UploadPart" else None
+    file = Location(*open_store(store.url("file.bin"), {"config_kwargs": {"read_timeout": 0.5}}))
+    content = content_of(PART + 1)
+    with write_file(file, PARTS) as output:
+        output.write(content)
+    store.proxy.before = lambda exchange: None
+    assert stored(store) == content
+    assert store.proxy.counts()["UploadPart"] == 2
 
 
 def test_a_part_that_fails_too_often(store: Store) -> None:

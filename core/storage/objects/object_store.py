@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.storage.objects.answers import has_status, is_missing_key, reason_of_answer
 from reshard.core.storage.objects.reader import NoVersionError, ObjectReader, etag_of, no_object
-from reshard.core.storage.objects.service import NO_RETRIES, Service, part_retries
+from reshard.core.storage.objects.service import NO_RETRIES, SENDING_SECONDS, Service, part_retries
 from reshard.core.storage.objects.upload import ObjectUpload
 from reshard.core.storage.store import DIRECTORY, AbandonedUpload, Entry, Output, Reader, Reason, Store
 from reshard.core.storage.system_errors import reason_of_system
@@ -72,7 +72,7 @@ class ObjectStore(Store):
         self.service = service
         self.keeps_parts = service.keeps_parts
         self._clients = _Clients(lambda bucket: service.client(bucket, NO_RETRIES))
-        self._uploading = _Clients(lambda bucket: service.client(bucket, part_retries()))
+        self._uploading = _Clients(lambda bucket: service.client(bucket, part_retries(), SENDING_SECONDS))
 
     def url(self, path: str) -> str:
         """Format a path as a URL."""

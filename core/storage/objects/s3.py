@@ -184,7 +184,7 @@ class S3Service(Service):
         if bucket.endswith(_EXPRESS):
             raise ValueError("directory buckets of S3 Express are not supported")
 
-    def client(self, bucket: str, retry_config: "RetryConfig") -> "Client":
+    def client(self, bucket: str, retry_config: "RetryConfig", sending_seconds: float = 0) -> "Client":
         """Make a client of a bucket."""
         from obstore.store import S3Store
 
@@ -212,7 +212,7 @@ class S3Service(Service):
             disable_bulk_delete=True,
             client_options=client_options(
                 settings.connect_seconds,
-                settings.read_seconds,
+                settings.read_seconds + sending_seconds,
                 allow_invalid_certificates=not settings.checks_certificates,
                 **certificates,
             ),

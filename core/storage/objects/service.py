@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
 """For each piece of an answer to arrive."""
+SENDING_SECONDS = 256.0
+"""For a part of 8 MiB at 32 KiB/s; the client counts it as time in which no answer begins."""
 _LONGEST_SECONDS = 600
 """For a whole request and its answer: 16 MiB at 32 KiB/s."""
 _BACKOFF_BASE = 2
@@ -46,8 +48,8 @@ class Service(ABC):
             raise ValueError(f"it names no {self.bucket_word}")
 
     @abstractmethod
-    def client(self, bucket: str, retry_config: "RetryConfig") -> "ObjectStore":
-        """Make a client of a bucket."""
+    def client(self, bucket: str, retry_config: "RetryConfig", sending_seconds: float = 0) -> "ObjectStore":
+        """Make a client of a bucket; `sending_seconds` more are allowed until an answer begins."""
 
     @abstractmethod
     def server(self) -> object:
@@ -93,5 +95,6 @@ def part_retries() -> "RetryConfig":
     first = timedelta(seconds=retry.REQUESTS.first_pause_seconds)
     return {
         "max_retries": retry.REQUESTS.attempts - 1,
+        "retry_timeout": timedelta(seconds=retry.REQUESTS.attempts * _LONGEST_SECONDS),
         "backoff": {"init_backoff": first, "base": _BACKOFF_BASE, "max_backoff": first * 2**retry.REQUESTS.attempts},
     }
