@@ -180,7 +180,7 @@ class Rival:
 
 def test_a_rival_that_comes_at_any_moment_of_a_takeover(proxy: S3Proxy, directory: Location, client: Any) -> None:
     """Either it is seen, or it finds this run's lease when it looks for rivals after writing its own."""
-    outcomes = []
+    outcomes: list[str] = []
     rival = Rival(client, 1)
     while not outcomes or rival.came:
         leave_lease(client)

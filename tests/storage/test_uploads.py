@@ -19,8 +19,8 @@ from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.objects import aws, object_store
 from reshard.core.storage.objects.s3 import S3Service
-from reshard.core.storage.uploads import abort_uploads
 from reshard.core.storage.stores import open_store
+from reshard.core.storage.uploads import abort_uploads
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import claimed_while
 from reshard.core.storage.writing import write_file
