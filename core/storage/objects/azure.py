@@ -117,7 +117,7 @@ class AzureService(Service):
         """Return the account's endpoint."""
         return self._settings.endpoint
 
-    def client(self, bucket: str, retry_config: "RetryConfig") -> "Client":
+    def client(self, bucket: str, retry_config: "RetryConfig", sending_seconds: float = 0) -> "Client":
         """Make a client of a container."""
         from obstore.store import AzureStore
 
@@ -129,7 +129,7 @@ class AzureService(Service):
             endpoint=settings.endpoint,
             skip_signature=settings.is_anonymous,
             use_emulator=False,  # the variable for it would win over the endpoint
-            client_options=client_options(settings.connect_seconds, settings.read_seconds),
+            client_options=client_options(settings.connect_seconds, settings.read_seconds + sending_seconds),
             retry_config=retry_config,
         )
 

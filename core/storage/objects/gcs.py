@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from reshard.core.runtime.records import Record
 from reshard.core.storage.objects.endpoints import checked_endpoint, server_of
 from reshard.core.storage.objects.options import check_kinds, check_known
-from reshard.core.storage.objects.service import Service, client_options
+from reshard.core.storage.objects.service import READ_SECONDS, Service, client_options
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
@@ -109,7 +109,7 @@ class GcsService(Service):
         """Return host and port; all of Google's are one server, since bucket names are unique."""
         return server_of(self._settings.endpoint)
 
-    def client(self, bucket: str, retry_config: "RetryConfig") -> "Client":
+    def client(self, bucket: str, retry_config: "RetryConfig", sending_seconds: float = 0) -> "Client":
         """Make a client of a bucket."""
         from obstore.store import GCSStore
 
@@ -124,7 +124,7 @@ class GcsService(Service):
             config=credentials,
             base_url=settings.endpoint,
             skip_signature=False,
-            client_options=client_options(),
+            client_options=client_options(read_seconds=READ_SECONDS + sending_seconds),
             retry_config=retry_config,
         )
 
