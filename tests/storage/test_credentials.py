@@ -192,6 +192,7 @@ def test_keys_that_expire_during_a_run_are_renewed(
     store: Store, tmp_path: Path, reshard: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_source(store.server.path(BUCKET))
+    store.server.look_again()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     calls = tmp_path / "calls"
