@@ -1,16 +1,19 @@
 """The storages that need no server keep their promises."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
 import fsspec
 import pytest
 
+from reshard.core.storage import web
 from reshard.core.storage.disk import LOCAL_DISK
 from reshard.core.storage.stores import open_store
 from reshard.core.storage.urls import parse_url
-from tests.support.store_tests import Place, StoreTests
+from tests.support.store_tests import BUFFERS, Place, ReadingTests, StoreTests
+from tests.support.web_server import web_server
 
 
 def _put(path: str, data: bytes) -> None:
@@ -70,3 +73,32 @@ class TestDirectoryOfFsspec(StoreTests):
         return Place(
             store, root, lambda path, data: _put(f"{tmp_path}/{path}", data), lambda path: _get(f"{tmp_path}/{path}")
         )
+
+
+class TestWeb(ReadingTests):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Iterator[Place]:
+        (tmp_path / "root" / "place").mkdir(parents=True)
+        with web_server(tmp_path / "root") as server:
+            store, path = open_store(f"{server.url}/place", {})
+            host = path.removesuffix("/place")
+
+            def put(path: str, data: bytes) -> None:
+                _put(str(server.root) + path.removeprefix(host), data)
+
+            yield Place(store, path, put, lambda path: None)
+            web._client(os.getpid(), True).close()
+            web._client.cache_clear()
+
+    def test_it_is_only_read(self, place: Place) -> None:
+        store, path = place.store, place.at("file")
+        attempts: list[Callable[[], object]] = [
+            lambda: store.put(path, b"x"),
+            lambda: store.create(path, BUFFERS),
+            lambda: store.copy(path, place.at("copy")),
+            lambda: store.remove(path),
+        ]
+        for attempt in attempts:
+            with pytest.raises(OSError, match="can only be read: name a target elsewhere") as caught:
+                attempt()
+            assert store.reason_of(caught.value, path)
