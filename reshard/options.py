@@ -77,7 +77,7 @@ class TransformOptions(TypedDict, total=False):
             where they mostly wait for answers.
         memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
         bandwidth_limit: What is sent to remote storages, and received from them, by a process in a second: 10M, 512k,
-            or 1M:10M for sending and receiving, as rclone's --bwlimit. Empty: no limit.
+            or 1M:10M for sending and receiving, as rclone's bwlimit. Empty: no limit.
         source_storage: Credential reference for the source, its strategy and the changes: env:NAME, file:PATH or
             block:NAME, whose value is a JSON object of fsspec's storage options. Empty: taken from the environment.
         target_storage: Credential reference for the target and its strategy, in the same forms.
@@ -257,7 +257,7 @@ class FingerprintOptions(DoctorOptions, total=False):
             where they mostly wait for answers.
         memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
         bandwidth_limit: What is sent to remote storages, and received from them, by a process in a second: 10M, 512k,
-            or 1M:10M for sending and receiving, as rclone's --bwlimit. Empty: no limit.
+            or 1M:10M for sending and receiving, as rclone's bwlimit. Empty: no limit.
     """
 
     select: SelectionName
@@ -329,7 +329,7 @@ class DiffOptions(TypedDict, total=False):
             storage options. Empty: taken from the environment.
         workers: Threads. 0: one for each core.
         memory_limit: Memory for the buffers of all workers: 2GiB, 512MiB. Less memory, fewer workers at once.
-        bandwidth_limit: What is received from remote storages in a second: 10M, as rclone's --bwlimit.
+        bandwidth_limit: What is received from remote storages in a second: 10M, as rclone's bwlimit.
     """
 
     step_a: str
@@ -374,7 +374,7 @@ class VerifyOptions(TypedDict, total=False):
         source_decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
             UTF-8 bytes of the value, unless that begins with hex: or base64:. Empty: the source is not encrypted.
         source_decrypt_mode: How an encrypted source is encrypted.
-        bandwidth_limit: What is received from remote storages in a second: 10M, as rclone's --bwlimit.
+        bandwidth_limit: What is received from remote storages in a second: 10M, as rclone's bwlimit.
     """
 
     level: VerifyLevelName

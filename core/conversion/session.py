@@ -318,7 +318,8 @@ def _prepare(session: Session) -> None:
     if session.done:
         count = f"{len(session.done)} of {len(session.ranks)} {target_kind(plan)}s"
         current_progress().note(f"resuming: {count} are done already")
-    session.workspace.abort_abandoned_uploads([plan.file_name(rank) for rank in session.pending])
+    if not session.was_empty:  # else no earlier run was here
+        session.workspace.abort_abandoned_uploads([plan.file_name(rank) for rank in session.pending])
     check_room(directory, needed_room(plan, session.pending))
 
     def shard_bytes(ranks: Sequence[int]) -> int:

@@ -109,7 +109,7 @@ class ComparisonRequest(RequestModel):
         description="Memory for the buffers of all workers: 2GiB, 512MiB. Less memory, fewer workers at once.",
     )
     bandwidth_limit: BandwidthLimit = Field(
-        default="", description="What is received from remote storages in a second: 10M, as rclone's --bwlimit."
+        default="", description="What is received from remote storages in a second: 10M, as rclone's bwlimit."
     )
 
     def side(self, letter: Literal["a", "b"]) -> FingerprintRequest:

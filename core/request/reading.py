@@ -74,7 +74,7 @@ class Resources(RequestModel):
     bandwidth_limit: BandwidthLimit = Field(
         default="",
         description="What is sent to remote storages, and received from them, by a process in a second: 10M, 512k, "
-        "or 1M:10M for sending and receiving, as rclone's --bwlimit. Empty: no limit.",
+        "or 1M:10M for sending and receiving, as rclone's bwlimit. Empty: no limit.",
     )
 
     @property

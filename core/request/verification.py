@@ -43,5 +43,5 @@ class VerificationRequest(RequestModel):
         description="How an encrypted source is encrypted.",
     )
     bandwidth_limit: BandwidthLimit = Field(
-        default="", description="What is received from remote storages in a second: 10M, as rclone's --bwlimit."
+        default="", description="What is received from remote storages in a second: 10M, as rclone's bwlimit."
     )

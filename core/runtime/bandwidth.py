@@ -1,6 +1,6 @@
 """Limits how fast a process sends to remote storages, and receives from them, where others use the same line.
 
-Limits are written as rclone's `--bwlimit` has them: `10M`, `512k`, `off`, or two of them, `1M:10M`, for what is sent
+Limits are written as rclone's bwlimit has them: `10M`, `512k`, `off`, or two of them, `1M:10M`, for what is sent
 and what is received, in a second. Units are binary; a bare number is KiB.
 """
 

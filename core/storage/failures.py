@@ -8,6 +8,9 @@ from reshard.core.errors import ReshardError, StorageError, UnusableStorageError
 from reshard.core.storage.store import NO_FILE, Reason
 from reshard.core.storage.urls import Location
 
+_OWN = ("builtins", "reshard")
+"""Packages whose errors say nothing but what they are made of."""
+
 
 @contextmanager
 def mapped_errors(location: Location, action: str) -> Iterator[None]:
@@ -26,7 +29,8 @@ def mapped_errors(location: Location, action: str) -> Iterator[None]:
 
 
 def _shown(error: Exception, reason: Reason) -> Exception | None:
-    """Return the cause that tracebacks show: not a client's error, which may repeat an answer with a token in it."""
-    if isinstance(error, OSError) and not (isinstance(error, FileNotFoundError) and error.errno is None):
+    """Return the cause that tracebacks show: not a client's error, which may repeat a URL or an answer with a token."""
+    is_own = type(error).__module__.partition(".")[0] in _OWN
+    if isinstance(error, OSError) and is_own and not (isinstance(error, FileNotFoundError) and error.errno is None):
         return error
     return FileNotFoundError(errno.ENOENT, reason.text) if reason == NO_FILE else None

@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from reshard.core.errors import InputError
@@ -363,17 +363,19 @@ def _entry(info: Mapping[str, Any]) -> Entry:
     if path.endswith("/") and len(path) > 1:
         path, kind = path.rstrip("/"), kind if size_bytes else DIRECTORY
     version = next((str(info[name]).strip('"') for name in _VERSIONS if info.get(name)), "")
-    # listings and looks may have the same moment in two forms
-    moment = next((_seconds(info[name]) for name in _TIMES if info.get(name)), None)
-    changed = moment if isinstance(moment, float) else None
+    moment = next((_moment(info[name]) for name in _TIMES if info.get(name)), None)
+    changed = moment.timestamp() if isinstance(moment, datetime) else None
     is_link = bool(info.get("islink")) or info["type"] == "link"
     return Entry(path, kind, size_bytes, version or str(moment or ""), changed, is_link)
 
 
-def _seconds(moment: Any) -> Any:
-    """Return a time in seconds since the epoch; as it is, if it is none that programs know."""
-    if isinstance(moment, datetime):
-        return moment.timestamp()
-    if not isinstance(moment, int | float):
-        return moment
-    return moment / 1000 if moment > _MILLISECONDS_SINCE else float(moment)
+def _moment(found: Any) -> Any:
+    """Return a time in one form: listings and looks may have it in two. As it is, if it is none that programs know."""
+    try:
+        if isinstance(found, str):
+            found = datetime.fromisoformat(found)
+        elif isinstance(found, int | float):
+            found = datetime.fromtimestamp(found / 1000 if found > _MILLISECONDS_SINCE else found, UTC)
+    except (ValueError, OverflowError, OSError):
+        return found
+    return found

@@ -350,7 +350,7 @@ def test_a_file_has_one_version_however_it_is_looked_for(disk: Location) -> None
         [listed] = list_folder(location.parent)
         assert listed == stat(location)
         assert find_entries(location.parent) == {location.path: listed}
-        assert listed.version == str(listed.changed)
+        assert listed.version
         assert open_source(location).version == listed.file_version
         remove_file(location)
 
@@ -365,9 +365,10 @@ def info_of(monkeypatch: pytest.MonkeyPatch, **info: Any) -> Any:
     ("info", "version", "changed"),
     [
         ({"ETag": '"abc"', "mtime": 5}, "abc", 5.0),
-        ({"modificationTime": 1_700_000_000_123}, "1700000000.123", 1_700_000_000.123),
+        ({"modificationTime": 1_700_000_000_123}, "2023-11-14 22:13:20.123000+00:00", 1_700_000_000.123),
         ({"modify": "20261126080000"}, "20261126080000", None),
-        ({"LastModified": datetime(2026, 11, 26, tzinfo=UTC)}, "1795651200.0", 1_795_651_200.0),
+        ({"LastModified": datetime(2026, 11, 26, tzinfo=UTC)}, "2026-11-26 00:00:00+00:00", 1_795_651_200.0),
+        ({"created": "2026-11-26T00:00:00+00:00"}, "2026-11-26 00:00:00+00:00", 1_795_651_200.0),
         ({"sha": "0123"}, "0123", None),
         ({"mtime": None}, "", None),
         ({}, "", None),

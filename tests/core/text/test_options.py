@@ -19,6 +19,7 @@ _FLAG = re.compile(r"(?<![-\w])--[a-z]")
 _OF_OTHERS = {
     "layouts/foreign.py": "commands of other tools",
     "conversion/views/page.py": "variables of CSS",
+    "storage/objects/s3.py": "the end of buckets' names",
 }
 """Modules with texts that only look like our options."""
 

@@ -33,7 +33,7 @@ from reshard.core.storage.copying import copy_file
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from reshard.core.tensor import layout
+from reshard.core.tensor import casting, layout
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Extent, TensorSlice
@@ -253,7 +253,7 @@ def _truncating_cast(patch: Patch) -> None:
         out[...] = values >> 16
         return 0
 
-    patch.setattr(scatter, "cast_into", truncated)
+    patch.setattr(casting, "cast_into", truncated)
 
 
 def _forget_to_turn(patch: Patch) -> None:
