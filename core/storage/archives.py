@@ -21,7 +21,6 @@ from reshard.core.storage.store import (
     DIRECTORY,
     FILE,
     OTHER,
-    ChangedFileError,
     Entry,
     Reader,
     Reason,
@@ -298,9 +297,6 @@ class _RawFile(io.RawIOBase):
         if length:
             try:
                 self._reader.read_into(self._offset, [memoryview(buffer)[:length]])
-            except ChangedFileError as error:
-                self.failure = ConnectionError("the archive changed while it was being opened")
-                raise self.failure from error
             except Exception as error:
                 self.failure = error
                 raise

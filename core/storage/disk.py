@@ -46,19 +46,6 @@ class LocalDisk(Store):
         own = self.stat(path)
         return [*_listed(path)] if own.kind == DIRECTORY else [own]
 
-    def find(self, path: str) -> Sequence[Entry]:
-        """Describe all files below a directory, or a file itself; links are not followed."""
-        found: dict[str, Entry] = {}
-        left = [path]
-        while left:
-            with suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile
-                for entry in self.list(left.pop()):
-                    if entry.kind == DIRECTORY:
-                        left.append(entry.path)
-                    else:
-                        found[entry.path] = entry
-        return [found[path] for path in sorted(found)]
-
     def open(self, path: str, version: str = "") -> Reader:
         """Open a regular file, whatever its version."""
         return _Reader(path)
@@ -67,17 +54,6 @@ class LocalDisk(Store):
         """Return the first bytes of a regular file."""
         with open(open_regular(path), "rb") as file:
             return file.read(max_bytes)
-
-    def put(self, path: str, data: bytes) -> str:
-        """Write a small file, and flush it."""
-        output = _Output(path)
-        try:
-            output.write(data)
-            output.finish()
-        except BaseException:
-            output.discard()
-            raise
-        return ""
 
     def create(self, path: str, buffers: UploadBuffers) -> Output:
         """Begin to write a file under a temporary name; missing directories are created."""

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from reshard.core.errors import ReshardError, StorageError, UnusableStorageError
-from reshard.core.storage.store import NO_FILE, Reason
+from reshard.core.storage.store import NO_FILE, ChangedFileError, Reason
 from reshard.core.storage.urls import Location
 
 _OWN = ("builtins", "reshard")
 """Packages whose errors say nothing but what they are made of."""
+_CHANGED = Reason("it changed while it was being read", transient=True)
 
 
 @contextmanager
@@ -20,7 +21,8 @@ def mapped_errors(location: Location, action: str) -> Iterator[None]:
     except ReshardError:
         raise
     except Exception as error:
-        reason = location.store.reason_of(error, location.path)
+        is_changed = isinstance(error, ChangedFileError)
+        reason = _CHANGED if is_changed else location.store.reason_of(error, location.path)
         if reason is None:
             raise
         kind = UnusableStorageError if reason.unusable else StorageError

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from typing import Any, ClassVar
 
@@ -18,9 +19,16 @@ from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.storage.disk import LOCAL_DISK
 from reshard.core.storage.objects.options import check_kinds, check_known
 from reshard.core.storage.read_only import ReadOnlyStore
-from reshard.core.storage.store import DIRECTORY, ChangedFileError, Entry, Reader, Reason, Store
-
-_BLOCK_BYTES = 8 * 2**20
+from reshard.core.storage.store import (
+    DIRECTORY,
+    ChangedFileError,
+    Entry,
+    Reader,
+    Reason,
+    Store,
+    completed,
+    write_all_of,
+)
 
 
 class NoVersionError(OSError):
@@ -83,26 +91,13 @@ class FileCache(ReadOnlyStore):
         return self.store.reason_of(error, path)
 
     def _fetch(self, found: Entry, copy: str) -> None:
-        reader = self.store.open(found.path, found.file_version)
-        output = LOCAL_DISK.create(copy, UploadBuffers())
-        block = memoryview(bytearray(_BLOCK_BYTES))
-        try:
-            for offset in range(0, found.size_bytes, _BLOCK_BYTES):
-                part = block[: min(_BLOCK_BYTES, found.size_bytes - offset)]
-                if reader.read_into(offset, [part]) < len(part):
-                    raise ChangedFileError
-                output.write(part)
-            if self.store.stat(found.path).file_version != found.file_version:
+        with (
+            closing(self.store.open(found.path, found.file_version)) as reader,
+            completed(LOCAL_DISK.create(copy, UploadBuffers())) as output,
+        ):
+            write_all_of(reader, output)
+            if {reader.version, self.store.stat(found.path).file_version} != {found.file_version}:
                 raise ChangedFileError
-            output.finish()
-        except ChangedFileError as error:
-            output.discard()
-            raise ConnectionError("it changed while it was being fetched") from error
-        except BaseException:
-            output.discard()
-            raise
-        finally:
-            reader.close()
 
 
 class _Reader:

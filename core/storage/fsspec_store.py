@@ -29,7 +29,6 @@ _TIMES = ("LastModified", "last_modified", "modified", "mtime", "modify", "modif
 _MILLISECONDS_SINCE = 10**11
 """Some filesystems count milliseconds: as seconds this is the year 5138."""
 _IN_MEMORY = ("memory", "reference")
-_COPIED_BYTES = 8 * 2**20
 
 _connecting = threading.Lock()
 """One connection after another: servers drop some of those that are begun at once."""
@@ -157,22 +156,9 @@ class FsspecStore(Store):
                 raise
             return [own]
         found = [entry for entry in entries if entry.path != path or entry.kind == FILE]
-        if not found and self.stat(path).kind == FILE:
-            return [self.stat(path)]
+        if not found and (own := self.stat(path)).kind == FILE:
+            return [own]
         return found
-
-    def find(self, path: str) -> Sequence[Entry]:
-        """Describe all files below a directory; fsspec's own `find` leaves out what it may not list."""
-        found: dict[str, Entry] = {}
-        left = [path]
-        while left:
-            with suppress(FileNotFoundError):  # removed meanwhile
-                for entry in self.list(left.pop()):
-                    if entry.kind == DIRECTORY:
-                        left.append(entry.path)
-                    else:
-                        found[entry.path] = entry
-        return [found[each] for each in sorted(found)]
 
     def open(self, path: str, version: str = "") -> Reader:
         """Open a file, whatever its version."""
@@ -187,16 +173,9 @@ class FsspecStore(Store):
 
     def put(self, path: str, data: bytes) -> str:
         """Write a small file."""
-        if not self.renames_files:
-            self.fs.pipe_file(path, data)
-            return ""
-        output = self.create(path, UploadBuffers())
-        try:
-            output.write(data)
-            output.finish()
-        except BaseException:
-            output.discard()
-            raise
+        if self.renames_files:
+            return super().put(path, data)
+        self.fs.pipe_file(path, data)
         return ""
 
     def create(self, path: str, buffers: UploadBuffers) -> Output:
@@ -207,17 +186,8 @@ class FsspecStore(Store):
         """Copy a file, through this process where the filesystem cannot."""
         if _has_own("cp_file", self._kind):
             self.fs.cp_file(source, target)
-            return
-        reader, output = self.open(source), self.create(target, UploadBuffers())
-        try:
-            for start in range(0, reader.size_bytes, _COPIED_BYTES):
-                part = bytearray(min(_COPIED_BYTES, reader.size_bytes - start))
-                reader.read_into(start, [memoryview(part)])
-                output.write(part)
-            output.finish()
-        except BaseException:
-            output.discard()
-            raise
+        else:
+            super().copy(source, target)
 
     def remove(self, path: str) -> None:
         """Remove a file."""
@@ -233,11 +203,12 @@ class FsspecStore(Store):
             return Reason("the connection was closed", transient=True)
         if isinstance(error, NotImplementedError):
             return Reason(f"its filesystem cannot do that: {scrubbed(str(error))}".rstrip(": "))
-        reason = reason_of_system(error)
-        if reason is None and type(error).__module__.partition(".")[0] not in ("builtins", "reshard"):
-            text = f"{type(error).__name__}: {error}"
-            return Reason(scrubbed(text), transient="paramiko" in type(error).__module__)
-        return reason
+        if type(error) is RuntimeError:  # webhdfs's word for refusals by the server
+            return Reason(scrubbed(str(error)))
+        package = type(error).__module__.partition(".")[0]
+        if not isinstance(error, OSError) and package not in ("builtins", "reshard"):
+            return Reason(scrubbed(f"{type(error).__name__}: {error}"), transient=package == "paramiko")
+        return reason_of_system(error)
 
     @property
     def renames_files(self) -> bool:
@@ -322,8 +293,9 @@ class _Renamed(_Output):
             raise ConnectionError(f"only {size_bytes} of {self._size_bytes} bytes arrived")
         try:
             self._rename()
-        except Exception:  # not every storage replaces a file by renaming
-            if not self._fs.exists(self._final):
+        except Exception:
+            # not every storage replaces a file by renaming; but the answer may have been lost, and that be the new one
+            if not (self._fs.exists(self._path) and self._fs.exists(self._final)):
                 raise
             self._fs.rm_file(self._final)
             self._rename()

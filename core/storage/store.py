@@ -6,7 +6,8 @@ everything that holds for all storages are in the modules that take a `Location`
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from typing import ClassVar, Protocol
 
@@ -65,6 +66,10 @@ class Reason(Record):
 NO_FILE = Reason("no such file or directory")
 
 
+_COPIED_BYTES = 8 * 2**20
+"""Read and written at a time by copies through this process."""
+
+
 class ChangedFileError(Exception):
     """A file is no longer of the expected version."""
 
@@ -102,6 +107,31 @@ class Output(Protocol):
 
     def discard(self) -> None:
         """Remove what was written."""
+
+
+@contextmanager
+def completed(output: Output) -> Iterator[Output]:
+    """Finish a file after the block, or discard it if that fails."""
+    try:
+        yield output
+        output.finish()
+    except BaseException:
+        output.discard()
+        raise
+
+
+def write_all_of(reader: Reader, output: Output) -> None:
+    """Write the content of an open file.
+
+    Raises:
+        ChangedFileError: the file is no longer of its version, or shorter than it was.
+    """
+    block = memoryview(bytearray(min(_COPIED_BYTES, reader.size_bytes)))
+    for offset in range(0, reader.size_bytes, _COPIED_BYTES):
+        part = block[: reader.size_bytes - offset]
+        if reader.read_into(offset, [part]) < len(part):
+            raise ChangedFileError
+        output.write(part)
 
 
 class AbandonedUpload(Record):
@@ -162,9 +192,18 @@ class Store(ABC):
             FileNotFoundError: nothing is there.
         """
 
-    @abstractmethod
     def find(self, path: str) -> Sequence[Entry]:
         """Describe all files below a directory, in the order of their paths; none if it does not exist."""
+        found: dict[str, Entry] = {}
+        left = [path]
+        while left:
+            with suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile
+                for entry in self.list(left.pop()):
+                    if entry.kind == DIRECTORY:
+                        left.append(entry.path)
+                    else:
+                        found[entry.path] = entry
+        return [found[each] for each in sorted(found)]
 
     @abstractmethod
     def open(self, path: str, version: str = "") -> Reader:
@@ -179,9 +218,11 @@ class Store(ABC):
     def read_beginning(self, path: str, max_bytes: int) -> bytes:
         """Return the first bytes of a file; all of them, if there are no more than `max_bytes`."""
 
-    @abstractmethod
     def put(self, path: str, data: bytes) -> str:
-        """Write a small file whole, by one request; return the version of its `Entry`, empty if it is not told."""
+        """Write a small file whole; return the version of its `Entry`, empty if the storage does not say."""
+        with completed(self.create(path, UploadBuffers())) as output:
+            output.write(data)
+        return ""
 
     def put_if(self, path: str, data: bytes, version: str) -> str | None:
         """Replace a small file if it has this version, and return the new one; None if the storage refuses.
@@ -194,9 +235,10 @@ class Store(ABC):
     def create(self, path: str, buffers: UploadBuffers) -> Output:
         """Begin to write a file."""
 
-    @abstractmethod
     def copy(self, source: str, target: str) -> None:
-        """Copy a file within the storage; the copy appears only when it is whole."""
+        """Copy a file within the storage, here through this process; the copy appears only when it is whole."""
+        with closing(self.open(source)) as reader, completed(self.create(target, UploadBuffers())) as output:
+            write_all_of(reader, output)
 
     @abstractmethod
     def remove(self, path: str) -> None:

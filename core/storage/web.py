@@ -137,19 +137,6 @@ class WebStore(ReadOnlyStore):
         with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
             return folders + [entry for entry in pool.map(self._stat_linked, files) if entry]
 
-    def find(self, path: str) -> Sequence[Entry]:
-        """Describe all files below a directory."""
-        found: dict[str, Entry] = {}
-        left = [path]
-        while left:
-            try:
-                listed = self.list(left.pop())
-            except FileNotFoundError:
-                continue
-            found |= {entry.path: entry for entry in listed if entry.kind == FILE}
-            left += [entry.path for entry in listed if entry.kind == DIRECTORY]
-        return [found[each] for each in sorted(found)]
-
     def open(self, path: str, version: str = "") -> Reader:
         """Open a file; with an expected version no request is made."""
         expected = _VERSION.fullmatch(version)

@@ -36,7 +36,7 @@ TOKEN = "hunter2-is-the-session-token"
 WRONG_SECRET = "hunter2-is-not-the-secret-key"
 SIDES = (("source", "src"), ("target", "dst"))
 OURS = ("core", "cli", "tasks", "flows", "prefect", "obstore", "fsspec")
-TALKATIVE = ("botocore", "boto3", "s3transfer", "aiohttp", "urllib3")
+TALKATIVE = ("botocore", "boto3", "s3transfer", "urllib3")
 """Their debug logs have headers and signatures."""
 
 

@@ -198,21 +198,7 @@ class ObjectStore(Store):
         if self.service.copies_whole and size_bytes <= _MAX_COPIED_BYTES and from_bucket == bucket:
             obstore.copy(self._clients.of(bucket), from_key, key)
         elif not self.service.copy_large((from_bucket, from_key), (bucket, key)):
-            self._send_again(source, target, size_bytes)
-
-    def _send_again(self, source: str, target: str, size_bytes: int) -> None:
-        buffers = UploadBuffers()
-        part = memoryview(bytearray(buffers.part_bytes))
-        reader, output = self.open(source), self.create(target, buffers)
-        try:
-            for start in range(0, size_bytes, len(part)):
-                filled = part[: min(len(part), size_bytes - start)]
-                reader.read_into(start, [filled])
-                output.write(filled)
-            output.finish()
-        except BaseException:
-            output.discard()
-            raise
+            super().copy(source, target)
 
     def remove(self, path: str) -> None:
         """Remove an object."""

@@ -10,6 +10,7 @@ from fsspec.exceptions import FSTimeoutError
 
 from reshard.core.errors import CheckpointError, StorageError
 from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.store import ChangedFileError
 from reshard.core.storage.urls import Location, parse_url
 
 MEMORY = parse_url("memory://models/run/file")
@@ -23,6 +24,14 @@ def failure(error: BaseException, location: Location = MEMORY, action: str = "re
 
 
 # ---- of any storage ----
+
+
+@pytest.mark.parametrize("url", ["/data/file", "memory://models/file"])
+def test_a_file_that_changed_may_be_read_again(url: str) -> None:
+    """Copies, and the indexes of archives, ended with a bare traceback."""
+    shown = failure(ChangedFileError(), parse_url(url), "copy it")
+    assert str(shown).endswith("cannot copy it: it changed while it was being read")
+    assert shown.transient
 
 
 LOWER_ERRORS: list[tuple[Any, str, bool]] = [
@@ -42,6 +51,8 @@ LOWER_ERRORS: list[tuple[Any, str, bool]] = [
     (TimeoutError(), "no answer in time", True),
     (FSTimeoutError(), "no answer in time", True),
     (requests.ConnectionError("refused"), "refused", True),
+    (requests.ReadTimeout("no answer"), "no answer", True),
+    (requests.exceptions.ChunkedEncodingError("cut short"), "cut short", True),
     (requests.exceptions.InvalidHeader("no header"), "no header", False),
 ]
 
@@ -51,6 +62,18 @@ LOWER_ERRORS: list[tuple[Any, str, bool]] = [
 def test_what_a_storage_raises_is_named_and_judged(url: str, error: Exception, reason: str, transient: bool) -> None:
     shown = failure(error, parse_url(url), "read 5 bytes at 7")
     assert reason in str(shown)
+    assert shown.transient is transient
+
+
+@pytest.mark.parametrize(("status", "transient"), [(503, True), (500, True), (429, True), (404, False), (403, False)])
+def test_an_http_servers_refusal_is_judged_by_its_status_and_its_url_scrubbed(status: int, transient: bool) -> None:
+    answer = requests.Response()
+    answer.status_code, answer.url = status, "https://host/x?sig=0123abcd"
+    with pytest.raises(requests.HTTPError) as caught:
+        answer.raise_for_status()
+    shown = failure(caught.value)
+    assert str(status) in str(shown)
+    assert "0123abcd" not in str(shown)
     assert shown.transient is transient
 
 

@@ -72,11 +72,11 @@ def test_a_file_that_is_replaced_is_fetched_again(server: WebServer, tmp_path: P
 def test_a_file_that_is_replaced_while_it_is_fetched_is_not_kept(
     server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reshard.core.storage.file_cache._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("reshard.core.storage.store._COPIED_BYTES", 1000)
     run = cached(server, tmp_path / "cache")
     place, versions = server.root / "run" / "a.ckpt", [CONTENT, CONTENT[::-1]]
     server.before_range = lambda: place.write_bytes(versions[len(fetched(server)) % 2])
-    with pytest.raises(StorageError, match="it changed while it was being fetched"):
+    with pytest.raises(StorageError, match="it changed while it was being read"):
         open_source(run.child("a.ckpt"))
     assert list((tmp_path / "cache").iterdir()) == []
 

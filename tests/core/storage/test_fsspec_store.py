@@ -157,6 +157,9 @@ def test_a_host_that_is_named_in_the_options_is_told_and_its_password_is_not() -
     assert open_store(store.url(path), options) == (store, path)
 
 
+SSHError = type("SSHError", (Exception,), {"__module__": "paramiko.ssh_exception"})
+
+
 class Accounts(fsspec.AbstractFileSystem):  # type: ignore[misc]
     """Takes from a URL what it does not tell again."""
 
@@ -281,6 +284,25 @@ def test_a_storage_that_does_not_replace_by_renaming_loses_the_old_file_last(
     assert names_in(disk) == ["a"]
 
 
+def test_a_renaming_whose_answer_was_lost_does_not_cost_the_file(
+    disk: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file was taken for the old one, and removed."""
+    write_bytes(disk.child("a"), b"old")
+    renamed, answers = Disk.mv, iter([False])
+
+    def mv(self: Disk, path1: str, path2: str, **_: Any) -> None:
+        renamed(self, path1, path2)
+        if not next(answers, True):
+            raise ConnectionError("closed")
+
+    monkeypatch.setattr(Disk, "mv", mv)
+    with pytest.raises(StorageError, match="cannot complete it: closed"), write_file(disk.child("a")) as file:
+        file.write(b"new")
+    assert read_small_file(disk.child("a"), 10) == b"new"
+    assert names_in(disk) == ["a"]
+
+
 def test_missing_directories_are_made(disk: Location) -> None:
     write_bytes(disk.child("x", "y", "a"), b"a")
     with write_file(disk.child("z", "b")) as file:
@@ -289,7 +311,7 @@ def test_missing_directories_are_made(disk: Location) -> None:
 
 
 def test_files_are_copied_where_the_filesystem_cannot(disk: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.storage.fsspec_store._COPIED_BYTES", 3)
+    monkeypatch.setattr("reshard.core.storage.store._COPIED_BYTES", 3)
     for data in (b"", b"123456789", b"12345"):
         write_bytes(disk.child("a"), data)
         copy_file(disk.child("a"), disk.child("deep", "b"))
@@ -482,6 +504,29 @@ def test_errors_of_packages_are_told(
     with pytest.raises(StorageError) as caught:
         stat(disk)
     assert str(caught.value) == f"{disk}: cannot look for it: {reason}"
+    assert caught.value.transient is transient
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "transient"),
+    [
+        (SSHError("Server connection dropped"), "SSHError: Server connection dropped", True),
+        (RuntimeError("Name node is in safe mode"), "Name node is in safe mode", False),
+        (EOFError(), "the connection was closed", True),
+    ],
+)
+def test_errors_of_packages_are_named_and_judged(
+    error: Exception, reason: str, transient: bool, disk: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections that ended were not opened again."""
+
+    def info(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Disk, "info", info)
+    with pytest.raises(StorageError) as caught:
+        stat(disk)
+    assert str(caught.value).endswith(f"cannot look for it: {reason}")
     assert caught.value.transient is transient
 
 
