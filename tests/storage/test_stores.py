@@ -6,13 +6,15 @@ from typing import ClassVar
 
 import pytest
 
+from reshard.core.storage.objects.object_store import ObjectStore
+from reshard.core.storage.store import Reader
 from reshard.core.storage.stores import open_store
 from tests.support.azure_server import AzureServer
 from tests.support.gcs_server import GcsServer
 from tests.support.past_stores import PastAzure, PastGcs, PastS3
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import S3Server
-from tests.support.store_tests import NAMES, MarkedStoreTests, ObjectStoreTests, Place
+from tests.support.store_tests import NAMES, MarkedStoreTests, ObjectStoreTests, Place, content
 from tests.support.stores import BUCKET, forget_connections
 
 
@@ -98,3 +100,17 @@ class TestAzure(MarkedStoreTests):
     @pytest.fixture
     def place(self, azure: AzureServer, root: str, opened: Callable[..., Place]) -> Place:
         return opened("abfs", root, azure.environment, PastAzure(azure))
+
+    @pytest.mark.parametrize("length", [10, 3000])
+    def test_a_copy_is_of_one_version(self, place: Place, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What had another size when it was opened than when it was looked at was cut, or mixed with other bytes."""
+        place.put(place.at("file"), b"1" * 1000)
+        data, opened = content(length), ObjectStore.open
+
+        def replaced(store: ObjectStore, path: str, version: str = "") -> Reader:
+            place.put(path, data)
+            return opened(store, path, version)
+
+        monkeypatch.setattr(ObjectStore, "open", replaced)
+        place.store.copy(place.at("file"), place.at("copy"))
+        assert place.get(place.at("copy")) == data
