@@ -220,6 +220,8 @@ def _in_zip(file: io.BufferedReader) -> Iterator[tuple[str, _Member]]:
                     "is compressed in the archive, and cannot be read in parts: unpack the archive, or make it without "
                     "compression (zip -0)"
                 )
+            elif each.file_size != each.compress_size:
+                refusal = "is damaged in the archive: it has two sizes"
             yield each.filename, _Member(each.file_size, each.header_offset, refusal, kind)
 
 

@@ -5,11 +5,13 @@ Variables of the environment win over the configuration file. botocore is loaded
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reshard.core.runtime.records import Record
+
+if TYPE_CHECKING:
+    import ssl
 
 ANY_REGION = "us-east-1"
 """The region for which is signed if none is configured."""
@@ -128,16 +130,24 @@ def endpoint(host: str, region: str) -> str:
     return f"https://{host}.{region}.{'amazonaws.com.cn' if region.startswith('cn-') else 'amazonaws.com'}"
 
 
-def region_of(endpoint: str, bucket: str) -> str:
-    """Return the region of a bucket, which AWS tells anybody who asks; the usual one if it does not."""
+def region_of(endpoint: str, bucket: str, context: "ssl.SSLContext | None" = None) -> str:
+    """Return the region of a bucket, which AWS tells anybody who asks; the usual one if there is no such bucket.
+
+    Raises:
+        ConnectionError: it does not answer now.
+    """
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
-    headers: Any = {}
-    with suppress(OSError):
-        try:
-            with urlopen(Request(f"{endpoint}/{bucket}", method="HEAD"), timeout=_REGION_SECONDS) as answer:
-                headers = answer.headers
-        except HTTPError as error:  # denied, or elsewhere
-            headers = error.headers
-    return headers.get("x-amz-bucket-region") or ANY_REGION
+    try:
+        request = Request(f"{endpoint}/{bucket}", method="HEAD")
+        with urlopen(request, timeout=_REGION_SECONDS, context=context) as answer:
+            status, headers = answer.status, answer.headers
+    except HTTPError as error:  # denied, or elsewhere
+        status, headers = error.code, error.headers
+    except OSError:
+        status, headers = 0, {}
+    region: str | None = headers.get("x-amz-bucket-region")
+    if not region and (status == 0 or status >= 500):
+        raise ConnectionError(f"{endpoint} does not say in which region the bucket {bucket!r} is")
+    return region or ANY_REGION

@@ -27,6 +27,8 @@ from reshard.core.storage.objects.service import Service, client_options
 from reshard.core.storage.store import AbandonedUpload
 
 if TYPE_CHECKING:
+    import ssl
+
     from obstore.store import ObjectStore as Client
     from obstore.store import RetryConfig
 
@@ -241,8 +243,17 @@ class S3Service(Service):
         if self._settings.region:
             return self._settings.region
         if bucket not in self._regions:
-            self._regions[bucket] = aws_configuration.region_of(self.address, bucket)
+            self._regions[bucket] = aws_configuration.region_of(self.address, bucket, self._context())
         return self._regions[bucket]
+
+    def _context(self) -> "ssl.SSLContext":
+        import ssl
+
+        context = ssl.create_default_context(cadata=self._certificates.decode() or None)
+        context.load_default_certs()
+        if not self._settings.checks_certificates:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
 
     def _credentials(self) -> Any:
         if self._settings.keys is None:

@@ -64,6 +64,18 @@ def test_files_are_read_where_they_lie(root: Location) -> None:
         assert read_bytes(file, len(data) // 2, len(data) // 3) == data[len(data) // 2 :][: len(data) // 3]
 
 
+def test_a_member_whose_sizes_differ_is_not_read(tmp_path: Path) -> None:
+    """What lies behind it was read as its end."""
+    path = tmp_path / "a.zip"
+    pack_zip(path, {"first": b"1" * 10, "second": b"2" * 10})
+    data = bytearray(path.read_bytes())
+    entry = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 1)  # behind that of the directory
+    data[entry + 24] += 5  # its size, but not that in the archive
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match="is damaged in the archive: it has two sizes"):
+        open_source(parse_url(f"zip://first::{path}"))
+
+
 def test_files_and_directories_are_listed(root: Location) -> None:
     assert names_in(root) == ["empty", "run", "top.ckpt"]
     assert {entry.path: entry.kind for entry in list_folder(root.child("run"))} == {

@@ -8,6 +8,7 @@ import pytest
 
 from reshard.core.errors import InputError, StorageError
 from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.objects.s3 import S3Service, s3_settings
 from reshard.core.storage.stores import forget_stores, open_store
 from reshard.core.storage.urls import Location
 from tests.support.canned_server import Answer, CannedServer, canned_server
@@ -77,6 +78,17 @@ def test_a_signed_server_of_another_authority_is_not_trusted(tls: CannedServer, 
     other = Authority(tmp_path, "other")
     with pytest.raises(StorageError, match="is not trusted"):
         ask(tls.url, client_kwargs={"verify": str(other.bundle)})
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_who_is_asked_for_a_region_is_trusted_as_the_storage_is(
+    tls: CannedServer, authority: Authority, checks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reshard.core.storage.objects.aws_configuration.endpoint", lambda *_: tls.url)
+    tls.answer = Answer(headers={"x-amz-bucket-region": "eu-west-3"})
+    verify = str(authority.bundle) if checks else False
+    service = S3Service(s3_settings(KEYS | {"client_kwargs": {"verify": verify}}))
+    assert service.client("models", {"max_retries": 0}).config["region"] == "eu-west-3"  # type: ignore[attr-defined]
 
 
 @pytest.mark.filterwarnings("ignore:Unverified HTTPS request")

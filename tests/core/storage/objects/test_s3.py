@@ -189,13 +189,25 @@ def test_a_region_that_nobody_tells_is_the_usual_one(server: CannedServer) -> No
 
     server.answer = Answer(404)
     assert region_of(server.url, "models") == "us-east-1"
-    assert region_of("http://127.0.0.1:1", "models") == "us-east-1"
+
+
+def test_a_region_is_asked_for_again_if_there_was_no_answer(
+    server: CannedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong one was kept for the rest of the process, and each request refused."""
+    from reshard.core.storage.objects.aws_configuration import region_of
+
+    server.answer = Answer(503)
+    with pytest.raises(ConnectionError, match=f"{server.url} does not say in which region the bucket 'models' is"):
+        region_of(server.url, "models")
+    with pytest.raises(ConnectionError, match="does not say in which region"):
+        region_of("http://127.0.0.1:1", "models")
 
 
 def test_a_bucket_of_aws_is_asked_for_in_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for = []
 
-    def region_of(endpoint: str, bucket: str) -> str:
+    def region_of(endpoint: str, bucket: str, *_: object) -> str:
         asked_for.append((endpoint, bucket))
         return "eu-west-3"
 
