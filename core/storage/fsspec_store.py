@@ -28,7 +28,6 @@ _TIMES = ("LastModified", "last_modified", "modified", "mtime", "modify", "modif
 """Names under which filesystems have the version of a file, and the time of its last change."""
 _MILLISECONDS_SINCE = 10**11
 """Some filesystems count milliseconds: as seconds this is the year 5138."""
-_IN_MEMORY = ("memory", "reference")
 
 _connecting = threading.Lock()
 """One connection after another: servers drop some of those that are begun at once."""
@@ -109,7 +108,6 @@ class FsspecStore(Store):
         self._key = (self._kind, tokenize(**self._options))
         self._of_thread = threading.local()
         self._of_thread.opened = os.getpid(), fs
-        self.is_lasting = not set(_protocols(self._kind)) & set(_IN_MEMORY)
 
     @property
     def fs(self) -> Any:
@@ -322,10 +320,6 @@ def _has_own(method: str, kind: Any) -> bool:
     if issubclass(kind, AsyncFileSystem) and hasattr(AsyncFileSystem, f"_{method}"):
         return getattr(kind, f"_{method}") is not getattr(AsyncFileSystem, f"_{method}")
     return getattr(kind, method) is not getattr(AbstractFileSystem, method)
-
-
-def _protocols(kind: Any) -> tuple[str, ...]:
-    return (kind.protocol,) if isinstance(kind.protocol, str) else tuple(kind.protocol)
 
 
 def _entry(info: Mapping[str, Any]) -> Entry:

@@ -156,19 +156,15 @@ class Store(ABC):
         has_paths: its paths are the operating system's, with empty directories, links, modes, locks, temporary names.
         renames: files and directories get another name at once, whatever they hold.
         is_near: a look costs no request, so that nothing is won by asking for many things at once.
-        proves_versions: an answer to a read shows the file's version.
         puts_conditionally: `put_if` is known; a server may still refuse it.
         keeps_parts: parts of uploads that are never completed stay, unseen.
-        is_lasting: files outlive the process.
     """
 
     has_paths: ClassVar[bool] = False
     renames: ClassVar[bool] = False
     is_near: ClassVar[bool] = False
-    proves_versions: ClassVar[bool] = False
     puts_conditionally: ClassVar[bool] = False
     keeps_parts: bool = False
-    is_lasting: bool = True
 
     @abstractmethod
     def url(self, path: str) -> str:
@@ -207,7 +203,7 @@ class Store(ABC):
 
     @abstractmethod
     def open(self, path: str, version: str = "") -> Reader:
-        """Open a file for reading; if it `proves_versions`, with an expected `version` it is not looked for first.
+        """Open a file for reading; where answers show versions, one of an expected `version` is not looked for first.
 
         Raises:
             FileNotFoundError: nothing is there.

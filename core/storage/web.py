@@ -98,7 +98,6 @@ class WebStore(ReadOnlyStore):
     """Web servers. A path is a host and the path there."""
 
     place: ClassVar[str] = "a web server"
-    proves_versions: ClassVar[bool] = True
 
     def __init__(self, protocol: str, headers: Mapping[str, str], verify: bool | str) -> None:
         self._protocol = protocol

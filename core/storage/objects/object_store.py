@@ -65,7 +65,6 @@ class _Clients:
 class ObjectStore(Store):
     """The buckets of a service. A path is a bucket's name, a slash and a key."""
 
-    proves_versions: ClassVar[bool] = True
     puts_conditionally: ClassVar[bool] = True
 
     def __init__(self, service: Service) -> None:

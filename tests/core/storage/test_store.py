@@ -36,7 +36,6 @@ class TestLocalDisk(StoreTests):
         assert store.has_paths
         assert store.renames
         assert store.is_near
-        assert store.is_lasting
 
 
 class TestMemory(StoreTests):
@@ -57,7 +56,6 @@ class TestMemory(StoreTests):
         store = place.store
         assert not store.has_paths
         assert not store.renames
-        assert not store.is_lasting
 
 
 class TestDirectoryOfFsspec(StoreTests):
@@ -76,6 +74,8 @@ class TestDirectoryOfFsspec(StoreTests):
 
 
 class TestWeb(ReadingTests):
+    shows_versions: ClassVar[bool] = True
+
     @pytest.fixture
     def place(self, tmp_path: Path) -> Iterator[Place]:
         (tmp_path / "root" / "place").mkdir(parents=True)
