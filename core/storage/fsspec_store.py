@@ -196,7 +196,7 @@ class FsspecStore(Store):
         return self == other
 
     def reason_of(self, error: Exception, path: str) -> Reason | None:
-        """Explain an error of the operating system, or of whatever package is behind the filesystem."""
+        """Explain an error of the operating system, or of the package behind the filesystem."""
         if isinstance(error, EOFError):  # paramiko's word for it
             return Reason("the connection was closed", transient=True)
         if isinstance(error, NotImplementedError):

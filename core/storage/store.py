@@ -1,4 +1,4 @@
-"""The one interface of storages: what is asked of local disks, object stores and whatever else fsspec knows.
+"""The one interface of storages: what is asked of local disks, object stores and all that fsspec knows.
 
 A storage says what it can do, and nobody asks what it is. Its methods are single attempts, and raise what the operating
 system, the client or the package behind them raises; `reason_of` explains that. Repetitions, messages with URLs, and
@@ -154,7 +154,7 @@ class Store(ABC):
 
     Attributes:
         has_paths: its paths are the operating system's, with empty directories, links, modes, locks, temporary names.
-        renames: files and directories get another name at once, whatever they hold.
+        renames: files, and directories with all their contents, are renamed at once.
         is_near: a look costs no request, so that nothing is won by asking for many things at once.
         puts_conditionally: `put_if` is known; a server may still refuse it.
         keeps_parts: parts of uploads that are never completed stay, unseen.

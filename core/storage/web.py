@@ -110,7 +110,7 @@ class WebStore(ReadOnlyStore):
         return f"{self._protocol}://{host}{slash}{quote(path, safe=_SAFE)}"
 
     def stat(self, path: str) -> Entry:
-        """Describe a file, or a directory: a server sends whoever asks for one to its name with a slash."""
+        """Describe a file, or a directory: a server redirects to the name with a slash."""
         try:
             with self.answered("HEAD", path) as answer:
                 return _directory_or_file(path, answer)
@@ -145,7 +145,7 @@ class WebStore(ReadOnlyStore):
         if found.kind == DIRECTORY:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not found.version:
-            raise WebError("the server tells neither ETag nor Last-Modified: a change would go unnoticed. Download it")
+            raise WebError("the server sends neither ETag nor Last-Modified: a change would go unnoticed. Download it")
         return _Reader(self, path, found.size_bytes, found.version)
 
     def read_beginning(self, path: str, max_bytes: int) -> bytes:
@@ -179,7 +179,7 @@ class WebStore(ReadOnlyStore):
         Raises:
             FileNotFoundError: nothing is there.
             PermissionError: the credentials do not suffice.
-            WebError: any other failure that the server tells.
+            WebError: any other failure that the server reports.
         """
         client = _client(os.getpid(), self._verify)
         first = url = httpx.URL(self.url(path))

@@ -23,7 +23,7 @@ _REFUSED = Reason("access denied: the credentials are wrong, or lack the permiss
 _ELSEWHERE = Reason(
     "the bucket {bucket!r} is in another region or at another endpoint{elsewhere} ({answer})", unusable=True
 )
-_CHANGED = Reason("it was created or changed by somebody else meanwhile ({answer})")
+_CHANGED = Reason("it was created or changed by another program meanwhile ({answer})")
 _TOO_SHORT = Reason("it ends before the requested bytes ({answer})")
 _UNKNOWN = Reason("the server does not support such requests ({answer})")
 _GARBLED = Reason("the data sent did not arrive complete ({answer})", transient=True)

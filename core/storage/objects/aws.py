@@ -22,7 +22,7 @@ _NO_FILES: Any = {
 """botocore's variables where nothing of this machine counts but what the settings say."""
 
 
-class Admin:
+class AwsClient:
     """The client, for the buckets of a region."""
 
     def __init__(self, settings: "S3Settings", endpoint: str, region: str) -> None:

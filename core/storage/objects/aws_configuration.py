@@ -131,7 +131,7 @@ def endpoint(host: str, region: str) -> str:
 
 
 def region_of(endpoint: str, bucket: str, context: "ssl.SSLContext | None" = None) -> str:
-    """Return the region of a bucket, which AWS tells anybody who asks; the usual one if there is no such bucket.
+    """Return the region of a bucket, which AWS shows without credentials; the usual one if there is no such bucket.
 
     Raises:
         ConnectionError: it does not answer now.

@@ -1,7 +1,7 @@
 """Azure's Blob Storage, `az://` and `abfs://`.
 
 The options are named as adlfs names them. One kind of credentials is used: what the options have, else what the
-environment has, else whatever obstore finds by itself (a workload's or a machine's identity, the Azure CLI).
+environment has, else what obstore finds by itself (a workload's or a machine's identity, the Azure CLI).
 """
 
 import base64

@@ -25,7 +25,7 @@ class UnusableCredentialsError(Exception):
 
 
 class CredentialProvider:
-    """Tells obstore the keys of a profile, or those found without one, again and again."""
+    """Gives obstore the keys of a profile, or those found without one, each time it asks."""
 
     def __init__(self, profile: str | None) -> None:
         self._profile = profile

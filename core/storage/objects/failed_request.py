@@ -28,7 +28,7 @@ class Trouble(Enum):
     NO_KEYS = auto()
     """None were found, or they cannot be used."""
     NO_IDENTITY = auto()
-    """The client has no keys, and nobody tells it who it is."""
+    """The client has no keys, and the machine has no identity."""
     KEYS_LATER = auto()
     """Those who keep them do not answer."""
     OTHER = auto()

@@ -1,7 +1,7 @@
 """Google Cloud Storage, `gs://`.
 
 The options are named as gcsfs names them. Credentials are those of `token`, else of GOOGLE_APPLICATION_CREDENTIALS,
-else whatever obstore finds by itself (gcloud's, or those of the machine).
+else what obstore finds by itself (gcloud's, or those of the machine).
 """
 
 import json

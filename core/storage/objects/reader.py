@@ -20,7 +20,7 @@ _VERSION = re.compile(r"(?P<size>\d+)-(?P<etag>[^\s\"]+)")
 
 
 class NoVersionError(OSError):
-    """Nobody could tell if an object is still the same."""
+    """Changes of an object would go unnoticed."""
 
     def __init__(self) -> None:
         super().__init__("the server shows no version (ETag) of what it sends: it cannot be read from safely")

@@ -165,7 +165,7 @@ class S3Service(Service):
         self._certificates = _read_certificates(settings.bundle) if settings.bundle else b""
         self._find_keys = CredentialProvider(settings.profile)
         self._regions: dict[str, str] = {}
-        self._admins: dict[str, aws.Admin] = {}
+        self._aws_clients: dict[str, aws.AwsClient] = {}
         self.protocol = settings.protocol
         self.certificates_word = "client_kwargs.verify" if self.protocol == "obs" else "AWS_CA_BUNDLE"
 
@@ -225,16 +225,16 @@ class S3Service(Service):
 
     def copy_large(self, source: tuple[str, str], target: tuple[str, str]) -> bool:
         """Let the server copy an object, part by part."""
-        self._administrator(target[0]).copy(source, target)
+        self._aws_client(target[0]).copy(source, target)
         return True
 
     def abandoned(self, bucket: str, prefix: str) -> Sequence[AbandonedUpload]:
         """List uploads that were neither completed nor aborted."""
-        return self._administrator(bucket).abandoned(bucket, prefix)
+        return self._aws_client(bucket).abandoned(bucket, prefix)
 
     def abort(self, bucket: str, key: str, upload_id: str) -> None:
         """Abort an upload."""
-        self._administrator(bucket).abort(bucket, key, upload_id)
+        self._aws_client(bucket).abort(bucket, key, upload_id)
 
     def _endpoint(self, region: str) -> str:
         return self._settings.endpoint or aws_configuration.endpoint(self._settings.host, region)
@@ -261,11 +261,11 @@ class S3Service(Service):
         key, secret, token = self._settings.keys
         return lambda: {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
 
-    def _administrator(self, bucket: str) -> aws.Admin:
+    def _aws_client(self, bucket: str) -> aws.AwsClient:
         region = self._region_of(bucket)
-        if region not in self._admins:
-            self._admins[region] = aws.Admin(self._settings, self._endpoint(region), region)
-        return self._admins[region]
+        if region not in self._aws_clients:
+            self._aws_clients[region] = aws.AwsClient(self._settings, self._endpoint(region), region)
+        return self._aws_clients[region]
 
 
 def _read_certificates(path: str) -> bytes:

@@ -4,7 +4,7 @@ The object appears, whole, when the upload is completed, or never. The client ta
 thread of its own, and aborts the upload if the iterator raises or a request fails: the service would keep the parts,
 unseen, and charge for them. It repeats each request of an upload by itself, and knows nothing of an upload whose
 beginning was carried out without an answer, nor of parts that arrive after it has been aborted; so after a failed
-request, whatever uploads of the object are left are aborted.
+request, all uploads of the object that are left are aborted.
 
 The client completes the upload as soon as it has sent the last part. That one is sent alone, when the others are there
 and the claim to write has been checked: so little time passes in which another run may take over.
@@ -130,7 +130,7 @@ class ObjectUpload:
                 chunk_size=self._buffers.part_bytes,
                 max_concurrency=self._buffers.ahead,
             )
-        except BaseException as error:  # raised by whoever writes
+        except BaseException as error:  # raised by the next call
             sent.set_exception(error)
         else:
             sent.set_result(None)

@@ -113,7 +113,7 @@ def test_the_time_of_the_last_change_is_a_version_too(run: Location, server: Web
 
 def test_a_server_that_tells_no_version_is_refused(run: Location, server: WebServer) -> None:
     server.versions = ()
-    with pytest.raises(StorageError, match="tells neither ETag nor Last-Modified: a change would go unnoticed"):
+    with pytest.raises(StorageError, match="sends neither ETag nor Last-Modified: a change would go unnoticed"):
         read_version(run.child("a.ckpt"))
 
 

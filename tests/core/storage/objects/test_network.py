@@ -88,7 +88,8 @@ def test_who_is_asked_for_a_region_is_trusted_as_the_storage_is(
     tls.answer = Answer(headers={"x-amz-bucket-region": "eu-west-3"})
     verify = str(authority.bundle) if checks else False
     service = S3Service(s3_settings(KEYS | {"client_kwargs": {"verify": verify}}))
-    assert service.client("models", {"max_retries": 0}).config["region"] == "eu-west-3"  # type: ignore[attr-defined]
+    client: Any = service.client("models", {"max_retries": 0})
+    assert client.config["region"] == "eu-west-3"
 
 
 @pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
