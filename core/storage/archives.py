@@ -31,6 +31,7 @@ _BUFFER_BYTES = 2**16
 """Read at a time while an archive is indexed: the headers of small members lie close together."""
 _LOCAL_HEADER_BYTES = 30
 _ENCRYPTED = 1
+_DAMAGED = "the archive is truncated or damaged"
 
 
 class ArchiveError(Exception):
@@ -236,6 +237,8 @@ def _in_tar(file: io.BufferedReader) -> Iterator[tuple[str, _Member]]:
         links = []
         found: dict[str, _Member] = {}
         for each in archive:
+            if each.size < 0:  # the next one would lie before it
+                raise ArchiveError(_DAMAGED)
             if each.isreg():
                 refusal = "is a sparse file in the archive: unpack it" if each.issparse() else ""
                 found[_path_of(each.name)] = _Member(each.size, each.offset_data, refusal)
@@ -244,7 +247,7 @@ def _in_tar(file: io.BufferedReader) -> Iterator[tuple[str, _Member]]:
         # the library takes a damaged header for the end
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise ArchiveError("the archive is truncated or damaged")
+            raise ArchiveError(_DAMAGED)
     for path, member in found.items():
         yield path[1:], member
     for each in links:

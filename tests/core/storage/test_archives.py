@@ -64,6 +64,21 @@ def test_files_are_read_where_they_lie(root: Location) -> None:
         assert read_bytes(file, len(data) // 2, len(data) // 3) == data[len(data) // 2 :][: len(data) // 3]
 
 
+def test_a_size_below_zero_is_damage(tmp_path: Path) -> None:
+    """The index had no end: behind the member, it began again."""
+    path = tmp_path / "a.tar"
+    pack_tar(path, {"first": b"1" * 600, "second": b"2" * 600})
+    data = bytearray(path.read_bytes())
+    header = data[1536:2048]
+    header[124:136] = tarfile.itn(-512, 12, tarfile.GNU_FORMAT)  # type: ignore[attr-defined]
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    data[1536:2048] = header
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match="the archive is truncated or damaged"):
+        find_files(parse_url(f"tar://::{path}"))
+
+
 def test_a_member_whose_sizes_differ_is_not_read(tmp_path: Path) -> None:
     """What lies behind it was read as its end."""
     path = tmp_path / "a.zip"
