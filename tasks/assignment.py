@@ -32,8 +32,8 @@ from reshard.core.runtime.progress import current_progress, reporting_to
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import RetryCount, counting_retries, stoppable
 from reshard.core.runtime.sealing import keyed_digest
-from reshard.core.storage.lease import LeaseName, current_lease
-from reshard.core.storage.lease_monitor import watched_lease
+from reshard.core.storage.leases.lease import LeaseName, current_lease
+from reshard.core.storage.leases.lease_monitor import watched_lease
 from reshard.core.storage.listing import exists
 from reshard.core.storage.named_options import Pairs, Storages, resolve_storages, storages_in_force
 from reshard.core.storage.urls import parse_url

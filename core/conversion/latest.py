@@ -26,9 +26,9 @@ from reshard.core.runtime.progress import Progress, SilentProgress, current_prog
 from reshard.core.runtime.retry import sleep_unless_stopped, stoppable, with_retries
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import rank_names
-from reshard.core.storage.lease_monitor import seen_holders
+from reshard.core.storage.leases.lease_monitor import seen_holders
+from reshard.core.storage.leases.remote_lease import RENEWAL_SECONDS
 from reshard.core.storage.publishing import STATE_DIRECTORY, working_location
-from reshard.core.storage.remote_lease import RENEWAL_SECONDS
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.place import check_place
 from reshard.core.target.workspace import LEASES_DIRECTORY

@@ -33,10 +33,10 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import utf8_text
 from reshard.core.storage.file_versions import Stamp, read_stamp, read_stamps
-from reshard.core.storage.lease import living_holders
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease import living_holders
+from reshard.core.storage.leases.lease_holder import new_holder
+from reshard.core.storage.leases.local_lease import exclusive
 from reshard.core.storage.listing import exists, find_files, is_missing, list_folder, unless_missing
-from reshard.core.storage.local_lease import exclusive
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     REMOVING_NAME,

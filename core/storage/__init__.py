@@ -1,1 +1,1 @@
-"""Storages: URLs through fsspec, range reads, uploads, leases, atomic publishing."""
+"""Storages: URLs, range reads, uploads, leases, atomic publishing."""

@@ -21,7 +21,7 @@ from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.atomic_rename import is_leftover, is_temporary
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.local_lease import GATE_NAME
+from reshard.core.storage.leases.local_lease import GATE_NAME
 from reshard.core.storage.publishing import RANK_FOLDER, STATE_DIRECTORY, IsOwn, foreign_names
 from reshard.core.storage.urls import Location
 

@@ -8,9 +8,9 @@ from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY, Manifest, dump_r
 from reshard.core.errors import StorageError
 from reshard.core.layouts.targets import is_target_name
 from reshard.core.runtime.progress import current_progress
-from reshard.core.storage.lease import held_lease, living_holders
-from reshard.core.storage.lease_holder import LeaseHolder, new_holder
-from reshard.core.storage.local_lease import exclusive, remove_lease_directory
+from reshard.core.storage.leases.lease import held_lease, living_holders
+from reshard.core.storage.leases.lease_holder import LeaseHolder, new_holder
+from reshard.core.storage.leases.local_lease import exclusive, remove_lease_directory
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     STATE_DIRECTORY,

@@ -21,8 +21,9 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.joined import parts_of
-from reshard.core.storage.lease_holder import LeaseHolder, new_holder
-from reshard.core.storage.lease_monitor import seen_holders
+from reshard.core.storage.leases.lease_holder import LeaseHolder, new_holder
+from reshard.core.storage.leases.lease_monitor import seen_holders
+from reshard.core.storage.leases.remote_lease import SeenLease, remove_dead, watched_leases
 from reshard.core.storage.listing import exists, find_entries, find_files, kind_of
 from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.own_files import check_replaced_files, check_unlinked
@@ -42,7 +43,6 @@ from reshard.core.storage.publishing import (
     temporary_files,
     working_location,
 )
-from reshard.core.storage.remote_lease import SeenLease, remove_dead, watched_leases
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.store import Entry
 from reshard.core.storage.transfers import at_once

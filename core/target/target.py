@@ -27,10 +27,10 @@ from reshard.core.records.plan_file import dump_plan, plan_identity
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
-from reshard.core.storage.lease import living_holders
-from reshard.core.storage.lease_holder import LeaseHolder, new_holder
+from reshard.core.storage.leases.lease import living_holders
+from reshard.core.storage.leases.lease_holder import LeaseHolder, new_holder
+from reshard.core.storage.leases.local_lease import exclusive
 from reshard.core.storage.listing import find_files
-from reshard.core.storage.local_lease import exclusive
 from reshard.core.storage.own_files import check_replaced, check_unlinked
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,

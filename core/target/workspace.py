@@ -23,8 +23,8 @@ from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.sealing import keyed_digest, seal, unseal
+from reshard.core.storage.leases.local_lease import GATE_NAME
 from reshard.core.storage.listing import find_files, unless_missing
-from reshard.core.storage.local_lease import GATE_NAME
 from reshard.core.storage.own_files import Listing
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, WITHDRAWN_NAME
 from reshard.core.storage.reading import read_own_file, read_small_file

@@ -7,8 +7,8 @@ import pytest
 
 import reshard as public
 from reshard.core.errors import InputError
-from reshard.core.storage.lease import held_lease
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease import held_lease
+from reshard.core.storage.leases.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leases_of

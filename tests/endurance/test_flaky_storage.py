@@ -55,8 +55,8 @@ def _fresh(filled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr("reshard.core.runtime.retry.WORK", retry.RetryPolicy(retry.WORK.attempts, 0.0005))
     monkeypatch.setattr("reshard.core.runtime.retry.REQUESTS", retry.RetryPolicy(retry.REQUESTS.attempts, 0.0001))
     # a run that could not give back its lease must not be waited for for long
-    monkeypatch.setattr("reshard.core.storage.remote_lease.RENEWAL_SECONDS", 0.02)
-    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", 0.08)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease.RENEWAL_SECONDS", 0.02)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease._DEAD_AFTER_SECONDS", 0.08)
     yield
     FlakyFileSystem.faults = Faults(seed=0)
 

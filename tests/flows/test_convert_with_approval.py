@@ -20,8 +20,8 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError
 from reshard.core.request.approval import ApprovedConversionRequest
-from reshard.core.storage.lease import held_lease
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease import held_lease
+from reshard.core.storage.leases.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.claim import leases_of
 from reshard.flows import approval

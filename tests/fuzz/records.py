@@ -18,7 +18,7 @@ from reshard.core.records.plan_file import load_plan, load_sources
 from reshard.core.request.conversion import build_request
 from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.runtime.sealing import seal, unseal
-from reshard.core.storage.lease_holder import parse_holder
+from reshard.core.storage.leases.lease_holder import parse_holder
 from reshard.core.storage.urls import parse_url
 from tests.fuzz.mutations import damaged_gzip, damaged_json
 from tests.fuzz.parsers import Parser

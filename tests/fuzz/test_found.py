@@ -19,7 +19,7 @@ from reshard.core.options.fields import parse_ranks
 from reshard.core.records.plan_file import load_plan, load_sources, load_target_strategy, rebuild_plan
 from reshard.core.request.conversion import build_request
 from reshard.core.runtime.metadata import metadata_limited
-from reshard.core.storage.lease_holder import parse_holder
+from reshard.core.storage.leases.lease_holder import parse_holder
 from reshard.core.storage.named_options import resolve_storages
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.groups import parse_groups

@@ -43,8 +43,8 @@ def _quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that could not give back its lease must not be waited for for long."""
-    monkeypatch.setattr("reshard.core.storage.remote_lease.RENEWAL_SECONDS", 0.1)
-    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", 0.4)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease.RENEWAL_SECONDS", 0.1)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease._DEAD_AFTER_SECONDS", 0.4)
 
 
 @pytest.fixture

@@ -186,7 +186,7 @@ def test_killed_and_cleaned_up(
     gate: Callable[..., Gate],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", 0.4)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease._DEAD_AFTER_SECONDS", 0.4)
     held = gate(is_part_of(1), 2)
     process = begin("--workers=1")
     assert held.reached.wait(PATIENCE_SECONDS)
@@ -215,7 +215,7 @@ def test_killed_and_cleaned_up(
 def test_killed_before_the_manifest_and_cleaned_up(
     store: Store, gate: Callable[..., Gate], monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", 0.4)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease._DEAD_AFTER_SECONDS", 0.4)
     model, target = Family("llama").hf, store.url("out")
     options = {
         "unified": ("--layout=unified", f"--like={model}", "--max-shard-size=16KB"),
@@ -261,7 +261,7 @@ def test_a_finished_checkpoint_stays_when_a_run_is_killed_that_mends_or_replaces
     options: tuple[str, ...],
     wanted: Callable[[Exchange], bool],
 ) -> None:
-    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", 0.4)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease._DEAD_AFTER_SECONDS", 0.4)
     code, printed = to_the_end(begin())
     assert code == DONE, printed
     files = source.files("out")

@@ -12,7 +12,7 @@ import pytest
 
 from reshard.core.conversion.latest import LatestReport, convert_latest
 from reshard.core.conversion.rank_work import RankWork
-from reshard.core.storage import remote_lease
+from reshard.core.storage.leases import remote_lease
 from reshard.core.storage.publishing import REMOVING_NAME
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.removal import remove_files

@@ -10,9 +10,9 @@ from reshard import clean
 from reshard.core.errors import TargetBusyError, TargetError
 from reshard.core.runtime import retry
 from reshard.core.runtime.retry import RetryPolicy
-from reshard.core.storage import remote_lease
-from reshard.core.storage.lease import held_lease
-from reshard.core.storage.lease_holder import LAST_RENEWAL, LeaseHolder, new_holder
+from reshard.core.storage.leases import remote_lease
+from reshard.core.storage.leases.lease import held_lease
+from reshard.core.storage.leases.lease_holder import LAST_RENEWAL, LeaseHolder, new_holder
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from tests.support.leases import take

@@ -1,8 +1,8 @@
 """Leases taken and looked for in tests."""
 
 from reshard.core.errors import StorageError
-from reshard.core.storage.lease import held_lease
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease import held_lease
+from reshard.core.storage.leases.lease_holder import new_holder
 from reshard.core.storage.listing import find_entries
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim

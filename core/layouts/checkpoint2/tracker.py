@@ -4,8 +4,8 @@ from reshard.core.errors import CatalogError, CheckpointError, TargetBusyError
 from reshard.core.layouts.checkpoint2.names import TRACKER_NAME
 from reshard.core.storage.atomic_rename import is_temporary
 from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.leases.local_lease import exclusive, has_locks, is_entered, remove_lease_directory
 from reshard.core.storage.listing import unless_missing
-from reshard.core.storage.local_lease import exclusive, has_locks, is_entered, remove_lease_directory
 from reshard.core.storage.own_files import check_gate
 from reshard.core.storage.publishing import list_names, remove_unfinished
 from reshard.core.storage.reading import read_small_file

@@ -291,7 +291,7 @@ def test_small_memory_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_no_time_is_lost_waiting_for_a_dead_run(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease._DEAD_AFTER_SECONDS", PATIENCE_SECONDS)
     request = FOUR_TO_THREE.request(target, workers=1)
     run = start_slowly(request.model_dump(mode="json"))
     assert run.stdout is not None

@@ -17,8 +17,8 @@ from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError, TargetBusyError, TargetError, VerificationError
 from reshard.core.layouts.manifests import parse_manifest, parse_shard_record, read_manifest
 from reshard.core.request.conversion import build_request
-from reshard.core.storage.lease import held_lease
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease import held_lease
+from reshard.core.storage.leases.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy

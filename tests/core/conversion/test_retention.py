@@ -22,8 +22,8 @@ from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.retention import DatedStep, KeepRules, Retention, apply_retention, steps_kept
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.files.file_names import Step, parse_step
-from reshard.core.storage.lease import held_lease
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease import held_lease
+from reshard.core.storage.leases.lease_holder import new_holder
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import claimed_while

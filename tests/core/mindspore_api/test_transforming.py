@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from reshard import mindspore
-from reshard.core.storage.lease import held_lease
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease import held_lease
+from reshard.core.storage.leases.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import ALL_CASES, Case, read_ckpt, read_tree
 from tests.support.places import FIXTURES, PROJECT

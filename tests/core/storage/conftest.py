@@ -25,11 +25,11 @@ def local(tmp_path: Path) -> Location:
 
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
-    monkeypatch.setattr("reshard.core.storage.remote_lease.RENEWAL_SECONDS", 0.05)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease.RENEWAL_SECONDS", 0.05)
     # a living one is renewed in time, however long it takes here
-    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr("reshard.core.storage.remote_lease.IN_DOUBT_AFTER_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr("reshard.core.storage.remote_lease._LAST_RENEWALS_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease._DEAD_AFTER_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease.IN_DOUBT_AFTER_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease._LAST_RENEWALS_SECONDS", PATIENCE_SECONDS)
     location = parse_url("memory://bucket/leases")
     yield location
     forget_memory()
@@ -38,7 +38,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
 @pytest.fixture
 def quickly_dead(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests whose remote leases are all dead, except the test's own."""
-    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", DEAD_AFTER_SECONDS)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease._DEAD_AFTER_SECONDS", DEAD_AFTER_SECONDS)
 
 
 @pytest.fixture(params=["local", "remote"])

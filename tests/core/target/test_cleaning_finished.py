@@ -8,7 +8,7 @@ import pytest
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.records import Record
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease_holder import new_holder
 from reshard.core.storage.listing import exists, find_entries, find_files
 from reshard.core.storage.publishing import MANIFEST_NAME, REMOVING_NAME, STATE_DIRECTORY, WITHDRAWN_NAME
 from reshard.core.storage.removal import remove_file
@@ -25,8 +25,8 @@ from tests.support.targets import convert_ranks
 @pytest.fixture(autouse=True)
 def short_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remote leases are dead after a moment."""
-    monkeypatch.setattr("reshard.core.storage.remote_lease.RENEWAL_SECONDS", 0.05)
-    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease.RENEWAL_SECONDS", 0.05)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease._DEAD_AFTER_SECONDS", 0.2)
 
 
 class KilledError(BaseException):

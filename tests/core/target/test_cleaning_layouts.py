@@ -13,10 +13,10 @@ from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import StorageError, TargetBusyError, TargetError
 from reshard.core.request.conversion import build_request
-from reshard.core.storage.lease import held_lease
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease import held_lease
+from reshard.core.storage.leases.lease_holder import new_holder
+from reshard.core.storage.leases.local_lease import exclusive
 from reshard.core.storage.listing import exists, find_entries
-from reshard.core.storage.local_lease import exclusive
 from reshard.core.storage.publishing import working_location
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
@@ -231,7 +231,7 @@ def test_files_of_others_where_the_tracker_is_locked_stay(killed_at_the_tracker:
 
 
 def test_a_run_into_one_iteration_keeps_all(final: Location, stopped: pytest.MonkeyPatch) -> None:
-    stopped.setattr("reshard.core.storage.remote_lease.RENEWAL_SECONDS", 0.05)  # that it lives is seen by a renewal
+    stopped.setattr("reshard.core.storage.leases.remote_lease.RENEWAL_SECONDS", 0.05)  # renewals show that it lives
     begin(final, "checkpoint2", iteration="7")
     begin(final, "checkpoint2", iteration="8")
     before = names_below(final)

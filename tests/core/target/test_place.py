@@ -8,7 +8,7 @@ import pytest
 
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import TargetError
-from reshard.core.storage.local_lease import exclusive, remove_lease_directory
+from reshard.core.storage.leases.local_lease import exclusive, remove_lease_directory
 from reshard.core.storage.publishing import remove_tree, replaced_location, working_location
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.claim import leases_of

@@ -5,7 +5,7 @@ import pytest
 from reshard.core.errors import TargetError
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease_holder import new_holder
 from reshard.core.storage.listing import exists, find_entries
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
@@ -58,7 +58,7 @@ def test_only_a_claim_that_found_nothing_is_of_an_empty_target(
 def test_a_lease_in_an_empty_target_may_be_of_a_run_that_still_writes(final: Location, plan: ConversionPlan) -> None:
     write_bytes(leases_of(final).child("1234abcd.json"), new_holder([7]).dump(renewal=0))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", 0)
+        patch.setattr("reshard.core.storage.leases.remote_lease._DEAD_AFTER_SECONDS", 0)
         with Target(final, plan).claimed([0]) as claim:
             assert not claim.was_empty
 

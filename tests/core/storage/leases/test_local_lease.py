@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from reshard.core.errors import StorageError, TargetError
-from reshard.core.storage.lease import held_lease, living_holders
-from reshard.core.storage.lease_holder import new_holder
-from reshard.core.storage.local_lease import exclusive, remove_lease_directory
+from reshard.core.storage.leases.lease import held_lease, living_holders
+from reshard.core.storage.leases.lease_holder import new_holder
+from reshard.core.storage.leases.local_lease import exclusive, remove_lease_directory
 from reshard.core.storage.urls import Location, parse_url
 from tests.support.leases import leases_in, take
 from tests.support.places import PROJECT
 
 HOLDING = """
 import sys
-from reshard.core.storage.lease import held_lease
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease import held_lease
+from reshard.core.storage.leases.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
 with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
     print("held", flush=True)
@@ -177,7 +177,7 @@ def test_a_full_disk_leaves_no_lease(local: Location, monkeypatch: pytest.Monkey
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("reshard.core.storage.lease_holder.json.dumps", full)  # the write, as far as the caller can see
+    monkeypatch.setattr("reshard.core.storage.leases.lease_holder.json.dumps", full)  # writing it, for the caller
     with pytest.raises(StorageError, match="leases: cannot take a lease: No space left on device"):
         take(local, 0)
     assert leases_in(local) == []
@@ -212,7 +212,7 @@ def test_a_lease_whose_file_cannot_be_closed(local: Location, monkeypatch: pytes
     def opened(file: str | int, mode: str, *, buffering: int = -1) -> io.FileIO:
         return (Unclosable if mode == "xb" else io.FileIO)(file, mode)
 
-    monkeypatch.setattr("reshard.core.storage.local_lease.open", opened, raising=False)
+    monkeypatch.setattr("reshard.core.storage.leases.local_lease.open", opened, raising=False)
     with (
         pytest.raises(StorageError, match="leases: cannot close a file in it: Input/output error"),
         held_lease(local, new_holder([0])),

@@ -15,8 +15,8 @@ from reshard.core.runtime import retry
 from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.fsspec_store import FsspecStore
-from reshard.core.storage.lease import held_lease, living_holders
-from reshard.core.storage.lease_holder import LeaseHolder, new_holder
+from reshard.core.storage.leases.lease import held_lease, living_holders
+from reshard.core.storage.leases.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes, write_file
@@ -202,7 +202,7 @@ def test_who_cannot_renew_its_lease_waits_until_it_can(remote: Location, monkeyp
     with held_lease(remote, new_holder([0])):
         check_claim()
         broken.set()
-        monkeypatch.setattr("reshard.core.storage.remote_lease.IN_DOUBT_AFTER_SECONDS", 0.3)
+        monkeypatch.setattr("reshard.core.storage.leases.remote_lease.IN_DOUBT_AFTER_SECONDS", 0.3)
         doubt = until(doubted, "the lease is not in doubt")
         assert "the lease could not be renewed for" in str(doubt)
         assert doubt.transient
@@ -231,7 +231,7 @@ def test_no_renewal_under_way_brings_a_lease_back_that_was_given_back(
 
 
 def test_a_renewal_without_an_answer_holds_nobody_up(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.storage.remote_lease._LAST_RENEWALS_SECONDS", 0.05)
+    monkeypatch.setattr("reshard.core.storage.leases.remote_lease._LAST_RENEWALS_SECONDS", 0.05)
     put, hanging = FsspecStore.put, threading.Event()
 
     def slow(*args: Any) -> str:

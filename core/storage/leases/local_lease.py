@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from reshard.core.runtime.local_files import open_regular
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.lease_holder import MAX_LEASE_BYTES, LeaseHolder, parse_holder
+from reshard.core.storage.leases.lease_holder import MAX_LEASE_BYTES, LeaseHolder, parse_holder
 from reshard.core.storage.urls import Location
 
 GATE_NAME = ".gate"

@@ -23,7 +23,13 @@ from reshard.core.errors import StorageError, TargetError
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.lease_holder import LAST_RENEWAL, MAX_LEASE_BYTES, LeaseHolder, is_last_text, parse_holder
+from reshard.core.storage.leases.lease_holder import (
+    LAST_RENEWAL,
+    MAX_LEASE_BYTES,
+    LeaseHolder,
+    is_last_text,
+    parse_holder,
+)
 from reshard.core.storage.listing import find_entries, is_missing, unless_missing
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.removal import remove_file

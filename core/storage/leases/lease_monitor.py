@@ -18,12 +18,12 @@ from typing import BinaryIO
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.runtime.local_files import open_regular
 from reshard.core.runtime.progress import current_progress
-from reshard.core.storage import remote_lease
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.lease import LeaseName, living_holders
-from reshard.core.storage.lease_holder import MAX_LEASE_BYTES, LeaseHolder, new_holder, parse_holder
+from reshard.core.storage.leases import remote_lease
+from reshard.core.storage.leases.lease import LeaseName, living_holders
+from reshard.core.storage.leases.lease_holder import MAX_LEASE_BYTES, LeaseHolder, new_holder, parse_holder
+from reshard.core.storage.leases.local_lease import has_locks
 from reshard.core.storage.listing import unless_missing
-from reshard.core.storage.local_lease import has_locks
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import claimed_while

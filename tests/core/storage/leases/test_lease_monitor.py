@@ -15,9 +15,9 @@ import pytest
 from msgspec.structs import asdict
 
 from reshard.core.errors import StorageError, TargetError
-from reshard.core.storage.lease import LeaseName, current_lease, held_lease
-from reshard.core.storage.lease_holder import new_holder
-from reshard.core.storage.lease_monitor import seen_holders, watched_lease
+from reshard.core.storage.leases.lease import LeaseName, current_lease, held_lease
+from reshard.core.storage.leases.lease_holder import new_holder
+from reshard.core.storage.leases.lease_monitor import seen_holders, watched_lease
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes, write_file
@@ -27,8 +27,8 @@ from tests.support.places import PROJECT
 
 HOLDING = """
 import sys, time
-from reshard.core.storage.lease import current_lease, held_lease
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease import current_lease, held_lease
+from reshard.core.storage.leases.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
 with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
     print(current_lease().run, flush=True)
@@ -37,9 +37,9 @@ with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
 WATCHING = """
 import sys, threading
 from reshard.core.storage.writing import write_file
-from reshard.core.storage.lease import LeaseName
+from reshard.core.storage.leases.lease import LeaseName
 from reshard.core.storage.urls import parse_url
-from reshard.core.storage.lease_monitor import watched_lease
+from reshard.core.storage.leases.lease_monitor import watched_lease
 with watched_lease(LeaseName(sys.argv[1], sys.argv[2]), threading.Event(), lambda: True):
     with write_file(parse_url(sys.argv[3])) as file:
         file.write(b"late")
@@ -50,7 +50,7 @@ with watched_lease(LeaseName(sys.argv[1], sys.argv[2]), threading.Event(), lambd
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.storage.lease_monitor.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("reshard.core.storage.leases.lease_monitor.LOOK_SECONDS", 0.05)
 
 
 def await_stop(stop: threading.Event) -> None:
@@ -174,7 +174,7 @@ def test_a_remote_lease_that_is_not_renewed_is_in_doubt(remote: Location, monkey
     stop = threading.Event()
     with watched_lease(LeaseName(str(remote), holder.run), stop, lambda: True):
         check_claim()
-        monkeypatch.setattr("reshard.core.storage.remote_lease.IN_DOUBT_AFTER_SECONDS", 0.3)
+        monkeypatch.setattr("reshard.core.storage.leases.remote_lease.IN_DOUBT_AFTER_SECONDS", 0.3)
         doubt = until(doubted, "the lease is not in doubt")
         assert "has not been renewed for" in str(doubt)
         assert "another run may take over" in str(doubt)

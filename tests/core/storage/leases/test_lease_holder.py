@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from reshard.core.storage.lease_holder import new_holder, parse_holder
+from reshard.core.storage.leases.lease_holder import new_holder, parse_holder
 
 
 def test_a_container_without_user_names(monkeypatch: pytest.MonkeyPatch) -> None:

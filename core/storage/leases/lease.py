@@ -10,9 +10,9 @@ from contextvars import ContextVar
 
 from reshard.core.runtime.context import having
 from reshard.core.runtime.records import Record
-from reshard.core.storage.lease_holder import LeaseHolder
-from reshard.core.storage.local_lease import has_locks, hold_local, living_local
-from reshard.core.storage.remote_lease import hold_remote, living_remote
+from reshard.core.storage.leases.lease_holder import LeaseHolder
+from reshard.core.storage.leases.local_lease import has_locks, hold_local, living_local
+from reshard.core.storage.leases.remote_lease import hold_remote, living_remote
 from reshard.core.storage.urls import Location
 
 

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from reshard.core.errors import TargetBusyError, TargetError
-from reshard.core.storage.lease import held_lease, living_holders
-from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.leases.lease import held_lease, living_holders
+from reshard.core.storage.leases.lease_holder import new_holder
 from reshard.core.storage.urls import Location
 from tests.support.leases import leases_in, take
 

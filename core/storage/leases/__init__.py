@@ -1,0 +1,1 @@
+"""Leases: which run works on which ranks of a target. A lease is a small file that its holder locks or rewrites."""
