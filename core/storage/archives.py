@@ -15,6 +15,8 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
+from reshard.core.errors import LimitError
+from reshard.core.runtime.metadata import check_metadata
 from reshard.core.runtime.records import Record
 from reshard.core.storage.read_only import ReadOnlyStore
 from reshard.core.storage.store import (
@@ -30,6 +32,10 @@ from reshard.core.storage.store import (
 _BUFFER_BYTES = 2**16
 """Read at a time while an archive is indexed: the headers of small members lie close together."""
 _LOCAL_HEADER_BYTES = 30
+_MEMBER_BYTES = 2048
+"""Memory for a member in the index, and in the library's."""
+_LEAST_ENTRY_BYTES = 46
+"""Of a member in a zip archive's own index, which is read at once."""
 _ENCRYPTED = 1
 _DAMAGED = "the archive is truncated or damaged"
 
@@ -131,7 +137,7 @@ class ArchiveStore(ReadOnlyStore):
         version = self.store.stat(self.archive_path).file_version
         if self._last is None or self._last.version != version:
             reader = self.store.open(self.archive_path, version)
-            members = _members(self.protocol, reader)
+            members = _members(self.protocol, reader, self.store.url(self.archive_path))
             self._last = _Opened(reader, reader.version, members, _folders(members))
         return self._last
 
@@ -172,12 +178,16 @@ def _entry(opened: _Opened, path: str) -> Entry:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
-def _members(protocol: str, reader: Reader) -> dict[str, _Member]:
+def _members(protocol: str, reader: Reader, origin: str) -> dict[str, _Member]:
     """Index an archive. A name that it has several times means the last of them, as when it is unpacked."""
-    file = _RawFile(reader)
+    file = _RawFile(reader, origin)
+    found = dict[str, _Member]()
     try:
-        return {_path_of(name): member for name, member in _INDEXES[protocol](io.BufferedReader(file, _BUFFER_BYTES))}
-    except ArchiveError:
+        for name, member in _INDEXES[protocol](io.BufferedReader(file, _BUFFER_BYTES)):
+            found[_path_of(name)] = member
+            check_metadata(len(found) * _MEMBER_BYTES, origin)
+        return found
+    except (ArchiveError, LimitError):
         raise
     except Exception as error:  # damage can make the library raise anything
         if file.failure:
@@ -241,15 +251,14 @@ def _in_tar(file: io.BufferedReader) -> Iterator[tuple[str, _Member]]:
                 raise ArchiveError(_DAMAGED)
             if each.isreg():
                 refusal = "is a sparse file in the archive: unpack it" if each.issparse() else ""
-                found[_path_of(each.name)] = _Member(each.size, each.offset_data, refusal)
+                member = found[_path_of(each.name)] = _Member(each.size, each.offset_data, refusal)
+                yield each.name, member
             elif each.islnk() or each.issym():
                 links.append(each)
         # the library takes a damaged header for the end
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise ArchiveError(_DAMAGED)
-    for path, member in found.items():
-        yield path[1:], member
     for each in links:
         folder = posixpath.dirname(each.name) if each.issym() else ""
         target = found.get(posixpath.normpath(posixpath.join("/", folder, each.linkname)))
@@ -278,8 +287,9 @@ def _read(reader: Reader, offset: int, length: int) -> bytes:
 class _RawFile(io.RawIOBase):
     """A file of a storage, as Python's libraries read files."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, origin: str) -> None:
         self._reader = reader
+        self._origin = origin
         self._offset = 0
         self.failure: Exception | None = None
         """Of the storage."""
@@ -300,6 +310,7 @@ class _RawFile(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         length = max(0, min(len(buffer), self._reader.size_bytes - self._offset))
         if length:
+            check_metadata(length // _LEAST_ENTRY_BYTES * _MEMBER_BYTES, self._origin)
             try:
                 self._reader.read_into(self._offset, [memoryview(buffer)[:length]])
             except Exception as error:

@@ -1,6 +1,7 @@
 """Archives as sources: every file is read in place, and nothing but what is in the archive."""
 
 import io
+import os
 import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.errors import InputError, StorageError
+from reshard.core.errors import InputError, LimitError, StorageError
 from reshard.core.storage.listing import exists, find_files, kind_of, list_folder, names_in
 from reshard.core.storage.reading import open_source, read_bytes, read_small_file, read_version
 from reshard.core.storage.removal import remove_file
@@ -62,6 +63,25 @@ def test_files_are_read_where_they_lie(root: Location) -> None:
         assert file.size_bytes == len(data)
         assert read_bytes(file, 0, len(data)) == read_small_file(root.child(name), 10**6) == data
         assert read_bytes(file, len(data) // 2, len(data) // 3) == data[len(data) // 2 :][: len(data) // 3]
+
+
+def test_a_name_that_fills_the_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 2**32
+    path.write_bytes(header.tobuf(tarfile.GNU_FORMAT))
+    os.truncate(path, 2**32 + 1024)
+    with pytest.raises(LimitError, match=r"a\.tar: reading its metadata would take"):
+        find_files(parse_url(f"tar://::{path}"))
+
+
+def test_more_members_than_memory_has_room_for_are_refused(
+    archive: Path, root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reshard.core.storage.archives._MEMBER_BYTES", 2**30)
+    monkeypatch.setattr("reshard.core.storage.archives._LEAST_ENTRY_BYTES", 2**20)
+    with pytest.raises(LimitError, match=rf"{archive}: reading its metadata would take 3.0 GiB of memory"):
+        find_files(root)
 
 
 def test_a_size_below_zero_is_damage(tmp_path: Path) -> None:
