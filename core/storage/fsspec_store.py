@@ -301,6 +301,10 @@ class _Renamed(_Output):
     def _rename(self) -> None:
         if _has_own("mv", type(self._fs)):
             self._fs.mv(self._path, self._final)
+            self._fs.invalidate_cache()
+            with suppress(FileNotFoundError):
+                self._fs.info(self._path)
+                raise FileExistsError(errno.EEXIST, "the storage did not rename it", self._final)  # nor did it say so
         else:  # fsspec's own takes brackets in names for patterns
             self._fs.cp_file(self._path, self._final)
             self._fs.rm_file(self._path)
