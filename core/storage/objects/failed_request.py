@@ -25,6 +25,8 @@ class Trouble(Enum):
     """The object in place of a part of it."""
     IMPOSSIBLE_KEY = auto()
     """Refused by the client."""
+    IMPOSSIBLE_LISTED_KEY = auto()
+    """Of another object, in an answer that the client refuses for it."""
     NO_KEYS = auto()
     """None were found, or they cannot be used."""
     NO_IDENTITY = auto()

@@ -20,13 +20,15 @@ _HIDDEN = "REDACTED"
 _LOGIN = "Error performing token request"
 # Azure's deletions go many in a request, each with an answer of its own
 _DELETION = re.compile(r"Bulk delete request failed for key .*\(code: (?P<status>[0-9]{3})\)", re.DOTALL)
+_LISTED = re.compile("Encountered object with invalid path")
+_PATH = re.compile(r'path: "(?P<path>(?:[^"\\]|\\.)*)"')
 _KIND = re.compile(r"HttpError \{\s*kind: (?P<kind>\w+)")
 _OF_KINDS = {"Connect": Trouble.UNREACHABLE, "Timeout": Trouble.TIMEOUT}
 _OF_TEXTS = (
     (re.compile("Received redirect without LOCATION"), Trouble.REDIRECTED),
     (re.compile("Received non-partial response"), Trouble.WHOLE),
     (re.compile("Got invalid|Unable to extract metadata from headers"), Trouble.OTHER_PROTOCOL),
-    (re.compile("Could not parse path|Error parsing Path"), Trouble.IMPOSSIBLE_KEY),
+    (re.compile("Could not parse path"), Trouble.IMPOSSIBLE_KEY),
     # while the body of an answer is read
     (re.compile("error decoding response body|request or response body error"), Trouble.CLOSED),
 )
@@ -45,6 +47,8 @@ def parse_obstore_error(error: BaseException) -> FailedRequest | None:
         return FailedRequest(trouble=trouble, why=one_line(keys["why"]))
     if deletion := _DELETION.match(text.partition("error: ")[2]):
         return FailedRequest(permission="DeleteObject", status=int(deletion["status"]))
+    if _LISTED.match(text) and (listed := _PATH.search(behind)):
+        return FailedRequest(trouble=Trouble.IMPOSSIBLE_LISTED_KEY, why=one_line(listed["path"]))
     end = request.end() if request else 0
     permission, is_for_bucket = _purpose(request["method"], request["url"]) if request else ("", False)
     status = _STATUS.search(text, end)

@@ -353,3 +353,17 @@ def test_names_that_the_client_takes_for_others_are_refused(server: CannedServer
         with pytest.raises(StorageError, match="cannot be used in object stores"), mapped_errors(location, "do it"):
             act(path)
     assert server.asked == []
+
+
+@pytest.mark.parametrize(("key", "shown_key"), [("run//b", "run//b"), ("run//", "run//"), ("run/&#1;c", r"run/\u{1}c")])
+@pytest.mark.parametrize("act", ["LIST", "FIND"])
+def test_a_listed_name_that_the_client_does_not_take_is_named(
+    server: CannedServer, act: str, key: str, shown_key: str
+) -> None:
+    described = f"<Key>{key}</Key><LastModified>2026-11-26T08:00:00Z</LastModified><Size>1</Size><ETag>x</ETag>"
+    listing = f"<ListBucketResult><Contents>{described}</Contents></ListBucketResult>"
+    server.answer = Answer(200, listing.encode(), {"Content-Type": "application/xml"})
+    shown = failure(opened(server.url), act)
+    assert f"it holds '{shown_key}', and names with empty parts" in str(shown)
+    assert str(shown).endswith("cannot be used in object stores: rename or remove that, or name another directory")
+    assert not shown.transient
