@@ -90,7 +90,7 @@ _OF_STATUSES: Mapping[int, Reason] = {
 }
 """An answer to HEAD has only HTTP's status, which has several meanings."""
 
-_IMPOSSIBLE = "names with empty parts, `.`, `..` or control characters cannot be used in object stores"
+IMPOSSIBLE_NAMES = "names with empty parts, `.`, `..` or control characters cannot be used in object stores"
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _OF_TROUBLES: Mapping[Trouble, Reason] = {
     Trouble.UNREACHABLE: Reason(
@@ -109,9 +109,8 @@ _OF_TROUBLES: Mapping[Trouble, Reason] = {
         unusable=True,
     ),
     Trouble.WHOLE: Reason("the server answers requests for parts of objects with the whole: it cannot be read from"),
-    Trouble.IMPOSSIBLE_KEY: Reason(_IMPOSSIBLE),
-    Trouble.IMPOSSIBLE_LISTED_KEY: Reason(
-        f"it holds '{{why}}', and {_IMPOSSIBLE}: rename or remove that, or name another directory"
+    Trouble.IMPOSSIBLE_KEY: Reason(
+        f"it holds '{{why}}', and {IMPOSSIBLE_NAMES}: rename or remove that, or name another directory"
     ),
     Trouble.NO_KEYS: Reason("{why}", unusable=True),
     Trouble.NO_IDENTITY: Reason("no credentials were found: {no_credentials}", unusable=True),

@@ -24,8 +24,6 @@ class Trouble(Enum):
     WHOLE = auto()
     """The object in place of a part of it."""
     IMPOSSIBLE_KEY = auto()
-    """Refused by the client."""
-    IMPOSSIBLE_LISTED_KEY = auto()
     """Of another object, in an answer that the client refuses for it."""
     NO_KEYS = auto()
     """None were found, or they cannot be used."""

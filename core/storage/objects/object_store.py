@@ -8,13 +8,14 @@ directories.
 import builtins
 import errno
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reshard.core.runtime.budget import UploadBuffers
-from reshard.core.storage.objects.answers import has_status, is_missing_key, reason_of_answer
+from reshard.core.storage.objects.answers import IMPOSSIBLE_NAMES, has_status, is_missing_key, reason_of_answer
 from reshard.core.storage.objects.reader import NoVersionError, ObjectReader, etag_of, no_object
 from reshard.core.storage.objects.service import NO_RETRIES, SENDING_SECONDS, Service, part_retries
 from reshard.core.storage.objects.upload import ObjectUpload
@@ -30,6 +31,7 @@ _MAX_COPIED_BYTES = 5 * 2**30
 """Services copy larger objects only part by part."""
 _AZURE_DIRECTORY = "hdi_isfolder"
 """Metadata of empty blobs that stand for directories, where an account has a hierarchical namespace."""
+_IMPOSSIBLE_KEY = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\x00-\x1f\x7f]")
 _REFUSALS = (400, 404, 412, 501)
 """HTTP statuses: the object has changed or is gone, or the server does not support conditions."""
 
@@ -42,6 +44,13 @@ class ForkedProcessError(OSError):
             "this process was forked from one that had used an object store, and would wait for ever: start processes "
             "by `spawn`, or open no object store before"
         )
+
+
+class ImpossibleKeyError(ValueError):
+    """The client takes no such key, or another one for it: it drops a slash at the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__(IMPOSSIBLE_NAMES)
 
 
 class _Clients:
@@ -224,6 +233,8 @@ class ObjectStore(Store):
         """Explain an error of the client, or of an answer."""
         if isinstance(error, ForkedProcessError):
             return Reason(str(error), unusable=True)
+        if isinstance(error, ImpossibleKeyError):
+            return Reason(str(error))
         return reason_of_answer(error, self.service, _split(path)[0]) or reason_of_system(error)
 
     def _head(self, bucket: str, key: str) -> Entry:
@@ -244,6 +255,8 @@ class ObjectStore(Store):
 def _split(path: str) -> tuple[str, str]:
     """Split a path into bucket and key."""
     bucket, _, key = path.partition("/")
+    if key and _IMPOSSIBLE_KEY.search(key):
+        raise ImpossibleKeyError
     return bucket, key
 
 

@@ -28,7 +28,6 @@ _OF_TEXTS = (
     (re.compile("Received redirect without LOCATION"), Trouble.REDIRECTED),
     (re.compile("Received non-partial response"), Trouble.WHOLE),
     (re.compile("Got invalid|Unable to extract metadata from headers"), Trouble.OTHER_PROTOCOL),
-    (re.compile("Could not parse path"), Trouble.IMPOSSIBLE_KEY),
     # while the body of an answer is read
     (re.compile("error decoding response body|request or response body error"), Trouble.CLOSED),
 )
@@ -39,8 +38,7 @@ def parse_obstore_error(error: BaseException) -> FailedRequest | None:
     """Return what obstore says of a failed request; None for any other error."""
     text, _, behind = str(error).partition(_BEHIND)
     request = _REQUEST.search(text)
-    is_path = isinstance(error, ValueError) and text.startswith("Could not parse path")
-    if not request and not is_path and type(error).__module__.partition(".")[0] != "obstore":
+    if not request and type(error).__module__.partition(".")[0] != "obstore":
         return None
     if keys := _KEYS.search(text):
         trouble = Trouble.KEYS_LATER if keys["class"] == "ConnectionError" else Trouble.NO_KEYS
@@ -48,7 +46,7 @@ def parse_obstore_error(error: BaseException) -> FailedRequest | None:
     if deletion := _DELETION.match(text.partition("error: ")[2]):
         return FailedRequest(permission="DeleteObject", status=int(deletion["status"]))
     if _LISTED.match(text) and (listed := _PATH.search(behind)):
-        return FailedRequest(trouble=Trouble.IMPOSSIBLE_LISTED_KEY, why=one_line(listed["path"]))
+        return FailedRequest(trouble=Trouble.IMPOSSIBLE_KEY, why=one_line(listed["path"]))
     end = request.end() if request else 0
     permission, is_for_bucket = _purpose(request["method"], request["url"]) if request else ("", False)
     status = _STATUS.search(text, end)

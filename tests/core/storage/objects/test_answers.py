@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from traceback import format_exception
 from typing import Any
@@ -345,11 +346,11 @@ def test_a_certificate_that_is_not_trusted(act: str, tmp_path: Path) -> None:
     assert server.asked == []
 
 
-@pytest.mark.parametrize("key", ["a//b", "a/../b", "a/./b"])
+@pytest.mark.parametrize("key", ["a//b", "a/../b", "a/./b", "/a", "a\x01b"])
 def test_names_that_the_client_takes_for_others_are_refused(server: CannedServer, key: str) -> None:
     store, path = open_store(f"s3://models/{key}", KEYS | {"endpoint_url": server.url})
     location = Location(store, path)
-    for act in (store.stat, store.list, store.find):
+    for act in (store.stat, store.list, store.find, store.remove, partial(store.put, data=b"x")):
         with pytest.raises(StorageError, match="cannot be used in object stores"), mapped_errors(location, "do it"):
             act(path)
     assert server.asked == []
