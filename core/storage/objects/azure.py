@@ -93,6 +93,7 @@ class AzureService(Service):
     bucket_word: ClassVar[str] = "container"
     copies_whole: ClassVar[bool] = False
     """A copy has its name at once, and the service may still be at work on it; obstore does not wait."""
+    has_slashless_markers: ClassVar[bool] = True
     no_credentials: ClassVar[str] = (
         "set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or name "
         "storage options that have account_name and account_key"

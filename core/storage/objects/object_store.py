@@ -9,9 +9,10 @@ import builtins
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reshard.core.runtime.budget import UploadBuffers
@@ -100,13 +101,15 @@ class ObjectStore(Store):
         return Entry(path, DIRECTORY)
 
     def list(self, path: str) -> Sequence[Entry]:
-        """Describe what is right below a prefix, by one request unless objects are empty; of an object, itself."""
+        """Describe what is right below a prefix, by one request where markers have a slash; of an object, itself."""
         import obstore
 
         bucket, key = _split(path)
         level = obstore.list_with_delimiter(self._clients.of(bucket), key or None)
         objects = [_entry(bucket, each) for each in level["objects"]]
-        found = self._without_markers(entry for entry in objects if entry.path != path)
+        found = [entry for entry in objects if entry.path != path]
+        if self.service.has_slashless_markers:
+            found = self._without_markers(found)
         found += [Entry(f"{bucket}/{each}", DIRECTORY) for each in level["common_prefixes"]]
         if not found and key and not objects:
             return [self._head(bucket, key)]
@@ -121,13 +124,19 @@ class ObjectStore(Store):
             obstore.list(self._clients.of(bucket), key or None, chunk_size=_PAGE_OBJECTS)
         )
         found = (_entry(bucket, each) for page in pages for each in page)
-        return self._without_markers(entry for entry in found if entry.path != path)  # its own marker
+        return self._without_markers([entry for entry in found if entry.path != path])  # its own marker
 
-    def _without_markers(self, entries: Iterable[Entry]) -> builtins.list[Entry]:
-        return [entry for entry in entries if entry.size_bytes or not self._is_marker(entry)]
+    def _without_markers(self, entries: builtins.list[Entry]) -> builtins.list[Entry]:
+        listed = pairwise([*entries, Entry("")])
+        return [entry for entry, after in listed if entry.size_bytes or not self._is_marker(entry, after)]
 
-    def _is_marker(self, entry: Entry) -> bool:
-        """True if an empty object stands for a directory, or was listed without the slash at the end of its key."""
+    def _is_marker(self, entry: Entry, after: Entry) -> bool:
+        """True if an empty object stands for a directory, or was listed without the slash at the end of its key.
+
+        One with something in it, which is listed right `after` it, needs no look.
+        """
+        if after.path.startswith(f"{entry.path}/"):
+            return True
         try:
             return self._head(*_split(entry.path)).size_bytes > 0  # that of another object
         except FileNotFoundError:

@@ -14,7 +14,7 @@ from reshard.core.errors import InputError
 from reshard.core.storage.objects.object_store import ObjectStore
 from reshard.core.storage.objects.s3 import S3Service, s3_settings
 from reshard.core.storage.stores import open_store
-from tests.support.canned_server import Answer, Asked, CannedServer
+from tests.support.canned_server import OBJECT, Answer, Asked, CannedServer
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 from tests.support.signatures import signed_by
@@ -410,3 +410,34 @@ def test_the_package_that_a_protocol_needs_is_named(monkeypatch: pytest.MonkeyPa
         assert refusal(f"{protocol}://models/run").endswith(
             f"{protocol}:// needs a package that is not installed: pip install 'reshard[{extra}]'"
         )
+
+
+def listing(*keys: str) -> Answer:
+    """A page with empty objects."""
+    described = "".join(
+        f"<Contents><Key>{key}</Key><LastModified>2026-11-26T08:00:00Z</LastModified><Size>0</Size><ETag>x</ETag>"
+        "</Contents>"
+        for key in keys
+    )
+    return Answer(200, f"<ListBucketResult>{described}</ListBucketResult>".encode())
+
+
+def test_empty_objects_right_below_a_prefix_are_not_asked_for(server: CannedServer) -> None:
+    server.answer = listing("run/", "run/a", "run/b")
+    found = opened(endpoint_url=server.url, **KEYS).list("models/run")
+    assert [entry.name for entry in found] == ["a", "b"]
+    assert len(server.asked) == 1
+
+
+def test_markers_of_directories_that_hold_something_are_not_asked_for(server: CannedServer) -> None:
+    server.answer = listing(
+        "run/", "run/rank_0/", "run/rank_0/inner/", "run/rank_0/inner/a", "run/rank_1/", "run/rank_1/a"
+    )
+    page = server.answer
+    server.answers = lambda path: page if "list-type" in path else OBJECT
+    found = opened(endpoint_url=server.url, **KEYS).find("models/run")
+    assert [entry.path for entry in found] == ["models/run/rank_0/inner/a", "models/run/rank_1/a"]
+    assert [request.path.partition("?")[0] for request in server.asked[1:]] == [
+        "/models/run/rank_0/inner/a",
+        "/models/run/rank_1/a",
+    ]
