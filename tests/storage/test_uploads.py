@@ -17,7 +17,7 @@ from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.progress import reporting_to
 from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage.copying import copy_file
-from reshard.core.storage.objects import aws, object_store
+from reshard.core.storage.objects import aws
 from reshard.core.storage.objects.s3 import S3Service
 from reshard.core.storage.stores import open_store
 from reshard.core.storage.uploads import abort_uploads
@@ -331,8 +331,8 @@ LARGE = content_of(2 * S3_PART + LAST_PIECE_BYTES)
 @pytest.fixture
 def parts_proxy(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
     """Before a server that copies parts, with a large object; what is large is copied part by part."""
-    monkeypatch.setattr(object_store, "_MAX_COPIED_BYTES", 2 * S3_PART)
-    monkeypatch.setattr(aws, "_COPIED_PART_BYTES", S3_PART)
+    monkeypatch.setattr(S3Service, "max_copied_bytes", 2 * S3_PART)
+    monkeypatch.setattr(aws, "COPIED_PART_BYTES", S3_PART)
     client = s3_client(moto.url)
     client.create_bucket(Bucket=OTHER_BUCKET)
     client.put_object(Bucket=BUCKET, Key="large.bin", Body=LARGE)
@@ -382,7 +382,7 @@ def test_a_large_copy_where_the_service_has_no_parts_to_copy(
     store: Store, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """It passes through this process."""
-    monkeypatch.setattr(object_store, "_MAX_COPIED_BYTES", 1000)
+    monkeypatch.setattr(S3Service, "max_copied_bytes", 1000)
     monkeypatch.setattr(S3Service, "copy_large", lambda *_: False)
     content = content_of(2 * 8 * 2**20 + 5)
     path = store.files("large.bin")

@@ -12,7 +12,8 @@ from reshard.core.storage.write_guard import check_claim
 if TYPE_CHECKING:
     from reshard.core.storage.objects.s3 import S3Settings
 
-_COPIED_PART_BYTES = 512 * 2**20
+COPIED_PART_BYTES = 512 * 2**20
+"""Slow servers copy as much before an answer is no longer waited for."""
 _COPIES_AT_ONCE = 8
 _NO_FILES: Any = {
     "profile": (None, None, None, None),
@@ -63,8 +64,8 @@ class AwsClient:
         from boto3.s3.transfer import TransferConfig
 
         config = TransferConfig(
-            multipart_threshold=_COPIED_PART_BYTES,
-            multipart_chunksize=_COPIED_PART_BYTES,
+            multipart_threshold=COPIED_PART_BYTES,
+            multipart_chunksize=COPIED_PART_BYTES,
             max_concurrency=_COPIES_AT_ONCE,
         )
         (bucket, key), (to_bucket, to_key) = source, target

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
 _PAGE_OBJECTS = 1000
-_MAX_COPIED_BYTES = 5 * 2**30
-"""Services copy larger objects only part by part."""
 _AZURE_DIRECTORY = "hdi_isfolder"
 """Metadata of empty blobs that stand for directories, where an account has a hierarchical namespace."""
 _IMPOSSIBLE_KEY = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\x00-\x1f\x7f]")
@@ -212,7 +210,7 @@ class ObjectStore(Store):
 
         (from_bucket, from_key), (bucket, key) = _split(source), _split(target)
         size_bytes = self._head(from_bucket, from_key).size_bytes
-        if self.service.copies_whole and size_bytes <= _MAX_COPIED_BYTES and from_bucket == bucket:
+        if self.service.copies_whole and size_bytes <= self.service.max_copied_bytes and from_bucket == bucket:
             obstore.copy(self._clients.of(bucket), from_key, key)
         elif not self.service.copy_large((from_bucket, from_key), (bucket, key)):
             super().copy(source, target)

@@ -159,6 +159,7 @@ class S3Service(Service):
     """
 
     keeps_parts: ClassVar[bool] = True
+    max_copied_bytes: ClassVar[int] = aws.COPIED_PART_BYTES
 
     def __init__(self, settings: S3Settings) -> None:
         self._settings = settings

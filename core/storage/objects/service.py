@@ -31,6 +31,8 @@ class Service(ABC):
     """Of what names certificates to trust."""
     keeps_parts: ClassVar[bool] = False
     """Abandoned uploads can be listed and aborted."""
+    max_copied_bytes: ClassVar[int] = 5 * 2**30
+    """Larger objects cannot be copied by one request, or not as fast as it must be answered."""
     copies_whole: ClassVar[bool] = True
     """A copy is whole when the service answers that it is made."""
     has_slashless_markers: ClassVar[bool] = False

@@ -1,6 +1,7 @@
 """Profiles, processes, roles and expiring keys, as AWS's tools know them; requests of AWS's own client."""
 
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from traceback import format_exception
@@ -14,7 +15,7 @@ from reshard.core.storage.objects.object_store import ObjectStore
 from reshard.core.storage.store import AbandonedUpload
 from reshard.core.storage.stores import open_store
 from reshard.core.storage.urls import Location
-from tests.support.canned_server import Answer, Asked, CannedServer, error_answer
+from tests.support.canned_server import OBJECT, Answer, Asked, CannedServer, error_answer
 from tests.support.patience import until
 from tests.support.signatures import signed_by
 
@@ -340,3 +341,21 @@ def test_a_large_copy_is_encrypted_as_other_objects_are(server: CannedServer) ->
     assert headers["x-amz-server-side-encryption"] == "aws:kms"
     assert headers["x-amz-server-side-encryption-aws-kms-key-id"] == "the-key"
     assert headers["x-amz-request-payer"] == "requester"
+
+
+def test_a_copy_that_takes_the_server_long_is_made_in_parts(server: CannedServer) -> None:
+    """An answer comes when all is copied, and is waited for no longer than any other."""
+    size_bytes = 2**29 + 1
+    begun = Answer(body=b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>")
+    copied = Answer(body=b"<CopyPartResult><ETag>x</ETag></CopyPartResult>")
+    ended = Answer(body=b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
+
+    def answer(path: str) -> Answer:
+        if path == "/models/a":
+            return replace(OBJECT, missing_bytes=size_bytes)
+        return begun if path.endswith("?uploads") else copied if "partNumber" in path else ended
+
+    server.answers = answer
+    opened(endpoint_url=server.url, **KEYS).copy("models/a", "models/b")
+    ranges = [request.headers.get("x-amz-copy-source-range") for request in server.asked if request.method == "PUT"]
+    assert sorted(map(str, ranges)) == [f"bytes=0-{2**29 - 1}", f"bytes={2**29}-{2**29}"]
