@@ -8,13 +8,13 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 
 from reshard.core.runtime.context import having
 from reshard.core.runtime.records import Record
-from reshard.core.runtime.retry import sleep_unless_stopped
+from reshard.core.runtime.retry import is_stoppable, sleep_unless_stopped, stoppable
 
 _RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[bkmgt]?)(?:i?b)?", re.IGNORECASE)
 _UNITS = {"b": 1, "": 2**10, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -91,7 +91,11 @@ _current: ContextVar[_Lines | None] = ContextVar("reshard_bandwidth", default=No
 @contextmanager
 def bandwidth_limited(bandwidth: Bandwidth) -> Iterator[None]:
     """Limit what is sent and received inside the block, by all threads to which its context is passed on."""
-    with having(_current, _lines_of(bandwidth)):
+    lines = _lines_of(bandwidth)
+    if lines == _Lines(None, None):
+        yield
+        return
+    with having(_current, lines), nullcontext() if is_stoppable() else stoppable():
         yield
 
 

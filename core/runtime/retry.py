@@ -74,10 +74,34 @@ _stop: ContextVar[threading.Event | None] = ContextVar("reshard_stop", default=N
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """Yield an event that, once set, ends all retries inside the block."""
+    """Yield an event that, once set, ends all pauses inside the block; it is set if the block fails."""
     stop = threading.Event()
     with having(_stop, stop):
-        yield stop
+        try:
+            yield stop
+        except BaseException:
+            stop.set()
+            raise
+
+
+def is_stoppable() -> bool:
+    """True in a `stoppable` block."""
+    return _stop.get() is not None
+
+
+@contextmanager
+def ending_pauses() -> Iterator[None]:
+    """End all pauses of this context's `stoppable` block if this one is interrupted; inside that of a pool of threads.
+
+    Leaving a pool waits for its threads.
+    """
+    try:
+        yield
+    except BaseException as error:
+        stop = _stop.get()
+        if stop is not None and not isinstance(error, Exception | GeneratorExit):
+            stop.set()
+        raise
 
 
 def with_retries(

@@ -10,6 +10,7 @@ from typing import TypeVar
 from msgspec import Struct, field
 
 from reshard.core.runtime.progress import advancing, current_progress
+from reshard.core.runtime.retry import ending_pauses
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -22,7 +23,7 @@ def in_threads(work: Callable[[Item], Answer], items: Iterable[Item], workers: i
     """
     from concurrent.futures import ThreadPoolExecutor  # loads logging, which a command's help has no need of
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="reshard") as pool:
+    with ThreadPoolExecutor(workers, thread_name_prefix="reshard") as pool, ending_pauses():
         futures = [pool.submit(copy_context().run, work, item) for item in items]
         try:
             return [future.result() for future in futures]

@@ -51,6 +51,8 @@ def write_bytes(location: Location, data: bytes) -> None:
         StorageError: the file cannot be written.
     """
     check_claim()
+    if not location.store.is_near:
+        before_sending(len(data))
     requested(location, f"write {len(data)} bytes", lambda: location.store.put(location.path, data))
 
 

@@ -1,5 +1,8 @@
 """Work on a bucket keeps to its limit, whatever it does at once; local files have none."""
 
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +19,7 @@ from tests.support.stores import Store
 
 CASE = case(7010)
 RATE = 400 * 2**10
+RESHARD = Path(sys.executable).with_name("reshard")
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -45,6 +49,25 @@ def test_local_files_have_no_limit_and_a_conversion_is_the_same_with_another(tmp
     assert convert(CASE.request(tmp_path / "out", bandwidth_limit="1B")).written_bytes
     assert not convert(CASE.request(tmp_path / "out", bandwidth_limit="1M:2M")).written_bytes
     assert read_tree(tmp_path / "out") == CASE.want
+
+
+@pytest.mark.parametrize("command", ["plan", "convert"])
+def test_an_interrupted_command_does_not_wait_for_its_turn(command: str, store: Store, tmp_path: Path) -> None:
+    """At a KiB in a second the threads that index a source have reserved the next hour."""
+    url = store.add(CASE.directory / "src", "limited")
+    strategies = (f"--source-strategy={CASE.request('x').source_strategy}", "--bandwidth-limit=1")
+    process = subprocess.Popen(
+        [RESHARD, command, url, tmp_path / "out", *strategies], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while not any(exchange.call.operation == "GetObject" for exchange in store.proxy.exchanges()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert "interrupted" in process.communicate(timeout=120)[1]
+        assert process.returncode == 130
+    finally:
+        process.kill()
 
 
 def test_a_limit_that_is_none_is_refused() -> None:

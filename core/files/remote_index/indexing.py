@@ -19,6 +19,7 @@ from reshard.core.files.model import FileIndex
 from reshard.core.files.remote_index.templates import Template, read_template
 from reshard.core.files.remote_reads import read_coalesced
 from reshard.core.runtime.records import Record
+from reshard.core.runtime.retry import ending_pauses
 from reshard.core.storage.input_errors import storage_errors_as_input
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
@@ -36,7 +37,8 @@ Answer = TypeVar("Answer")
 def workers_on(locations: Iterable[Location], workers: int) -> Iterator["Workers"]:
     """Provide as many workers as files at these locations can use."""
     are_near = any(location.store.is_near for location in locations)
-    with ThreadPoolExecutor(workers if are_near else max(workers, _REMOTE_FILES_AT_ONCE)) as pool:
+    at_once = workers if are_near else max(workers, _REMOTE_FILES_AT_ONCE)
+    with ThreadPoolExecutor(at_once) as pool, ending_pauses():
         yield Workers(pool, are_near=are_near)
 
 
