@@ -10,7 +10,6 @@ from typing import TypeVar
 from msgspec import Struct, field
 
 from reshard.core.runtime.progress import advancing, current_progress
-from reshard.core.runtime.retry import ending_pauses
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -21,7 +20,10 @@ def in_threads(work: Callable[[Item], Answer], items: Iterable[Item], workers: i
 
     The first error, or an interruption, cancels items not yet begun and sets `stop`, so that running ones end soon.
     """
-    from concurrent.futures import ThreadPoolExecutor  # loads logging, which a command's help has no need of
+    # they load logging, which a command's help has no need of
+    from concurrent.futures import ThreadPoolExecutor
+
+    from reshard.core.runtime.retry import ending_pauses
 
     with ThreadPoolExecutor(workers, thread_name_prefix="reshard") as pool, ending_pauses():
         futures = [pool.submit(copy_context().run, work, item) for item in items]
