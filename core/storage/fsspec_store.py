@@ -211,9 +211,7 @@ class FsspecStore(Store):
     @property
     def renames_files(self) -> bool:
         """True if a file is written in place, and can be renamed: it gets its name when it is whole."""
-        from fsspec.implementations.memory import MemoryFileSystem
-
-        return _has_own("mv", self._kind) or issubclass(self._kind, MemoryFileSystem)
+        return _has_own("mv", self._kind)
 
 
 class _Reader:

@@ -7,6 +7,7 @@ fail before anything happened or after it was carried out, when only the answer 
 import errno
 import hashlib
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from typing import Any, ClassVar
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
+_FINAL_NAME = r"/\1"
+_TEMPORARY = re.compile(r"/\.([^/]+)\.[0-9a-f]{8}\.tmp$")
 UPLOAD_PART_BYTES = 16 * 2**10
 """Small, for files of some 100 KiB to be uploaded in several parts."""
 
@@ -54,8 +57,8 @@ class Faults:
     def chance(self, request: str, path: str) -> random.Random:
         """What is random about a request: it depends on how often it was made, not on what else was."""
         with self._lock:
-            # leases have random names
-            key = f"{request} {'lease' if '/leases/' in path else path}"
+            # leases and temporary files have random names
+            key = f"{request} {'lease' if '/leases/' in path else _TEMPORARY.sub(_FINAL_NAME, path)}"
             self._requests[key] += 1
             return random.Random(f"{self.seed} {key} {self._requests[key]}")
 

@@ -180,7 +180,7 @@ def test_faults_of_all_kinds_anywhere(filled: dict[str, Any]) -> None:
     assert outcomes["committed in spite of faults"] > 5, outcomes
 
 
-REQUESTS = ("info", "ls", "find", "read", "write", "open", "upload", "close", "copy", "remove")
+REQUESTS = ("info", "ls", "read", "write", "open", "upload", "close", "copy", "remove")
 
 
 @pytest.mark.parametrize("what", REQUESTS)
