@@ -5,7 +5,7 @@ import os
 import posixpath
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +14,7 @@ from reshard.core.errors import InputError
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.suggestions import close_words
 from reshard.core.storage.disk import LOCAL_DISK
+from reshard.core.storage.ranges import RangeReader
 from reshard.core.storage.store import DIRECTORY, FILE, OTHER, Buffer, Entry, Output, Reader, Reason, Store
 from reshard.core.storage.system_errors import reason_of_system
 from reshard.core.text.secrets import scrubbed
@@ -191,10 +192,6 @@ class FsspecStore(Store):
         """Remove a file."""
         self.fs.rm_file(path)
 
-    def is_same(self, other: Store) -> bool:
-        """True for the same filesystem with the same options."""
-        return self == other
-
     def reason_of(self, error: Exception, path: str) -> Reason | None:
         """Explain an error of the operating system, or of the package behind the filesystem."""
         if isinstance(error, EOFError):  # paramiko's word for it
@@ -214,30 +211,15 @@ class FsspecStore(Store):
         return _has_own("mv", self._kind)
 
 
-class _Reader:
-    is_proven = False
-
+class _Reader(RangeReader):
     def __init__(self, store: FsspecStore, found: Entry) -> None:
+        super().__init__(found.size_bytes, found.file_version)
         self._store = store
         self._path = found.path
-        self.size_bytes = found.size_bytes
-        self.version = found.file_version
 
-    def read_into(self, offset: int, parts: Sequence[memoryview]) -> int:
-        length = min(sum(map(len, parts)), max(0, self.size_bytes - offset))
-        if not length:
-            return 0
-        data = memoryview(self._store.fs.cat_file(self._path, start=offset, end=offset + length))
-        if len(data) != length:
-            raise ConnectionError(f"wrong length: got {len(data)} of {length} bytes")
-        for part in parts:
-            taken = data[: len(part)]
-            part[: len(taken)] = taken
-            data = data[len(taken) :]
-        return length
-
-    def close(self) -> None:
-        pass
+    def pieces(self, offset: int, length: int) -> Generator[bytes, None, None]:
+        """Yield the bytes of a range at once."""
+        yield self._store.fs.cat_file(self._path, start=offset, end=offset + length)
 
 
 class _Output:
@@ -297,15 +279,11 @@ class _Renamed(_Output):
             self._rename()
 
     def _rename(self) -> None:
-        if _has_own("mv", type(self._fs)):
-            self._fs.mv(self._path, self._final)
-            self._fs.invalidate_cache()
-            with suppress(FileNotFoundError):
-                self._fs.info(self._path)
-                raise FileExistsError(errno.EEXIST, "the storage did not rename it", self._final)  # nor did it say so
-        else:  # fsspec's own takes brackets in names for patterns
-            self._fs.cp_file(self._path, self._final)
-            self._fs.rm_file(self._path)
+        self._fs.mv(self._path, self._final)
+        self._fs.invalidate_cache()
+        with suppress(FileNotFoundError):
+            self._fs.info(self._path)
+            raise FileExistsError(errno.EEXIST, "the storage did not rename it", self._final)  # nor did it say so
 
     def discard(self) -> None:
         with suppress(OSError):  # its connection may have ended

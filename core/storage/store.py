@@ -261,7 +261,7 @@ class Store(ABC):
 
     def is_same(self, other: "Store") -> bool:
         """True if equal paths of two storages are the same place, as far as can be known."""
-        return self is other
+        return self == other
 
     @abstractmethod
     def reason_of(self, error: Exception, path: str) -> Reason | None:

@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
@@ -24,8 +24,8 @@ import httpx
 from reshard.core.errors import InputError
 from reshard.core.storage.objects.endpoints import checked_endpoint
 from reshard.core.storage.objects.options import check_kinds, check_known
-from reshard.core.storage.objects.reader import Scatter
 from reshard.core.storage.objects.service import CONNECT_SECONDS, READ_SECONDS
+from reshard.core.storage.ranges import RangeReader
 from reshard.core.storage.read_only import ReadOnlyStore
 from reshard.core.storage.store import DIRECTORY, FILE, ChangedFileError, Entry, Reader, Reason, Store
 from reshard.core.text.secrets import scrubbed
@@ -246,34 +246,23 @@ class WebStore(ReadOnlyStore):
             return None
 
 
-class _Reader:
+class _Reader(RangeReader):
     is_proven = True
 
     def __init__(self, store: WebStore, path: str, size_bytes: int, tag: str) -> None:
+        super().__init__(size_bytes, f"{size_bytes}-{tag}")
         self._store = store
         self._path = path
         self._tag = tag
-        self.size_bytes = size_bytes
-        self.version = f"{size_bytes}-{tag}"
 
-    def read_into(self, offset: int, parts: Sequence[memoryview]) -> int:
-        length = min(sum(map(len, parts)), max(0, self.size_bytes - offset))
-        if not length:
-            return 0
+    def pieces(self, offset: int, length: int) -> Generator[bytes, None, None]:
+        """Yield the bytes of a range, if the file still has its version."""
         try:
             with self._store.answered("GET", self._path, Range=f"bytes={offset}-{offset + length - 1}") as answer:
                 self._check(answer, offset, length)
-                scatter = Scatter(parts)
-                for piece in answer.iter_raw():
-                    scatter.write(memoryview(piece))
+                yield from answer.iter_raw()
         except _NoRangeError as error:
             raise ChangedFileError from error
-        if scatter.count != length:
-            raise ConnectionError(f"wrong length: got {scatter.count} of {length} bytes")
-        return length
-
-    def close(self) -> None:
-        """Leave the connections to the store."""
 
     def _check(self, answer: httpx.Response, offset: int, length: int) -> None:
         _check_plain(answer)

@@ -7,7 +7,7 @@ import pytest
 from reshard.core.errors import CatalogError, StorageError
 from reshard.core.runtime import retry
 from reshard.core.runtime.retry import RetryPolicy, counting_retries
-from reshard.core.storage.objects.reader import Scatter
+from reshard.core.storage.ranges import Scatter
 from reshard.core.storage.reading import is_proven, open_source, read_bytes, read_parts
 from reshard.core.storage.stores import open_store
 from reshard.core.storage.urls import Location, parse_url

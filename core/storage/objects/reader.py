@@ -3,10 +3,10 @@
 import errno
 import os
 import re
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Self
 
+from reshard.core.storage.ranges import RangeReader
 from reshard.core.storage.store import ChangedFileError
 
 if TYPE_CHECKING:
@@ -26,16 +26,15 @@ class NoVersionError(OSError):
         super().__init__("the server shows no version (ETag) of what it sends: it cannot be read from safely")
 
 
-class ObjectReader:
+class ObjectReader(RangeReader):
     """An object open for reading; `client` refuses in a forked process."""
 
     is_proven = True
 
     def __init__(self, client: Callable[[], "Client"], key: str, size_bytes: int, etag: str) -> None:
+        super().__init__(size_bytes, f"{size_bytes}-{etag}")
         self._client = client
         self._key = key
-        self.size_bytes = size_bytes
-        self.version = f"{size_bytes}-{etag}"
         self._etag = etag
 
     @classmethod
@@ -44,15 +43,11 @@ class ObjectReader:
         found = _VERSION.fullmatch(version)
         return cls(client, key, int(found["size"]), found["etag"]) if found else None
 
-    def read_into(self, offset: int, parts: Sequence[memoryview]) -> int:
-        """Fill `parts`, one after another, by one request; each byte is copied once."""
+    def pieces(self, offset: int, length: int) -> Generator[memoryview, None, None]:
+        """Yield the bytes of a range, if the object still has its version."""
         import obstore
         from obstore.exceptions import PreconditionError
 
-        length = min(sum(map(len, parts)), max(0, self.size_bytes - offset))
-        if not length:
-            return 0
-        scatter = Scatter(parts)
         options: Any = {"if_match": f'"{self._etag}"'}
         if length < self.size_bytes:  # some servers answer a range that is the whole object with 200, not 206
             options["range"] = offset, offset + length
@@ -66,38 +61,7 @@ class ObjectReader:
         if found != self._etag:  # not every server heeds conditions
             raise ChangedFileError
         for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
-            scatter.write(memoryview(piece))
-        if scatter.count != length:
-            raise ConnectionError(f"wrong length: got {scatter.count} of {length} bytes")
-        return length
-
-    def close(self) -> None:
-        """Do nothing: connections are the client's."""
-
-
-class Scatter:
-    """Buffers to be filled one after another.
-
-    Attributes:
-        count: bytes received.
-    """
-
-    def __init__(self, parts: Sequence[memoryview]) -> None:
-        self._parts = deque(parts)
-        self.count = 0
-
-    def write(self, data: memoryview) -> None:
-        """Fill the next buffers with all of `data`; a ConnectionError if it is longer than they are."""
-        self.count += len(data)
-        while data:
-            if not self._parts:
-                raise ConnectionError("long read: got more bytes than requested")
-            part = self._parts.popleft()
-            taken = data[: len(part)]
-            part[: len(taken)] = taken
-            if len(taken) < len(part):
-                self._parts.appendleft(part[len(taken) :])
-            data = data[len(taken) :]
+            yield memoryview(piece)
 
 
 def etag_of(found: "ObjectMeta | PutResult") -> str:
