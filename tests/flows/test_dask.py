@@ -32,6 +32,7 @@ from tests.support.columns import column_case
 from tests.support.dask_processes import DaskProcesses, dask_processes
 from tests.support.places import PROJECT
 from tests.support.runs import files_of, partial, recorded_ranks
+from tests.support.s3_proxy import s3_proxy
 from tests.support.s3_server import s3_server
 
 FOUR_TO_THREE = case(7009)
@@ -292,11 +293,11 @@ def test_a_worker_that_does_not_see_the_files_says_so(cluster: DaskProcesses, tm
 
 
 def test_converts_from_bucket_to_bucket_while_a_worker_is_killed(tmp_path: Path) -> None:
-    with s3_server(tmp_path / "s3") as s3:
+    with s3_server(tmp_path / "s3") as s3, s3_proxy(s3) as proxy:
         shutil.copytree(PIPELINES.directory, s3.path("source", "model"))
         s3.look_again()
         keys = tmp_path / "keys.json"
-        keys.write_text(json.dumps({"endpoint_url": s3.url, "key": s3.access_key, "secret": s3.secret_key}))
+        keys.write_text(json.dumps({"endpoint_url": proxy.url, "key": s3.access_key, "secret": s3.secret_key}))
         asked = PIPELINES.request(
             "s3://target/out",
             source="s3://source/model/src",
