@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.storage.disk import LOCAL_DISK
-from reshard.core.storage.objects.options import check_kinds, check_known
+from reshard.core.storage.option_checks import check_kinds, check_known
 from reshard.core.storage.read_only import ReadOnlyStore
 from reshard.core.storage.store import (
     DIRECTORY,

@@ -22,9 +22,8 @@ from urllib.parse import quote, unquote
 import httpx
 
 from reshard.core.errors import InputError
-from reshard.core.storage.objects.endpoints import checked_endpoint
-from reshard.core.storage.objects.options import check_kinds, check_known
-from reshard.core.storage.objects.service import CONNECT_SECONDS, READ_SECONDS
+from reshard.core.storage.endpoints import CONNECT_SECONDS, READ_SECONDS, checked_endpoint
+from reshard.core.storage.option_checks import check_kinds, check_known
 from reshard.core.storage.ranges import RangeReader
 from reshard.core.storage.read_only import ReadOnlyStore
 from reshard.core.storage.store import DIRECTORY, FILE, ChangedFileError, Entry, Reader, Reason, Store

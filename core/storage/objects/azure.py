@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 from reshard.core.runtime.records import Record
-from reshard.core.storage.objects.endpoints import checked_endpoint
-from reshard.core.storage.objects.options import check_kinds, check_known, flag, seconds
-from reshard.core.storage.objects.service import CONNECT_SECONDS, READ_SECONDS, Service, client_options
+from reshard.core.storage.endpoints import CONNECT_SECONDS, READ_SECONDS, checked_endpoint
+from reshard.core.storage.objects.service import Service, client_options
+from reshard.core.storage.option_checks import check_kinds, check_known, flag, seconds
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, RetryConfig

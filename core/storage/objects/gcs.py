@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reshard.core.runtime.records import Record
-from reshard.core.storage.objects.endpoints import checked_endpoint, server_of
-from reshard.core.storage.objects.options import check_kinds, check_known
-from reshard.core.storage.objects.service import READ_SECONDS, Service, client_options
+from reshard.core.storage.endpoints import READ_SECONDS, checked_endpoint, server_of
+from reshard.core.storage.objects.service import Service, client_options
+from reshard.core.storage.option_checks import check_kinds, check_known
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client

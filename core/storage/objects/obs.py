@@ -13,7 +13,7 @@ import re
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from reshard.core.storage.objects.endpoints import checked_endpoint
+from reshard.core.storage.endpoints import checked_endpoint
 
 _REGIONAL_HOST = re.compile(r"obs[a-z0-9-]*\.([a-z0-9-]+)\.myhuaweicloud\..+")
 _ANY_REGION = "us-east-1"

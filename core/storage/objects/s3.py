@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from reshard.core.runtime.records import Record
+from reshard.core.storage.endpoints import checked_endpoint, server_of
 from reshard.core.storage.objects import aws, aws_configuration, obs
 from reshard.core.storage.objects.credentials import CredentialProvider
-from reshard.core.storage.objects.endpoints import checked_endpoint, server_of
-from reshard.core.storage.objects.options import check_choice
 from reshard.core.storage.objects.s3_options import (
     ADDRESSING,
     Keys,
@@ -24,6 +23,7 @@ from reshard.core.storage.objects.s3_options import (
     parse_options,
 )
 from reshard.core.storage.objects.service import Service, client_options
+from reshard.core.storage.option_checks import check_choice
 from reshard.core.storage.store import AbandonedUpload
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from reshard.core.runtime.records import Record
-from reshard.core.storage.objects.options import check_choice, check_kinds, check_known, flag, seconds
-from reshard.core.storage.objects.service import CONNECT_SECONDS, READ_SECONDS
+from reshard.core.storage.endpoints import CONNECT_SECONDS, READ_SECONDS
+from reshard.core.storage.option_checks import check_choice, check_kinds, check_known, flag, seconds
 
 Options = Mapping[str, Any]
 Keys = tuple[str, str, str | None]

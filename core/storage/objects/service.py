@@ -6,14 +6,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from reshard.core.runtime import retry
+from reshard.core.storage.endpoints import CONNECT_SECONDS, READ_SECONDS
 from reshard.core.storage.store import AbandonedUpload
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
-CONNECT_SECONDS = 10.0
-READ_SECONDS = 60.0
-"""For each piece of an answer to arrive."""
 SENDING_SECONDS = 256.0
 """For a part of 8 MiB at 32 KiB/s; the client counts it as time in which no answer begins."""
 _LONGEST_SECONDS = 600

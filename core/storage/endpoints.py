@@ -1,4 +1,4 @@
-"""Endpoints of servers: checked before the first request, and compared.
+"""Endpoints of servers: checked before the first request, and compared; and how long they are waited for.
 
 A client reports a wrong endpoint only at the first request, and repeats it, with the password that may be in it.
 """
@@ -9,6 +9,9 @@ from urllib.parse import urlsplit
 
 from reshard.core.text.secrets import carries_credentials
 
+CONNECT_SECONDS = 10.0
+READ_SECONDS = 60.0
+"""For each piece of an answer to arrive."""
 _CLOUDS = ("amazonaws", "myhuaweicloud", "googleapis")
 """Clouds where bucket names are unique, so that any endpoint leads to a bucket."""
 _PORTS = {"http": 80, "https": 443}
