@@ -35,7 +35,6 @@ _NAMES = {"sas_token": "sas_key"}
 """Name of an option -> obstore's, if it is another."""
 _SUFFIX = "core.windows.net"
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
-_CONTAINER = re.compile(r"\$root|\$web|(?=.{3,63}$)[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 class AzureSettings(Record):
@@ -91,6 +90,7 @@ class AzureService(Service):
 
     protocol = "abfs"
     bucket_word: ClassVar[str] = "container"
+    bucket_names: ClassVar[re.Pattern[str]] = re.compile(r"\$root|\$web|(?=.{3,63}$)[a-z0-9]+(?:-[a-z0-9]+)*")
     copies_whole: ClassVar[bool] = False
     """A copy has its name at once, and the service may still be at work on it; obstore does not wait."""
     has_slashless_markers: ClassVar[bool] = True
@@ -106,8 +106,7 @@ class AzureService(Service):
         """Check that a container can have such a name, and that it is not followed by an account's."""
         if "@" in bucket:
             raise ValueError("name the container alone, as in abfs://container/…, and the account in storage options")
-        if not _CONTAINER.fullmatch(bucket):
-            raise ValueError(f"{bucket!r} cannot be a container's name" if bucket else "it names no container")
+        super().check_bucket(bucket)
 
     @property
     def address(self) -> str:

@@ -23,7 +23,6 @@ Options = Mapping[str, Any]
 
 _OPTIONS = ("token", "endpoint_url", "project")
 """The project is of no use: it is the bucket's."""
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _ENDPOINT = "https://storage.googleapis.com"
 _ANONYMOUS = "anon"
 _USER = "authorized_user"
@@ -87,6 +86,7 @@ class GcsService(Service):
     """Google Cloud Storage, or a server that speaks its protocol."""
 
     protocol = "gs"
+    bucket_names: ClassVar[re.Pattern[str]] = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
     puts_by_generation: ClassVar[bool] = True
     no_credentials: ClassVar[str] = (
         f"set {_FILE} to the path of a service account's file, or name storage options that have it as token"
@@ -94,11 +94,6 @@ class GcsService(Service):
 
     def __init__(self, settings: GcsSettings) -> None:
         self._settings = settings
-
-    def check_bucket(self, bucket: str) -> None:
-        """Check that a bucket can have such a name."""
-        if not _BUCKET.fullmatch(bucket):
-            raise ValueError(f"{bucket!r} cannot be a bucket's name" if bucket else "it names no bucket")
 
     @property
     def address(self) -> str:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
     from obstore.store import RetryConfig
 
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-"""Names of buckets; old ones, and other servers', may have more than lowercase letters."""
 _EXPRESS = "--x-s3"
 """The end of names of S3's directory buckets, which want another kind of credentials."""
 _LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -158,6 +156,8 @@ class S3Service(Service):
         ValueError: the bundle of certificates cannot be used.
     """
 
+    bucket_names: ClassVar[re.Pattern[str]] = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+    """Those of old buckets, and of other servers', may have more than lowercase letters."""
     keeps_parts: ClassVar[bool] = True
     max_copied_bytes: ClassVar[int] = aws.COPIED_PART_BYTES
 
@@ -182,8 +182,6 @@ class S3Service(Service):
     def check_bucket(self, bucket: str) -> None:
         """Check that a bucket can have such a name, and is of a kind that obstore knows."""
         super().check_bucket(bucket)
-        if not _BUCKET.fullmatch(bucket):
-            raise ValueError(f"{bucket!r} cannot be a bucket's name")
         if bucket.endswith(_EXPRESS):
             raise ValueError("directory buckets of S3 Express are not supported")
 

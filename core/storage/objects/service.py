@@ -1,5 +1,6 @@
 """An object storage service with its settings: what the services that obstore speaks to differ in."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
@@ -25,6 +26,7 @@ class Service(ABC):
     protocol: str
     """Of the URLs that reach it."""
     bucket_word: ClassVar[str] = "bucket"
+    bucket_names: ClassVar[re.Pattern[str]]
     certificates_word: str = "SSL_CERT_FILE"
     """Of what names certificates to trust."""
     keeps_parts: ClassVar[bool] = False
@@ -48,6 +50,8 @@ class Service(ABC):
         """
         if not bucket:
             raise ValueError(f"it names no {self.bucket_word}")
+        if not self.bucket_names.fullmatch(bucket):
+            raise ValueError(f"{bucket!r} cannot be a {self.bucket_word}'s name")
 
     @abstractmethod
     def client(self, bucket: str, retry_config: "RetryConfig", sending_seconds: float = 0) -> "ObjectStore":
