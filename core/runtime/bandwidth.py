@@ -91,11 +91,10 @@ _current: ContextVar[_Lines | None] = ContextVar("reshard_bandwidth", default=No
 @contextmanager
 def bandwidth_limited(bandwidth: Bandwidth) -> Iterator[None]:
     """Limit what is sent and received inside the block, by all threads to which its context is passed on."""
-    lines = _lines_of(bandwidth)
-    if lines == _Lines(None, None):
+    if bandwidth == Bandwidth():
         yield
         return
-    with having(_current, lines), nullcontext() if is_stoppable() else stoppable():
+    with having(_current, _lines_of(bandwidth)), nullcontext() if is_stoppable() else stoppable():
         yield
 
 

@@ -38,6 +38,7 @@ _LEAST_ENTRY_BYTES = 46
 """Of a member in a zip archive's own index, which is read at once."""
 _ENCRYPTED = 1
 _DAMAGED = "the archive is truncated or damaged"
+_ENDS_EARLY = "the archive ends before it: it is truncated or damaged"
 
 
 class ArchiveError(Exception):
@@ -115,7 +116,7 @@ class ArchiveStore(ReadOnlyStore):
             raise ArchiveError(member.refusal)
         offset = _contents_offset(opened.reader, member.offset) if self.protocol == "zip" else member.offset
         if offset + member.size_bytes > opened.reader.size_bytes:
-            raise ArchiveError("the archive ends before it: it is truncated or damaged")
+            raise ArchiveError(_ENDS_EARLY)
         return _Reader(opened.reader, offset, entry)
 
     def read_beginning(self, path: str, max_bytes: int) -> bytes:
@@ -280,7 +281,7 @@ def _contents_offset(reader: Reader, offset: int) -> int:
 def _read(reader: Reader, offset: int, length: int) -> bytes:
     buffer = bytearray(length)
     if length and reader.read_into(offset, [memoryview(buffer)]) < length:
-        raise ArchiveError("the archive ends before it: it is truncated or damaged")
+        raise ArchiveError(_ENDS_EARLY)
     return bytes(buffer)
 
 

@@ -9,7 +9,7 @@ from reshard.core.runtime.bandwidth import before_sending
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.store import Buffer
+from reshard.core.storage.store import Buffer, completed
 from reshard.core.storage.transfers import requested
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
@@ -34,14 +34,9 @@ def write_file(location: Location, upload: UploadBuffers | None = None) -> Itera
         StorageError: the file cannot be written.
     """
     check_claim()
-    output = _Output(location, upload or UploadBuffers())
-    try:
+    with completed(_Output(location, upload or UploadBuffers())) as output:
         yield output
         check_claim()
-        output.finish()
-    except BaseException:
-        output.discard()
-        raise
 
 
 def write_bytes(location: Location, data: bytes) -> None:
