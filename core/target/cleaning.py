@@ -24,7 +24,7 @@ from reshard.core.storage.joined import parts_of
 from reshard.core.storage.leases.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.leases.lease_monitor import seen_holders
 from reshard.core.storage.leases.remote_lease import SeenLease, remove_dead, watched_leases
-from reshard.core.storage.listing import exists, find_entries, find_files, kind_of
+from reshard.core.storage.listing import exists, find_entries, find_files, kind_of, stat, unless_missing
 from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.own_files import check_replaced_files, check_unlinked
 from reshard.core.storage.publishing import (
@@ -106,8 +106,14 @@ def clean(target: str, *, remove: bool = False) -> CleanReport:
 
 
 def _describe_beside(location: Location) -> Leftover:
-    kind = LeftoverKind.LEASE if kind_of(location) == "directory" else LeftoverKind.TEMPORARY
-    return describe_leftover(kind, location, find_entries(location))
+    if kind_of(location) == "directory":
+        return describe_leftover(LeftoverKind.LEASE, location, find_entries(location))
+    return _describe_file(LeftoverKind.TEMPORARY, location)
+
+
+def _describe_file(kind: LeftoverKind, file: Location) -> Leftover:
+    entry = unless_missing(lambda: stat(file))  # an object store finds only what is below a place
+    return describe_leftover(kind, file, {file.path: entry} if entry else {})
 
 
 def _targets_in(final: Location) -> list[Location]:
@@ -237,7 +243,7 @@ def _survey_in_place(final: Location, run: str) -> _Survey:
     _refuse_living(final, living, run)
     found = [
         _Found(
-            describe_leftover(LeftoverKind.LEASE, lease.location, find_entries(lease.location)),
+            _describe_file(LeftoverKind.LEASE, lease.location),
             partial(_remove_lease, final, lease),
         )
         for lease in dead
@@ -266,7 +272,7 @@ def _survey_in_place(final: Location, run: str) -> _Survey:
 
 
 def _temporary(file: Location) -> _Found:
-    return _Found(describe_leftover(LeftoverKind.TEMPORARY, file, find_entries(file)), partial(remove_file, file))
+    return _Found(_describe_file(LeftoverKind.TEMPORARY, file), partial(remove_file, file))
 
 
 def _outdated_mark(state: Location) -> list[Location]:
