@@ -1,8 +1,8 @@
 """Chains of URLs as fsspec spells them: `zip://inner/dir::s3://bucket/a.zip`, `simplecache::s3://bucket/dir`.
 
-What stands in front of `::` is applied to the storage behind it: another link, or the URL or path of a
-storage. fsspec's own classes for archives and caches are not used: they keep reading an archive, or a copy, that was
-replaced meanwhile. Storage options are those of the last URL; those of a link stand under its protocol's name.
+Each link before a `::` is applied to what follows: another link, or the URL or path of a storage. fsspec's own classes
+for archives and caches are not used: they keep reading an archive, or a copy, that was replaced meanwhile. Storage
+options are those of the last URL; those of a link are under its protocol's name.
 """
 
 import os

@@ -19,13 +19,13 @@ _LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 
 
-def checked_endpoint(*places: tuple[str, str | None]) -> str:
-    """Return the first endpoint that is set; empty if none is. A place is its name and what stands there.
+def checked_endpoint(*settings: tuple[str, str | None]) -> str:
+    """Return the first endpoint that is set; empty if none is. Each argument is the name of a setting, and its value.
 
     Raises:
         ValueError: it is not a server's, or says more than that.
     """
-    origin, endpoint = next(((name, text) for name, text in places if text), ("", ""))
+    origin, endpoint = next(((name, text) for name, text in settings if text), ("", ""))
     if endpoint and not _is_endpoint(endpoint):
         raise ValueError(f"{origin}: must look like https://host:port, without user and password")
     return (endpoint or "").rstrip("/")

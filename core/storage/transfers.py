@@ -1,7 +1,7 @@
 """Requests to remote storages: repeated after transient failures, many of them at once.
 
 A rank's work should not be lost to an occasional failure: a request is repeated here a few times, after short pauses.
-The retries of the packages behind fsspec are switched off, because retries of several layers multiply.
+The retries of clients are switched off, because retries of several layers multiply.
 """
 
 import os

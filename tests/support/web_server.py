@@ -65,41 +65,41 @@ class _Handler(SimpleHTTPRequestHandler):
         path = self.path.partition("?")[0]
         self.server.asked.append((self.command, self.path, {name.lower(): text for name, text in self.headers.items()}))
         if statuses := self.server.statuses.get(path):
-            return self._tell(statuses.pop(0))
+            return self._answer(statuses.pop(0))
         if target := self.server.redirects.get(path):
-            return self._tell(302, Location=target)
+            return self._answer(302, Location=target)
         if "Range" in self.headers:
             self.server.before_range()
         place = self.translate_path(self.path)
         if os.path.isdir(place):
             if path.endswith("/") and not self.server.lists:
-                return self._tell(403)
+                return self._answer(403)
             return super().send_head()
         if not os.path.isfile(place):
-            return self._tell(404)
+            return self._answer(404)
         return self._send_file(Path(place))
 
     def _send_file(self, place: Path) -> None:
         data = place.read_bytes()
-        told = {
+        versions = {
             "ETag": f'"{hashlib.md5(data).hexdigest()}"',
             "Last-Modified": self.date_time_string(place.stat().st_mtime),
         }
-        headers = {name: told[name] for name in self.server.versions}
+        headers = {name: versions[name] for name in self.server.versions}
         if self.server.compresses:
-            return self._tell(200, gzip.compress(data), **{**headers, "Content-Encoding": "gzip"})
+            return self._answer(200, gzip.compress(data), **{**headers, "Content-Encoding": "gzip"})
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if not found or not self.server.knows_ranges:
-            return self._tell(200, data, **headers)
+            return self._answer(200, data, **headers)
         first, last = int(found[1]), min(int(found[2]), len(data) - 1)
         if first >= len(data):
-            return self._tell(416)
+            return self._answer(416)
         if self.server.shifts_ranges:
             first, last = first + 1, last + 1
         headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-        return self._tell(206, data[first : last + 1], **headers)
+        return self._answer(206, data[first : last + 1], **headers)
 
-    def _tell(self, status: int, data: bytes = b"", **headers: str) -> None:
+    def _answer(self, status: int, data: bytes = b"", **headers: str) -> None:
         self.send_response(status)
         for name, text in headers.items():
             self.send_header(name, text)

@@ -25,7 +25,7 @@ class Configuration(Record):
     """What the environment and AWS's configuration file say.
 
     Attributes:
-        endpoints: where an endpoint may stand, and what stands there.
+        endpoints: settings that may name one, by name and value, in the order in which they win.
         host: the first part of the names of AWS's own hosts.
         addressing: the addressing style; empty if none is configured.
         bundle: path of a bundle of certificates; empty if none is configured.

@@ -1,4 +1,4 @@
-"""Object stores: buckets of objects, whose keys' prefixes stand for directories.
+"""Object stores: buckets of objects, whose keys' prefixes are their directories.
 
 obstore does all requests, beside Python's threads. It takes neither keys with empty parts, `.` or `..`, nor control
 characters, and it drops the slash at the end of a key, which the empty objects have that consoles create in place of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _PAGE_OBJECTS = 1000
 _AZURE_DIRECTORY = "hdi_isfolder"
-"""Metadata of empty blobs that stand for directories, where an account has a hierarchical namespace."""
+"""Metadata of empty blobs that mark directories, where an account has a hierarchical namespace."""
 _IMPOSSIBLE_KEY = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\x00-\x1f\x7f]")
 _REFUSALS = (400, 404, 412, 501)
 """HTTP statuses: the object has changed or is gone, or the server does not support conditions."""
@@ -129,7 +129,7 @@ class ObjectStore(Store):
         return [entry for entry, after in listed if entry.size_bytes or not self._is_marker(entry, after)]
 
     def _is_marker(self, entry: Entry, after: Entry) -> bool:
-        """True if an empty object stands for a directory, or was listed without the slash at the end of its key.
+        """True if an empty object marks a directory, or was listed without the slash at the end of its key.
 
         One with something in it, which is listed right `after` it, needs no look.
         """

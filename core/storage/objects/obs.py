@@ -20,13 +20,17 @@ _ANY_REGION = "us-east-1"
 """Part of signatures; servers without regions accept this one."""
 
 
-def endpoint_of(*places: tuple[str, str | None]) -> tuple[str, str]:
-    """Return the endpoint with its scheme, https by default, and its host. A place is its name and what stands there.
+def endpoint_of(*settings: tuple[str, str | None]) -> tuple[str, str]:
+    """Return the endpoint with its scheme, https by default, and its host.
+
+    Each argument is the name of a setting, and its value.
 
     Raises:
         ValueError: there is none, or it is not a server's.
     """
-    texts = ((name, (text or "").strip()) for name, text in (*places, ("OBS_ENDPOINT", os.environ.get("OBS_ENDPOINT"))))
+    texts = (
+        (name, (text or "").strip()) for name, text in (*settings, ("OBS_ENDPOINT", os.environ.get("OBS_ENDPOINT")))
+    )
     full = [(name, text if "://" in text else f"https://{text}") for name, text in texts if text]
     endpoint = checked_endpoint(*full)
     if not endpoint:

@@ -38,7 +38,7 @@ class S3Options(Record):
     """The options given, checked; what is not given is empty.
 
     Attributes:
-        endpoints: where an endpoint may stand, and what stands there.
+        endpoints: settings that may name one, by name and value, in the order in which they win.
         bundle: path of certificates to trust besides the machine's.
         encryption: headers of new objects, by S3's names.
     """

@@ -36,7 +36,7 @@ class Service(ABC):
     copies_whole: ClassVar[bool] = True
     """A copy is whole when the service answers that it is made."""
     has_slashless_markers: ClassVar[bool] = False
-    """Empty objects may stand for directories without a slash at the end of their keys."""
+    """Empty objects may mark directories without a slash at the end of their keys."""
     puts_by_generation: ClassVar[bool] = False
     """Conditions of writing name an object's generation, not its etag."""
     no_credentials: ClassVar[str] = ""

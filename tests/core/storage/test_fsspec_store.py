@@ -450,7 +450,7 @@ def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(
 
 
 class Caching(MemoryFileSystem):  # type: ignore[misc]
-    """Remembers its listings until it is told to forget them."""
+    """Remembers its listings until its cache is invalidated."""
 
     protocol = "odd"
     listings: ClassVar[dict[str, Any]] = {}
