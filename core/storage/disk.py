@@ -53,7 +53,7 @@ class LocalDisk(Store):
     def read_beginning(self, path: str, max_bytes: int) -> bytes:
         """Return the first bytes of a regular file."""
         with open(open_regular(path), "rb") as file:
-            return file.read(max_bytes)
+            return file.read(min(max_bytes, os.fstat(file.fileno()).st_size))  # it reserves as much memory
 
     def create(self, path: str, buffers: UploadBuffers) -> Output:
         """Begin to write a file under a temporary name; missing directories are created."""

@@ -152,3 +152,10 @@ def test_links_are_removed_and_not_what_they_lead_to(folder: Path) -> None:
     assert sorted(os.listdir(folder)) == sorted(["file", "sub", "pipe", os.fsdecode(b"no\xfftext")])
     with pytest.raises(FileNotFoundError):
         LOCAL_DISK.remove(str(folder / "missing"))
+
+
+def test_a_limit_takes_no_memory(tmp_path: Path) -> None:
+    """Python reserves as much for a read as is asked for, whatever the file has."""
+    (tmp_path / "small").write_bytes(b"content")
+    assert LOCAL_DISK.read_beginning(str(tmp_path / "small"), 2**50) == b"content"
+    assert LOCAL_DISK.read_beginning(str(tmp_path / "small"), 4) == b"cont"
