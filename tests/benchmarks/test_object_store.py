@@ -22,6 +22,7 @@ from benchmarks import measure
 from benchmarks import object_store as module
 from benchmarks.errors import BenchmarkError
 from benchmarks.object_store import NGINX, NO_NGINX, ObjectStore, object_store
+from benchmarks.results import Traffic
 from tests.support.patience import until
 from tests.support.s3_client import code_of, s3_client
 from tests.support.s3_server import RCLONE
@@ -91,6 +92,23 @@ def test_traffic_is_counted_by_bucket_and_from_the_beginning_only(
         assert 10_000 <= traffic.received_bytes < 10_500
         assert traffic.target_sent_bytes < 1000
         assert traffic.requests["PutObject"] == 1
+
+
+def test_the_servers_processor_time_is_counted_from_the_beginning_only(
+    store: ObjectStore, client: Any, files: Path
+) -> None:
+    def work(seconds: float) -> None:
+        def traffic() -> Traffic:
+            for _ in range(50):
+                client.list_objects_v2(Bucket="target")
+            return store.traffic()
+
+        until(lambda: traffic().server_seconds >= seconds, "no processor time is counted")
+
+    (files / "a").write_bytes(b"a")
+    work(0.3)
+    store.begin()
+    assert store.traffic().server_seconds < 0.3
 
 
 def test_files_put_there_and_removed_behind_its_back_are_seen(store: ObjectStore, files: Path) -> None:

@@ -37,7 +37,6 @@ def test_all_who_work_with_buckets_write_what_they_should(tmp_path: Path, name: 
     model = little_model()
     source_bytes = sum(model.shard_bytes(Side.SOURCE, rank) for rank in range(4))
     reads, writes = name != "to-bucket", name.startswith(("to", "bucket"))
-    assert sum(run.traffic.server_seconds for run in result.runs if run.traffic) > 0
     for run in result.runs:
         assert run.traffic
         # shards are small here: what lies between two that are wanted is read with them

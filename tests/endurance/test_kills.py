@@ -45,30 +45,49 @@ OVERWRITE: dict[bool, tuple[str, ...]] = {False: (), True: ("--overwrite",)}
 
 
 @dataclass(frozen=True)
+class Moment:
+    """A moment of a run, by how far it has come: how fast it gets there depends on what else the machine does.
+
+    Attributes:
+        ranks: so many are done; None in its imports, before the work begins.
+        delay_seconds: so long after that.
+    """
+
+    ranks: int | None
+    delay_seconds: float
+
+    def await_in(self, process: subprocess.Popen[str], target: Path) -> None:
+        """Waits for it, at most until the process ends."""
+        while self.ranks is not None and not done(target, self.ranks) and process.poll() is None:
+            time.sleep(POLL_SECONDS)
+        time.sleep(self.delay_seconds)
+
+
+@dataclass(frozen=True)
 class Undisturbed:
-    """A conversion, what it makes of nothing and how long it takes: first until it begins to write, then in all."""
+    """A conversion, what it makes of nothing, and how long its imports and each of its ranks take."""
 
     conversion: Conversion
     wanted: Files
-    before_work_seconds: float
-    seconds: float
+    imports_seconds: float
+    rank_seconds: float
 
-    def moments(self, count: int, seed: int) -> Iterator[float]:
+    def moments(self, count: int, seed: int) -> Iterator[Moment]:
         """So many moments of a run, at random but for the first, which is before the work begins."""
         generator = random.Random(seed)
-        first = 0.8 * self.before_work_seconds
-        yield 0.2 * self.before_work_seconds  # imports, even if they took long when that was measured
-        for number in range(1, count):
-            yield first + (number + generator.random()) / count * (self.seconds - first)
+        yield Moment(None, 0.2 * self.imports_seconds)
+        for number in range(count - 1):
+            ranks = (number + generator.random()) * (RANKS + 1) / (count - 1)
+            yield Moment(int(ranks), self.delay_seconds(generator))
 
-    def kill_at(self, moment: float, target: Path, *options: str) -> bool:
+    def delay_seconds(self, generator: random.Random) -> float:
+        """A random part of what a rank takes."""
+        return generator.random() * self.rank_seconds
+
+    def kill_at(self, moment: Moment, target: Path, *options: str) -> bool:
         """Starts it and kills it at a moment; False if it had ended before."""
         process = start([*RESHARD, *self.conversion.arguments(target, *options)])
-        if moment < self.before_work_seconds:
-            time.sleep(moment)
-        else:  # counted from where the work begins: how long imports take varies more than the work does
-            wait_for_work(process, target)
-            time.sleep(moment - self.before_work_seconds)
+        moment.await_in(process, target)
         return kill(process)
 
 
@@ -77,12 +96,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     directory = tmp_path_factory.mktemp("many_ranks")
     conversion = many_ranks(directory, "--engine", "direct", "--workers", "1", "--memory-limit", "16MiB")
     target = directory / "out"
-    before_work_seconds, work_seconds = zip(*(run_seconds(conversion, target) for _ in range(3)), strict=True)
+    imports_seconds, work_seconds = zip(*(run_seconds(conversion, target) for _ in range(2)), strict=True)
     wanted = files_of(target)
     assert len(wanted) == RANKS
-    # the quickest: while other tests begin a run may take twice the time, and those to be killed would end before
-    before = min(before_work_seconds)
-    return Undisturbed(conversion, wanted, before, before + min(work_seconds))
+    return Undisturbed(conversion, wanted, min(imports_seconds), min(work_seconds) / RANKS)
 
 
 def run_seconds(conversion: Conversion, target: Path) -> tuple[float, float]:
@@ -90,16 +107,16 @@ def run_seconds(conversion: Conversion, target: Path) -> tuple[float, float]:
     clear(target)
     started = time.monotonic()
     process = start([*RESHARD, *conversion.arguments(target)])
-    wait_for_work(process, target)
+    Moment(0, 0).await_in(process, target)
     begun = time.monotonic()
     _, context = process.communicate()
     assert process.returncode == 0, context
     return begun - started, time.monotonic() - begun
 
 
-def wait_for_work(process: subprocess.Popen[str], target: Path) -> None:
-    while not partial(target).exists() and process.poll() is None:
-        time.sleep(POLL_SECONDS)
+def done(target: Path, ranks: int) -> bool:
+    """Whether a run has come so far; with no ranks, whether it writes."""
+    return partial(target).exists() and len(recorded_ranks(target)) >= ranks
 
 
 def phase(target: Path, wanted: Files) -> str:
@@ -108,8 +125,8 @@ def phase(target: Path, wanted: Files) -> str:
         return "published"
     if not partial(target).exists():
         return "before the work"
-    done = len(recorded_ranks(target))
-    return "converting" if 0 < done < RANKS else "all ranks written" if done else "no rank done"
+    ranks = len(recorded_ranks(target))
+    return "converting" if 0 < ranks < RANKS else "all ranks written" if ranks else "no rank done"
 
 
 @pytest.mark.parametrize(("seed", "overwrite"), [(1, False), (2, True)])
@@ -122,7 +139,7 @@ def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, seed
     former = files_of(former_target)
     phases: Counter[str] = Counter()
     for moment in undisturbed.moments(12, seed):
-        context = f"seed {seed}, killed {moment:.3f} s after its start"
+        context = f"seed {seed}, killed at {moment}"
         if overwrite:
             shutil.copytree(former_target, target)
         killed = undisturbed.kill_at(moment, target, *options)
@@ -172,21 +189,20 @@ def test_killed_again_and_again_until_it_is_done(
         rerun(conversion.arguments(target, "--format", "safetensors"))
     former = files_of(target)
     generator = random.Random(seed)
-    work_seconds = undisturbed.seconds - undisturbed.before_work_seconds
     kills = 0
-    done: set[str] = set()
+    recorded: set[str] = set()
     while True:
-        # each life is a little longer than what all before it need to be checked again
-        life = (0.2 + 0.1 * kills) * work_seconds * generator.uniform(0.5, 1.5)
-        if not undisturbed.kill_at(undisturbed.before_work_seconds + life, target, *options):
+        further = generator.randint(0, RANKS // 4)
+        moment = Moment(len(recorded) + further, undisturbed.delay_seconds(generator))
+        if not undisturbed.kill_at(moment, target, *options):
             break
         kills += 1
         context = f"seed {seed}, kill {kills}"
         check_nothing_looks_whole_that_is_not(target, wanted, former, context)
         if partial(target).exists():
-            assert recorded_ranks(target) >= done, f"{context}: what was done is not any more"
-            done = recorded_ranks(target)
-        assert kills < 40, f"seed {seed}: it comes no further than {sorted(done)}"
+            assert recorded_ranks(target) >= recorded, f"{context}: what was done is not any more"
+            recorded = recorded_ranks(target)
+        assert kills < 40, f"seed {seed}: it comes no further than {sorted(recorded)}"
     check_finished(target, wanted, f"seed {seed}, after {kills} kills")
     assert kills >= 3, f"seed {seed}: it was killed only {kills} times"
 
@@ -288,17 +304,17 @@ def test_a_flow_run_killed_twice(undisturbed: Undisturbed, tmp_path: Path) -> No
     target = tmp_path / "out"
     command = [*RESHARD, *conversion.arguments(target)]
     generator = random.Random(seed := 5)
-    done = 0
+    ranks = 0
     for number in range(2):
         context = f"seed {seed}, kill {number}"
-        wanted_ranks = done + generator.randint(1, RANKS // 4)
+        wanted_ranks = ranks + generator.randint(1, RANKS // 4)
         process = start(command, environment)
         while len(recorded_ranks(target)) < wanted_ranks:
             assert process.poll() is None, f"{context}: ended before {wanted_ranks} ranks were done"
             time.sleep(POLL_SECONDS)
         assert kill(process), f"{context}: ended before it was killed"
-        done = len(recorded_ranks(target))
-        assert wanted_ranks <= done < RANKS, context
+        ranks = len(recorded_ranks(target))
+        assert wanted_ranks <= ranks < RANKS, context
         check_nothing_looks_whole_that_is_not(target, undisturbed.wanted, {}, context)
     process = start(command, environment)
     _, context = process.communicate(timeout=120)
