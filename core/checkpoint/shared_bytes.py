@@ -4,6 +4,7 @@ One wrong digit in an index can place two slices of a tensor, or two tensors, at
 file of two names. Every tensor is then complete and of its shape, so nothing that looks at tensors one by one notices.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog, by_index
@@ -20,12 +21,24 @@ from reshard.core.tensor.slices import Shape
 
 
 class Piece(Record, order=True):
-    """Bytes of a file that a tensor is in: `start` to `stop`. `owner` is the number of whose tensor it is."""
+    """Bytes of a file that a tensor is in: `start` to `stop`. `owner` is the number of whose tensor it is.
+
+    With a `period` it has only runs of `run_bytes` at multiples of the period from `start` on: others fit between them.
+    """
 
     start: int
     stop: int
     owner: int
     name: str
+    period: int = 0
+    run_bytes: int = 0
+
+    def fits_between(self, other: "Piece") -> bool:
+        """True if its runs lie between those of another piece."""
+        if not self.period or self.period != other.period:
+            return False
+        distance = (self.start - other.start) % self.period
+        return other.run_bytes <= distance <= self.period - self.run_bytes
 
 
 def check_bytes_apart(catalog: CheckpointCatalog, strategy: Strategy | None) -> None:
@@ -75,12 +88,19 @@ def shared_text(pieces: Iterable[Piece], described: Callable[[Piece], str]) -> s
     `described` says what a piece is in the model, equally for replicas, which may share bytes.
     """
     furthest: Piece | None = None
+    interleaved: dict[tuple[str, int], Piece] = {}
     for piece in sorted(piece for piece in pieces if piece.start < piece.stop):
-        if furthest is not None and piece.start < furthest.stop:
-            one, other = described(furthest), described(piece)
-            if one != other:
-                return f"the bytes of {one} and {other} overlap at {piece.start}"
-        if furthest is None or piece.stop > furthest.stop:
+        interleaved = {key: each for key, each in interleaved.items() if piece.start < each.stop}
+        for each in (*([furthest] if furthest else []), *interleaved.values()):
+            if piece.start < each.stop and not piece.fits_between(each):
+                one, other = described(each), described(piece)
+                if one != other:
+                    return f"the bytes of {one} and {other} overlap at {piece.start}"
+        if piece.period:
+            key = described(piece), piece.start % piece.period
+            if key not in interleaved or interleaved[key].stop < piece.stop:
+                interleaved[key] = piece
+        elif furthest is None or piece.stop > furthest.stop:
             furthest = piece
     return ""
 
@@ -98,13 +118,24 @@ class _Use(Record):
         for name, entry in record.index.entries.items():
             content = record.index.strided.get(name)
             if content is not None:
-                length = span_bytes(entry.shape, content.strides, entry.dtype.itemsize)
-                yield Piece(content.offset, content.offset + length, record.rank, name)
+                item = entry.dtype.itemsize
+                stop = content.offset + span_bytes(entry.shape, content.strides, item)
+                yield Piece(content.offset, stop, record.rank, name, *_runs(entry.shape, content.strides, item))
                 continue
             for extent in entry.extents:
                 start = extent.offset - self.first
                 if self.first <= extent.offset < self.stop:
                     yield Piece(start, start + extent.length, record.rank, name)
+
+
+def _runs(shape: Shape, strides: Shape, item: int) -> tuple[int, int]:
+    """The period of a strided tensor's runs of bytes, and their length; 0 if they do not lie so."""
+    axes = sorted((stride, length) for stride, length in zip(strides, shape, strict=True) if length > 1)
+    run_bytes = item
+    while axes and axes[0][0] == run_bytes:
+        run_bytes *= axes.pop(0)[1]
+    period = math.gcd(*(stride for stride, _ in axes))
+    return (period, run_bytes) if run_bytes <= period else (0, 0)
 
 
 def _by_file(catalog: CheckpointCatalog) -> list[list[_Use]]:

@@ -29,6 +29,7 @@ class CheckpointFormat(StrEnum):
     CKPT = "ckpt"
     SAFETENSORS = "safetensors"
     DISTCP = "distcp"
+    PT = "pt"
 
     @property
     def has_crc_in_header(self) -> bool:

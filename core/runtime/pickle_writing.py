@@ -10,6 +10,7 @@ from io import BytesIO
 from reshard.core.runtime.pickled import Global, Pairs, PersistentId, PickledObject
 
 START, STOP = b"\x80\x02", b"."
+_ENCODE = Global("_codecs", "encode")
 _SHORT = {0: b")", 1: b"\x85", 2: b"\x86", 3: b"\x87"}
 """Opcodes that make tuples of what is on the stack; the empty one needs nothing."""
 
@@ -49,7 +50,7 @@ class PickleWriter:
 
 
 def build_pickle(value: object) -> bytes:
-    """Return the pickle of None, bool, int, str, tuple, list and the records of `pickled`, nested in any way.
+    """Return the pickle of None, bool, int, float, str, bytes, tuple, list and the records of `pickled`, nested.
 
     A `PickledObject` with a state is an object that is made without a call, any other is a call.
 
@@ -87,8 +88,13 @@ def _fragment(value: object, known: dict[object, bytes]) -> bytes:
             return b"\x88" if value else b"\x89"
         case int():
             return integer(value)
+        case float():
+            return b"G" + struct.pack(">d", value)
         case str():
             return known.get(value) or _text(value)
+        case bytes():
+            # protocol 2 has no bytes: Python writes them so
+            return _record(PickledObject(_ENCODE, (value.decode("latin1"), "latin1")), known)
         case Global():
             return known.get(value) or f"c{value.module}\n{value.name}\n".encode()
         case tuple():
@@ -99,7 +105,7 @@ def _fragment(value: object, known: dict[object, bytes]) -> bytes:
         case PickledObject():
             return _record(value, known)
         case Pairs():
-            return b"}(" + b"".join(_fragment(each, known) for pair in value for each in pair) + b"u"
+            return b"}" + _items(value, known)
         case list():
             return b"](" + b"".join(_fragment(each, known) for each in value) + b"e"
     raise TypeError(f"no opcode for {type(value).__name__}")
@@ -107,9 +113,15 @@ def _fragment(value: object, known: dict[object, bytes]) -> bytes:
 
 def _record(record: PickledObject, known: dict[object, bytes]) -> bytes:
     made_by, arguments = _fragment(record.made_by, known), _fragment(record.arguments, known)
+    pairs = b"" if record.pairs is None else _items(record.pairs, known)
+    values = b"" if record.values is None else b"(" + b"".join(_fragment(each, known) for each in record.values) + b"e"
     if record.state is None:
-        return made_by + arguments + b"R"
-    return made_by + arguments + b"\x81" + _fragment(record.state, known) + b"b"
+        return made_by + arguments + b"R" + values + pairs
+    return made_by + arguments + b"\x81" + values + pairs + _fragment(record.state, known) + b"b"
+
+
+def _items(pairs: Pairs, known: dict[object, bytes]) -> bytes:
+    return b"(" + b"".join(_fragment(each, known) for pair in pairs for each in pair) + b"u"
 
 
 def _text(value: str) -> bytes:

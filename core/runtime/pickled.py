@@ -10,13 +10,14 @@ The opcodes of one byte that make one are few in any real pickle, so one that is
 """
 
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import cast
 
 from msgspec import Struct
 
 from reshard.core.runtime.records import Record
 
-_MAX_INTEGER_BYTES = 16
+_MAX_INTEGER_BYTES = 32
 _MAX_LINE_BYTES = 4096
 _MAX_NAME_CHARACTERS = 120
 OPCODE_BYTES = 100
@@ -51,22 +52,29 @@ class Global(Record):
         return f"{self.module}.{self.name}"
 
 
+class Pairs(list[tuple[object, object]]):
+    """The items of a dict, in order. Keys need not be hashable, and may occur twice."""
+
+
 class PickledObject(Struct):
-    """What the pickle would construct or call: the name, the arguments, and the state that is set afterwards."""
+    """What the pickle would construct or call: the name, the arguments, and what is set afterwards.
+
+    Attributes:
+        pairs: items of a class of dicts.
+        values: what is appended to a class of lists, or added to one of sets.
+    """
 
     made_by: Global
     arguments: tuple[object, ...]
     state: object = None
+    pairs: Pairs | None = None
+    values: list[object] | None = None
 
 
 class PersistentId(Record):
     """A reference to something that is stored beside the pickle."""
 
     value: object
-
-
-class Pairs(list[tuple[object, object]]):
-    """The items of a dict, in order. Keys need not be hashable, and may occur twice."""
 
 
 def read_pickle(data: bytes, allowed: Collection[tuple[str, str]]) -> object:
@@ -81,10 +89,25 @@ def read_pickle(data: bytes, allowed: Collection[tuple[str, str]]) -> object:
     Raises:
         PickleError: it is damaged, has another name or an opcode that is not data; names the offset.
     """
+    _check_making(data)
+    return _Machine(data, frozenset(allowed)).run()
+
+
+def read_objects(data: bytes) -> object:
+    """Return what a pickle describes, as `read_pickle` does, with bytes and with objects of any name.
+
+    It is for the caller to judge the names. Sets are a `PickledObject` of theirs, with `values`.
+
+    Raises:
+        PickleError: it is damaged, or has an opcode that is not data; names the offset.
+    """
+    _check_making(data)
+    return _ObjectMachine(data, frozenset()).run()
+
+
+def _check_making(data: bytes) -> None:
     if sum(map(data.count, _MAKING)) > _MOST_MAKING * len(data) + _FEW_MAKING:
         raise PickleError("is full of opcodes that make objects without contents: damaged, or made to fill the memory")
-    machine = _Machine(data, frozenset(allowed))
-    return machine.run()
 
 
 class _Machine:
@@ -102,7 +125,7 @@ class _Machine:
         self._globals: dict[tuple[str, str], Global] = {}
 
     def run(self) -> object:
-        data, size, operations = self._data, len(self._data), _OPERATIONS
+        data, size, operations = self._data, len(self._data), self.operations()
         offset = 0
         try:
             # millions of turns for a large checkpoint
@@ -122,6 +145,10 @@ class _Machine:
         except (ValueError, OverflowError) as error:
             raise PickleError(f"at byte {offset}: {type(error).__name__}: damaged") from None
         raise PickleError(f"ends at byte {size} without its last opcode: truncated")
+
+    def operations(self) -> Sequence["_Operation"]:
+        """What each opcode does."""
+        return _OPERATIONS
 
     def _result(self) -> object:
         result = self._stack.pop()
@@ -329,12 +356,15 @@ class _Machine:
         key = module, name
         known = self._globals.get(key)
         if known is None:
-            if key not in self._allowed:
+            if not self._is_allowed(key):
                 text = f"{module}.{name}"
                 shown = text if len(text) <= _MAX_NAME_CHARACTERS else f"{text[:_MAX_NAME_CHARACTERS]}…"
                 raise ForeignNameError(f"wants {shown!r}, which no checkpoint needs: it was not run", module)
             known = self._globals[key] = Global(module, name)
         self.push(known)
+
+    def _is_allowed(self, key: tuple[str, str]) -> bool:
+        return key in self._allowed
 
     def call(self) -> None:
         arguments, made_by = self._stack.pop(), self._stack.pop()
@@ -350,6 +380,45 @@ class _Machine:
 
     def persistent(self) -> None:
         self._stack.append(PersistentId(self._stack.pop()))
+
+
+class _ObjectMachine(_Machine):
+    """The machine for objects of any class."""
+
+    __slots__ = ()
+
+    def operations(self) -> Sequence["_Operation"]:
+        return _OBJECT_OPERATIONS
+
+    def _is_allowed(self, key: tuple[str, str]) -> bool:
+        return True
+
+    def _extend_list(self, values: list[object]) -> None:
+        target = self._stack[-1]
+        if type(target) is PickledObject:
+            target.values = target.values or []
+            target.values.extend(values)
+        else:
+            super()._extend_list(values)
+
+    def _extend_dict(self, values: list[object]) -> None:
+        target = self._stack[-1]
+        if type(target) is PickledObject:
+            target.pairs = target.pairs or Pairs()
+            _extend_pairs(target.pairs, values)
+        else:
+            super()._extend_dict(values)
+
+    def bytes(self, length: int) -> None:
+        if length > len(self._data):
+            raise IndexError
+        self.push(self._take(length))
+
+    def empty_set(self) -> None:
+        self.push(PickledObject(_SET, (), values=[]))
+
+    def frozen_set_of_marked(self) -> None:
+        self.push(PickledObject(_FROZEN_SET, (), values=self._pop_to_mark()))
 
 
 def _extend_pairs(pairs: Pairs, values: list[object]) -> None:
@@ -379,6 +448,7 @@ def _constant(value: object) -> _Operation:
 
 
 _STOP = ord(".")
+_SET, _FROZEN_SET = Global("builtins", "set"), Global("builtins", "frozenset")
 
 
 def _packed_integer(layout: struct.Struct) -> _Operation:
@@ -438,4 +508,15 @@ _KNOWN: dict[bytes, _Operation] = {
     b"b": _Machine.set_state,
     b"Q": _Machine.persistent,
 }
+_OBJECTS: dict[bytes, Callable[[_ObjectMachine], None]] = {
+    b"B": lambda machine: machine.bytes(machine.unpack(_U32)),
+    b"C": lambda machine: machine.bytes(machine.unpack(_U8)),
+    b"\x8e": lambda machine: machine.bytes(machine.unpack(_U64)),
+    b"\x8f": _ObjectMachine.empty_set,
+    b"\x90": _ObjectMachine.append_marked,
+    b"\x91": _ObjectMachine.frozen_set_of_marked,
+}
 _OPERATIONS = [_KNOWN.get(bytes([code]), _Machine.refuse) for code in range(256)]
+_OBJECT_OPERATIONS = [*_OPERATIONS]
+for _code, _operation in _OBJECTS.items():
+    _OBJECT_OPERATIONS[_code[0]] = cast(_Operation, _operation)

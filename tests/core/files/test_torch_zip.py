@@ -11,7 +11,8 @@ import pytest
 
 from reshard.core.errors import CheckpointError
 from reshard.core.files.model import StridedContent
-from reshard.core.files.torch_zip import StoredTensor, check_crcs, read_stored_tensors
+from reshard.core.files.torch_views import StoredTensor
+from reshard.core.files.torch_zip import check_crcs, read_stored_tensors
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.slices import Extent
@@ -156,7 +157,7 @@ def test_sizes_of_64_bits(tmp_path: Path) -> None:
         ({"data.pkl": tensor_pickle("FloatStorage", -12, (3,), (1,))}, "describes a tensor without a storage"),
         ({"data.pkl": tensor_pickle("Size", 12, (3,), (1,))}, "wants 'torch.Size', which no checkpoint needs"),
         ({"data.pkl": b"N" * 70000}, "its record 'archive/data.pkl' has 70000 bytes"),
-        ({"x/data.pkl": b"N."}, "has 2 records 'data.pkl': it is not a tensor that torch saved"),
+        ({"x/data.pkl": b"N."}, "has 2 records 'data.pkl': it is not what torch.save writes"),
     ],
 )
 def test_what_is_no_tensor_is_refused(tmp_path: Path, changed: dict[str, bytes], message: str) -> None:

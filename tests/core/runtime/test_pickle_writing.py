@@ -1,4 +1,5 @@
 import pickle
+from collections import OrderedDict, deque
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 from reshard.core.runtime.pickle_writing import PickleWriter, attributes, build_pickle, integer, new_object
 from reshard.core.runtime.pickled import Global, Pairs, PersistentId, PickledObject, read_pickle
 
-SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(st.characters(codec=None), max_size=20)
+NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False)
+SCALARS = st.none() | st.booleans() | NUMBERS | st.binary(max_size=9) | st.text(st.characters(codec=None), max_size=20)
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.lists(inner).map(tuple), max_leaves=20)
 
 
@@ -53,3 +55,11 @@ class Made:
 def test_what_has_no_opcode_is_refused() -> None:
     with pytest.raises(TypeError, match="no opcode for set"):
         build_pickle({1})
+
+
+def test_objects_have_items_values_and_a_state() -> None:
+    ordered = PickledObject(Global("collections", "OrderedDict"), (), None, Pairs([("a", 1)]))
+    several = PickledObject(Global("collections", "deque"), ((0,),), None, None, [1, 2])
+    assert pickle.loads(build_pickle([ordered, several])) == [OrderedDict(a=1), deque([0, 1, 2])]
+    with_state = PickledObject(Global("collections", "OrderedDict"), (), Pairs([("mark", 2)]), Pairs([("a", 1)]))
+    assert vars(pickle.loads(build_pickle(with_state))) == {"mark": 2}

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reshard.core.runtime.pickled import Global, Pairs, PersistentId, PickledObject, PickleError, read_pickle
+from reshard.core.runtime.pickled import (
+    Global,
+    Pairs,
+    PersistentId,
+    PickledObject,
+    PickleError,
+    read_objects,
+    read_pickle,
+)
 from tests.support.dcp import Opcodes
 
 NOTHING: frozenset[tuple[str, str]] = frozenset()
@@ -171,3 +179,32 @@ def test_opcodes_that_only_fill_the_memory_are_refused_unread(opcode: bytes) -> 
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_objects_of_any_class_are_records() -> None:
+    ordered = OrderedDict(a=1)
+    ordered.mark = 2  # type: ignore[attr-defined]
+    value = [ordered, b"\x00\xff", {1}, frozenset([2]), OrderedDict.fromkeys, b"x" * 300]
+    read = read_objects(pickle.dumps(value, 4))
+    assert read == [
+        PickledObject(Global(*ORDERED_DICT), (), Pairs([("mark", 2)]), Pairs([("a", 1)])),
+        b"\x00\xff",
+        PickledObject(Global("builtins", "set"), (), values=[1]),
+        PickledObject(Global("builtins", "frozenset"), (), values=[2]),
+        PickledObject(Global("builtins", "getattr"), (Global(*ORDERED_DICT), "fromkeys")),
+        b"x" * 300,
+    ]
+
+
+def test_objects_take_no_more_bytes_than_there_are() -> None:
+    for code in (b"B\xff\xff\xff\x7f", b"C\x09", b"\x8e" + b"\xff" * 8):
+        with pytest.raises(PickleError, match="at byte 0: it takes more than there is"):
+            read_objects(code + b"x.")
+
+
+def test_objects_are_not_run() -> None:
+    assert read_objects(b"cos\nsystem\n(X\x04\x00\x00\x00exittR.") == PickledObject(Global("os", "system"), ("exit",))
+    with pytest.raises(PickleError, match="sets the state of something that has none"):
+        read_objects(b"cos\nsystem\n}b.")
+    with pytest.raises(PickleError, match="is full of opcodes that make objects without contents"):
+        read_objects(b"\x80\x02(" + b"]" * 20_000 + b"l.")

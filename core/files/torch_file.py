@@ -1,0 +1,278 @@
+"""Whole files that torch.save wrote: a tree of dicts, lists and objects in one pickle, and the storages of its tensors.
+
+    {prefix}/data.pkl     the tree, read as data: nothing is imported or called
+    {prefix}/data/0, …    the storages' bytes, uncompressed; tensors may share one
+    {prefix}/byteorder    little
+    {prefix}/version, .format_version, .storage_alignment, .data/serialization_id
+
+A pickle names classes and functions. Those that stand for data, such as an OrderedDict, are replaced by it. Any other
+is *inert*: a record of its name and arguments, kept only below top-level keys that the caller names.
+"""
+
+import codecs
+from collections.abc import Collection, Sequence
+
+from reshard.core.errors import CheckpointError
+from reshard.core.files.torch_views import BUILDERS, PARAMETER, StoredTensor, parse_view
+from reshard.core.files.zip_records import Archive, Window
+from reshard.core.runtime.metadata import Parse, parsing
+from reshard.core.runtime.pickled import (
+    OPCODE_BYTES,
+    Global,
+    Pairs,
+    PickledObject,
+    PickleError,
+    read_objects,
+)
+from reshard.core.runtime.records import Record
+from reshard.core.storage.reading import SourceFile
+from reshard.core.tensor.dtypes import TORCH_DTYPES
+from reshard.core.tensor.slices import Extent
+
+_MAX_RECORDS = 1 << 18
+_MAX_DIRECTORY_BYTES = 64 << 20
+_MAX_PICKLE_BYTES = 256 << 20
+_TAIL_BYTES = 64 << 10
+_MAX_DEPTH = 100
+_MIN_VISITS = 4096
+_LIST_BYTES, _VALUE_BYTES, _PAIR_BYTES, _OBJECT_BYTES = 150, 8, 100, 1000
+"""Memory for a part of the tree: shared parts are repeated, so the pickle's size does not bound it."""
+_PICKLE_START = b"\x80"
+_BUILTINS = ("builtins", "__builtin__")
+_FACTORIES = frozenset(
+    (module, name) for module in _BUILTINS for name in ("dict", "list", "set", "int", "float", "str")
+)
+_DTYPES = frozenset(("torch", name) for name in TORCH_DTYPES)
+_ORDERED_DICT, _DEFAULT_DICT = ("collections", "OrderedDict"), ("collections", "defaultdict")
+_ENCODE, _BYTES = ("_codecs", "encode"), frozenset((module, "bytes") for module in _BUILTINS)
+_SIZE = ("torch", "Size")
+_OBJECTS = frozenset([("argparse", "Namespace"), ("torch", "device"), ("io", "BytesIO"), ("_io", "BytesIO")])
+"""Classes whose objects are kept as records everywhere."""
+_BUILDERS = frozenset((each.module, each.name) for each in BUILDERS)
+_WRAPPERS = frozenset([(PARAMETER.module, PARAMETER.name), ("torch._utils", "_rebuild_parameter_with_state")])
+_FROM_TYPE = ("torch._tensor", "_rebuild_from_type_v2")
+_TENSOR_CLASSES = frozenset([("torch", "Tensor"), ("torch.nn.parameter", "Parameter")])
+
+
+class TorchFile(Record):
+    """What torch.save wrote.
+
+    Attributes:
+        root: None, bool, int, float, str, bytes, list, tuple; `Pairs` for dicts of every kind, without attributes;
+            `StoredTensor` for tensors; `Global` for dtypes; `PickledObject` for a Namespace, a device, a BytesIO.
+            Below inert keys also any `Global`, `PickledObject` and `PersistentId`.
+        storages: where the bytes of all storages are in the file. Several tensors may be views of one.
+    """
+
+    root: object
+    storages: tuple[Extent, ...]
+
+
+def read_torch_file(file: SourceFile, *, inert: Collection[str] = ()) -> TorchFile:
+    """Read the tree of a file, and where its tensors are, from its headers alone.
+
+    Args:
+        inert: top-level keys below which objects of any class are kept as records.
+
+    Raises:
+        CheckpointError: it is damaged, of another format, or has an object that is not data elsewhere.
+        LimitError: its pickle would take too much memory.
+        StorageError: the file cannot be read.
+    """
+    try:
+        return _read(file, frozenset(inert))
+    except (CheckpointError, PickleError) as error:
+        raise CheckpointError(f"{file.location}: {error}") from None
+
+
+def _read(file: SourceFile, inert: frozenset[str]) -> TorchFile:
+    whole = Extent(0, file.size_bytes)
+    tail = min(_TAIL_BYTES, file.size_bytes)
+    window = Window(file, [Extent(0, min(1, tail)), Extent(file.size_bytes - tail, tail)])
+    if tail and window.read(0, 1) == _PICKLE_START:
+        raise CheckpointError(
+            "is saved in PyTorch's format before 1.6, or is a plain pickle; load it in PyTorch and save it again"
+        )
+    archive = Archive(window, whole, max_records=_MAX_RECORDS, max_directory_bytes=_MAX_DIRECTORY_BYTES)
+    name = archive.only("data.pkl")
+    prefix = name.removesuffix("data.pkl")
+    if f"{prefix}constants.pkl" in archive.records:
+        raise CheckpointError("is a TorchScript program, not a checkpoint; save its state_dict with torch.save")
+    data_names = [each for each in archive.records if each.startswith(f"{prefix}data/")]
+    # a request for the header of each takes a remote file longer than it is worth
+    aligned = {} if file.location.store.is_near else {each: archive.aligned(each) for each in data_names}
+    archive.window = Window(file, archive.headers(each for each in archive.records if not aligned.get(each)))
+    archive.check_byteorder(prefix)
+    with parsing(file.location) as parse:
+        parse.take(archive.records[name].size * OPCODE_BYTES // 4)
+        data = archive.content(name, _MAX_PICKLE_BYTES)
+        storages = {}
+        for each in data_names:
+            extent = aligned.get(each) or archive.in_file(each)
+            storages[each.removeprefix(f"{prefix}data/")] = extent, archive.records[each].crc
+        try:
+            root = _Tree(storages, inert, parse, 2 * len(data) + _MIN_VISITS).of_root(read_objects(data))
+        except (CheckpointError, PickleError) as error:
+            raise CheckpointError(f"record {name!r}: {error}") from None
+    return TorchFile(root, tuple(extent for extent, _ in storages.values()))
+
+
+class _Tree:
+    """Replaces what stands for data by data, and refuses what does not."""
+
+    def __init__(
+        self, storages: dict[str, tuple[Extent, int]], inert: frozenset[str], parse: Parse, max_visits: int
+    ) -> None:
+        self._storages = storages
+        self._inert = inert
+        self._parse = parse
+        self._max_visits = max_visits
+        self._path: list[object] = []
+        self._is_inert = False
+
+    def of_root(self, value: object) -> object:
+        try:
+            return self._of(value)
+        except CheckpointError as error:
+            keys = "".join(f"[{_shown(key)}]" for key in self._path)
+            raise CheckpointError(f"at {keys}: {error}" if keys else str(error)) from None
+
+    def _at(self, key: object, value: object) -> object:
+        """A value below a key; the path stays where an error was found."""
+        if len(self._path) >= _MAX_DEPTH:
+            raise CheckpointError(f"nests deeper than {_MAX_DEPTH} levels, or contains itself")
+        self._path.append(key)
+        result = self._of(value)
+        self._path.pop()
+        return result
+
+    def _of(self, value: object) -> object:
+        self._max_visits -= 1
+        if self._max_visits < 0:
+            raise CheckpointError("repeats its parts again and again: damaged, or made to fill the time")
+        kind = type(value)
+        if value is None or kind in (bool, int, float, str, bytes):
+            return value
+        if isinstance(value, Pairs):
+            return self._pairs(value)
+        if isinstance(value, list):
+            return self._each(value)
+        if isinstance(value, tuple):
+            return tuple(self._each(value))
+        if isinstance(value, Global):
+            return self._global(value)
+        if isinstance(value, PickledObject):
+            return self._object(value)
+        if self._is_inert:
+            return value
+        raise CheckpointError("has a storage that belongs to no tensor; save tensors instead")
+
+    def _each(self, values: Sequence[object]) -> list[object]:
+        self._parse.take(_LIST_BYTES + _VALUE_BYTES * len(values))
+        return [self._at(index, value) for index, value in enumerate(values)]
+
+    def _pairs(self, pairs: Pairs) -> Pairs:
+        self._parse.take(_LIST_BYTES + _PAIR_BYTES * len(pairs))
+        is_top, known, result = not self._path, set(), Pairs()
+        for key, value in pairs:
+            read_key = self._at(key, key)
+            if isinstance(read_key, str):
+                if read_key in known:
+                    raise CheckpointError(f"has the key {_shown(read_key)} twice: damaged")
+                known.add(read_key)
+            if is_top:
+                self._is_inert = isinstance(read_key, str) and read_key in self._inert
+            result.append((read_key, self._at(key, value)))
+        return result
+
+    def _global(self, value: Global) -> Global:
+        if not self._is_inert and (value.module, value.name) not in _DTYPES:
+            raise self._refusal(value)
+        return value
+
+    def _refusal(self, name: Global) -> CheckpointError:
+        return CheckpointError(
+            f"has {str(name)[:200]!r}, which is not data and was not run; save the checkpoint without it"
+        )
+
+    def _object(self, value: PickledObject) -> object:
+        name = (value.made_by.module, value.made_by.name)
+        if name in _BUILDERS or name in _WRAPPERS or name == _FROM_TYPE:
+            return self._tensor(value)
+        if name == _ORDERED_DICT and not value.arguments:
+            return self._pairs(value.pairs or Pairs())
+        if name == _DEFAULT_DICT and self._is_factory(value.arguments):
+            return self._pairs(value.pairs or Pairs())
+        match value.arguments:
+            case (str(text), "latin1") if name == _ENCODE:
+                return self._encoded(text)
+            case () if name in _BYTES:
+                return b""
+            case (tuple(sizes),) if name == _SIZE:
+                return self._of(sizes)
+        if not self._is_inert and name not in _OBJECTS:
+            raise self._refusal(value.made_by)
+        return self._record(value)
+
+    def _is_factory(self, arguments: tuple[object, ...]) -> bool:
+        match arguments:
+            case () | (None,):
+                return True
+            case (Global() as made_by,):
+                return (made_by.module, made_by.name) in _FACTORIES
+        return False
+
+    def _encoded(self, text: str) -> bytes:
+        try:
+            return codecs.encode(text, "latin1")
+        except UnicodeEncodeError:
+            raise CheckpointError("has bytes above 255: damaged") from None
+
+    def _record(self, value: PickledObject) -> PickledObject:
+        self._parse.take(_OBJECT_BYTES)
+        arguments = tuple(self._each(value.arguments))
+        state = self._at("state", value.state)
+        pairs = None if value.pairs is None else self._pairs(value.pairs)
+        values = None if value.values is None else self._each(value.values)
+        return PickledObject(value.made_by, arguments, state, pairs, values)
+
+    def _tensor(self, value: PickledObject) -> StoredTensor:
+        self._parse.take(_OBJECT_BYTES)
+        view = parse_view(_innermost(value))
+        if view.is_lazy:
+            raise CheckpointError("has a tensor whose stored bytes are conjugated or negated; save it resolved")
+        found = self._storages.get(view.key)
+        if found is None:
+            raise CheckpointError(
+                f"has a tensor in the storage {view.key[:40]!r}, which the file does not have: damaged"
+            )
+        return view.placed(*found)
+
+
+def _innermost(value: object) -> object:
+    """The tensor inside what makes a parameter, or a tensor with attributes, of it."""
+    for _ in range(4):
+        if not isinstance(value, PickledObject):
+            break
+        name = (value.made_by.module, value.made_by.name)
+        if name in _WRAPPERS and value.arguments:
+            value = value.arguments[0]
+        elif name == _FROM_TYPE:
+            value = _without_type(value)
+        else:
+            break
+    return value
+
+
+def _without_type(value: PickledObject) -> PickledObject:
+    match value.arguments:
+        case (Global() as function, Global() as kind, tuple(arguments), _):
+            if (kind.module, kind.name) not in _TENSOR_CLASSES:
+                raise CheckpointError(f"has a tensor of the class {str(kind)[:200]!r}; save a plain tensor instead")
+            return PickledObject(function, arguments)
+    raise CheckpointError("its pickle describes no tensor")
+
+
+def _shown(key: object) -> str:
+    text = repr(key) if isinstance(key, str | int) else str(key)
+    return text if len(text) <= 100 else f"{text[:100]}…"
