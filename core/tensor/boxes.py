@@ -1,14 +1,16 @@
 """Shards given box by box, as PyTorch's checkpoints list them: in any number, of any shapes, on any ranks.
 
-The boxes of a tensor *tile* it if every element lies in exactly one of them. A sum of boxes is determined by its signed
-corners: the corner of a box counts +1 or -1, by turns along each axis. So boxes tile a tensor if and only if their
-corners add up to those of the whole, and the first corner that does not is an element in no box or in several.
+Ranks with the same box own replicas. The boxes of a tensor *tile* it if every element lies in exactly one of them. A
+sum of boxes is determined by its signed corners: the corner of a box counts +1 or -1, by turns along each axis. So
+boxes tile a tensor if and only if their corners add up to those of the whole, and the first corner that does not is an
+element in no box or in several.
 """
 
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import product
 
 from reshard.core.errors import LayoutError
@@ -21,8 +23,8 @@ _MAX_CORNERS = 1 << 21
 """Limit for all boxes of a tensor, some 300 MB: 262,144 boxes divided along three axes."""
 
 
-class ShardBoxes(Record, cache_hash=True):
-    """The boxes of a tensor of `shape`, each owned by one rank.
+class ShardBoxes(Record, cache_hash=True, dict=True):
+    """The boxes of a tensor of `shape`, and the ranks that own them.
 
     Attributes:
         owned: (stage rank, box), by ascending rank; a rank owns at most one box, which may be empty.
@@ -31,18 +33,35 @@ class ShardBoxes(Record, cache_hash=True):
     shape: Shape
     owned: tuple[tuple[int, TensorSlice], ...]
 
+    @cached_property
+    def owners(self) -> Mapping[TensorSlice, tuple[int, ...]]:
+        """Box -> the ranks that own it, ascending; in the order of the lowest of each."""
+        owners: dict[TensorSlice, list[int]] = {}
+        for rank, box in self.owned:
+            owners.setdefault(box, []).append(rank)
+        return {box: tuple(ranks) for box, ranks in owners.items()}
+
+    @cached_property
+    def distinct(self) -> tuple[TensorSlice, ...]:
+        """The boxes, each once."""
+        return tuple(self.owners)
+
     def check_tiling(self) -> None:
         """Raise LayoutError unless the boxes tile the tensor."""
-        for rank, box in self.owned:
-            if len(box.start) != len(self.shape) or not TensorSlice.whole(self.shape).contains(box):
-                raise LayoutError(f"the box {box} (number {rank}) does not lie in its shape {list(self.shape)}")
-        element, count = _first_untiled([box for _, box in self.owned], self.shape)
-        if count < 0:
-            raise LayoutError(f"its shards are incomplete: element {list(element)} of {list(self.shape)} is in none")
-        if count > 0:
-            raise LayoutError(
-                f"its shards overlap: element {list(element)} of {list(self.shape)} is in {count + 1} of them"
-            )
+        check_tiling(self.distinct, self.shape)
+
+
+def check_tiling(boxes: Sequence[TensorSlice], shape: Shape) -> None:
+    """Raise LayoutError unless boxes tile a tensor of `shape`."""
+    whole = TensorSlice.whole(shape)
+    for number, box in enumerate(boxes):
+        if len(box.start) != len(shape) or not whole.contains(box):
+            raise LayoutError(f"the box {box} (number {number}) does not lie in its shape {list(shape)}")
+    element, count = _first_untiled(boxes, shape)
+    if count < 0:
+        raise LayoutError(f"its shards are incomplete: element {list(element)} of {list(shape)} is in none")
+    if count > 0:
+        raise LayoutError(f"its shards overlap: element {list(element)} of {list(shape)} is in {count + 1} of them")
 
 
 class BoxFinder:

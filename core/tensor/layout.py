@@ -209,6 +209,11 @@ class ShardGrid(Record, dict=True):
             row[: len(ranks)] = ranks
         return table
 
+    @cached_property
+    def are_owners(self) -> np.ndarray:
+        """Bool array of shape (devices,): which stage ranks own a shard."""
+        return np.ones(self.device_count, np.bool_)
+
     def cell_of(self, stage_rank: int) -> Shape:
         """Return a rank's cell."""
         return self._cells[stage_rank]
@@ -281,8 +286,20 @@ class BoxGrid(ShardGrid, kw_only=True):
 
     @cached_property
     def owners(self) -> dict[Shape, tuple[int, ...]]:
-        """Cell -> the stage rank that owns its box."""
-        return {(number,): (rank,) for number, (rank, _) in enumerate(self.boxes.owned)}
+        """Cell -> the stage ranks that own its box."""
+        return {(number,): ranks for number, ranks in enumerate(self.boxes.owners.values())}
+
+    @cached_property
+    def cell_numbers(self) -> np.ndarray:
+        """Int array of shape (devices,): the number of each stage rank's box; any, for ranks without one."""
+        numbers: np.ndarray = np.maximum(self.cells[:, 0], 0)
+        return numbers
+
+    @cached_property
+    def are_owners(self) -> np.ndarray:
+        """Bool array of shape (devices,): which stage ranks own a box."""
+        owners: np.ndarray = self.cells[:, 0] >= 0
+        return owners
 
     def cell_of(self, stage_rank: int) -> Shape:
         """Return a rank's cell."""
@@ -291,7 +308,7 @@ class BoxGrid(ShardGrid, kw_only=True):
     def box_in(self, cell: Shape) -> TensorSlice:
         """Return the box in a cell: an empty one at the tensor's end in the cell of ranks that own none."""
         [number] = cell
-        return TensorSlice(self.boxes.shape, self.boxes.shape) if number < 0 else self.boxes.owned[number][1]
+        return TensorSlice(self.boxes.shape, self.boxes.shape) if number < 0 else self.boxes.distinct[number]
 
     def bounds(self, shape: Shape) -> tuple[Shape, ...]:
         """Return the borders of the boxes along each axis of the whole tensor.
@@ -300,7 +317,7 @@ class BoxGrid(ShardGrid, kw_only=True):
             LayoutError: the tensor has another shape.
         """
         self._check_shape(shape)
-        filled = [box for _, box in self.boxes.owned if box.size]
+        filled = [box for box in self.boxes.distinct if box.size]
         return tuple(
             tuple(sorted({0, length, *(edge for box in filled for edge in (box.start[axis], box.stop[axis]))}))
             for axis, length in enumerate(shape)
@@ -363,9 +380,9 @@ def _box_grid(boxes: ShardBoxes, device_count: int, axis_count: int) -> BoxGrid:
     if any(not 0 <= rank < device_count for rank, _ in boxes.owned):
         raise LayoutError(f"its boxes are of ranks up to {boxes.owned[-1][0]}, of {device_count} devices")
     cells = np.full((device_count, 1), -1, dtype=np.int64)
-    for number, (rank, _) in enumerate(boxes.owned):
-        cells[rank, 0] = number
-    return BoxGrid((len(boxes.owned), *(1,) * (axis_count - 1)), (), cells, boxes=boxes)
+    for number, ranks in enumerate(boxes.owners.values()):
+        cells[list(ranks), 0] = number
+    return BoxGrid((len(boxes.distinct), *(1,) * (axis_count - 1)), (), cells, boxes=boxes)
 
 
 @lru_cache(maxsize=4096)

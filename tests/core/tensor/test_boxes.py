@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.core.errors import LayoutError
-from reshard.core.tensor.boxes import BoxFinder, ShardBoxes
+from reshard.core.tensor.boxes import BoxFinder, ShardBoxes, check_tiling
 from reshard.core.tensor.layout import boxes_layout
 from reshard.core.tensor.slices import Shape, TensorSlice
 
@@ -62,11 +62,11 @@ def test_the_first_element_that_is_not_in_exactly_one_box_is_named(
     counts = counted(shape, boxes)
     wrong = [index for index in itertools.product(*map(range, shape)) if counts[index] != 1]
     if not wrong:
-        boxes_of(shape, boxes).check_tiling()
+        check_tiling(boxes, shape)
         return
     says = "incomplete" if counts[wrong[0]] == 0 else f"is in {counts[wrong[0]]} of them"
     with pytest.raises(LayoutError) as refused:
-        boxes_of(shape, boxes).check_tiling()
+        check_tiling(boxes, shape)
     assert f"element {list(wrong[0])} of {list(shape)}" in str(refused.value)
     assert says in str(refused.value)
 
@@ -102,7 +102,7 @@ def test_found_boxes_fill_the_wanted_one_once(tiling: tuple[Shape, list[TensorSl
 
 @given(tilings())
 def test_a_layout_of_boxes_gives_each_rank_its_own(tiling: tuple[Shape, list[TensorSlice]]) -> None:
-    shape, boxes = tiling
+    shape, boxes = tiling[0], [*dict.fromkeys(tiling[1])]
     listed = ShardBoxes(shape, tuple((2 * rank, box) for rank, box in enumerate(boxes)))
     layout = boxes_layout(listed, 2 * len(boxes) + 1)
     grid = layout.shard_grid(len(shape))
@@ -113,6 +113,19 @@ def test_a_layout_of_boxes_gives_each_rank_its_own(tiling: tuple[Shape, list[Ten
     assert list(grid.owners.values()) == [(rank,) for rank, _ in listed.owned]
     assert all(grid.whole_shape(rank, box.shape) == shape for rank, box in listed.owned)
     assert not any(grid.box_of(rank, shape).size and shape for rank in range(1, grid.device_count, 2))
+
+
+@given(tilings(), st.data())
+def test_ranks_with_the_same_box_own_replicas(tiling: tuple[Shape, list[TensorSlice]], data: st.DataObject) -> None:
+    shape, boxes = tiling
+    owned = data.draw(st.permutations([box for box in {*boxes} for _ in range(data.draw(st.integers(1, 3)))]))
+    listed = ShardBoxes(shape, tuple(enumerate(owned)))
+    listed.check_tiling()
+    grid = boxes_layout(listed, len(owned)).shard_grid(len(shape))
+    assert sorted(rank for ranks in grid.owners.values() for rank in ranks) == [*range(len(owned))]
+    for cell, ranks in grid.owners.items():
+        assert [rank for rank, box in enumerate(owned) if box == grid.box_of(ranks[0], shape)] == [*ranks]
+        assert {grid.cell_of(rank) for rank in ranks} == {cell}
 
 
 def test_what_does_not_fit_boxes_is_refused() -> None:
