@@ -265,7 +265,7 @@ def _copied_file(part: Part, record: ShardRecord, directory: Location, of_others
     if of_others.isdisjoint(parameter.name for parameter in record.parameters):
         _copy(source, target)
         return _CopiedFile(record.size_bytes, record.heads)
-    reduced = copy_without(source, target, part.plan, of_others)
+    reduced = copy_without(source, target, part.plan, record.rank, of_others)
     return _CopiedFile(reduced.size_bytes, (reduced.heads,))
 
 

@@ -132,7 +132,7 @@ def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Co
     plan = plan.with_notes(*found)
     _check_planned(plan)
     for rank in plan.first_ranks if only is None else ():
-        planned_file(plan, expected_entries(plan, plan.rank_plan(rank)))
+        planned_file(plan, rank, expected_entries(plan, plan.rank_plan(rank)))
     return Planned(plan, (*found, *_left_out(plan, absent)))
 
 

@@ -66,7 +66,8 @@ class LayoutClass(Record, dict=True, eq=False):
     def plans(self, stage_rank: int, *, with_redundancy: bool = False) -> Iterator[ParameterPlan]:
         """The plans of the parameters that one target rank keeps, or of all of them `with_redundancy`."""
         parameters: Sequence[ReshardedParameter] = self.parameters
-        if self.kept is not None and not with_redundancy:
+        owns = self.geometry.target.are_owners[stage_rank]
+        if self.kept is not None and not (with_redundancy and owns):
             parameters = list(compress(parameters, self.kept[:, stage_rank]))
         shapes = {parameter.shape for parameter in parameters}
         boxes = {shape: _boxes(self.geometry, shape, stage_rank) for shape in shapes}
@@ -160,7 +161,8 @@ def _classes(parameters: Sequence[ReshardedParameter], stage: int) -> Iterator[L
         else:
             made_of = [(source.copies, source.shape) for source in first.sources]
             geometry = ClassGeometry(made_of, first.pieces, target, first.shape)
-        yield LayoutClass(geometry, first.source_first_rank, tuple(alike))
+        owning = None if target.are_owners.all() else np.tile(target.are_owners, (len(alike), 1))
+        yield LayoutClass(geometry, first.source_first_rank, tuple(alike), owning)
 
 
 def _class_key(parameter: ReshardedParameter, stage: int) -> object:

@@ -175,21 +175,27 @@ class MergedAxes(Operation):
 
 
 class DividedAxis(Operation):
-    """The first axis becomes two, the first of which has `count` elements."""
+    """An axis, usually the first, becomes two, the first of which has `count` elements."""
 
     verb = "divided"
     count: int
+    axis: int = 0
 
     def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
         [part] = inputs
-        length = self._axis_length(part, 0)
+        length = self._axis_length(part, self.axis)
         if length % self.count:
+            axis = f"axis {self.axis}" if self.axis else "the first axis"
             raise LayoutError(
-                f"{self.rule}: the first axis of {part.name!r} has {length} elements, which do not divide by "
-                f"{self.count}"
+                f"{self.rule}: {axis} of {part.name!r} has {length} elements, which do not divide by {self.count}"
             )
-        shape = (self.count, length // self.count, *part.shape[1:])
-        return unmerged_axes(part.pieces, part.shape, self.count), shape
+        shape = (*part.shape[: self.axis], self.count, length // self.count, *part.shape[self.axis + 1 :])
+        # with the axis in front, and then the two that it becomes back in its place
+        others = tuple(axis for axis in range(len(part.shape)) if axis != self.axis)
+        in_front = transposed(part.pieces, (self.axis, *others))
+        divided = unmerged_axes(in_front, (length, *(part.shape[axis] for axis in others)), self.count)
+        back = (*range(2, self.axis + 2), 0, 1, *range(self.axis + 2, len(shape)))
+        return transposed(divided, back), shape
 
 
 class Sliced(Operation):
@@ -209,6 +215,28 @@ class Sliced(Operation):
         low[self.axis], high[self.axis] = self.start, self.stop
         pieces = clipped(part.pieces, TensorSlice(tuple(low), tuple(high)))
         return pieces, _with_length(part.shape, self.axis, self.stop - self.start)
+
+
+class Padded(Operation):
+    """An axis of `length` elements, those after the last one copies of it."""
+
+    verb = "padded"
+    axis: int
+    length: int
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        [part] = inputs
+        length = self._axis_length(part, self.axis)
+        if not 0 < length <= self.length:
+            raise LayoutError(
+                f"{self.rule}: axis {self.axis} of {part.name!r} has {length} elements, which cannot become "
+                f"{self.length}"
+            )
+        low, high = [0] * len(part.shape), list(part.shape)
+        low[self.axis] = length - 1
+        last = clipped(part.pieces, TensorSlice(tuple(low), tuple(high)))
+        parts = [(part.pieces, part.shape), *[(last, _with_length(part.shape, self.axis, 1))] * (self.length - length)]
+        return joined(parts, self.axis, 1), _with_length(part.shape, self.axis, self.length)
 
 
 class Repeated(Operation):

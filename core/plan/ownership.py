@@ -150,7 +150,7 @@ class ListedBoxes(GridBoxes):
     def __init__(self, grid: BoxGrid, unit_counts: Shape) -> None:
         super().__init__(grid, unit_counts)
         self._grid = grid
-        self._finder = BoxFinder([box for _, box in grid.boxes.owned])
+        self._finder = BoxFinder(grid.boxes.distinct)
 
     def _box_in(self, cell: Shape) -> TensorSlice:
         return self._grid.box_in(cell)

@@ -3,7 +3,7 @@
 Each layout's package has a record of its own, with the options that decide the target's content.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reshard.core.files.any_format import plan_file
@@ -34,6 +34,7 @@ class PlannedLayout:
         marks_redundancy: its files say whether redundancy was removed from them.
         carries_float8: its files can hold floats of 8 bits.
         outside_place: where a parameter is that no strategy knows.
+        preset_settings: switches of presets that its loaders always want alike; `names` is the world of their names.
     """
 
     name: ClassVar[str] = ""
@@ -44,6 +45,7 @@ class PlannedLayout:
     marks_redundancy: ClassVar[bool] = False
     carries_float8: ClassVar[bool] = False
     outside_place: ClassVar[str] = "once in the target"
+    preset_settings: ClassVar[Mapping[str, str]] = {}
 
     @property
     def framework(self) -> str:
@@ -71,8 +73,10 @@ class PlannedLayout:
         """Return the path of a rank's file below the target."""
         return match.files.names[rank]
 
-    def plan_file(self, inputs: "PlanInputs", entries: Sequence[OutputEntry]) -> FilePlan:
-        """Lay out the file that holds `entries`.
+    def plan_file(
+        self, rank: int, inputs: "PlanInputs", match: "ParameterMatch", entries: Sequence[OutputEntry]
+    ) -> FilePlan:
+        """Lay out a rank's file, which holds `entries`.
 
         Raises:
             CheckpointError: its format cannot hold an entry.

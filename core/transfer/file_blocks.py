@@ -57,13 +57,13 @@ def expected_entries(plan: ConversionPlan, rank_plan: RankPlan) -> tuple[OutputE
     return tuple([_output_entry(plan, parameter) for parameter in rank_plan.parameters])
 
 
-def planned_file(plan: ConversionPlan, entries: tuple[OutputEntry, ...]) -> FilePlan:
-    """Lay out the target file that holds `entries`.
+def planned_file(plan: ConversionPlan, rank: int, entries: tuple[OutputEntry, ...]) -> FilePlan:
+    """Lay out the file of a target rank, which holds `entries`.
 
     Raises:
         CheckpointError: the target's format cannot hold an entry.
     """
-    return plan.inputs.layout.plan_file(plan.inputs, entries)
+    return plan.inputs.layout.plan_file(rank, plan.inputs, plan.match, entries)
 
 
 def transposed_parameters(parameters: Iterable[ParameterPlan]) -> frozenset[str]:

@@ -12,6 +12,7 @@ from reshard.core.plan.model import ParameterPlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.records import Record
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
+from reshard.core.tensor.layout import BoxGrid
 from reshard.core.tensor.slices import Shape
 from reshard.core.transfer.read_ranges import gap_cost_bytes
 from reshard.core.transfer.reader import GAP_WORTH_READING_BYTES
@@ -125,7 +126,12 @@ def _neighbors_together(ranks: Sequence[int], stage: TargetStage, classes: Seque
 
 
 def _in_source_order(layout_class: LayoutClass, cell: Shape) -> Shape:
-    """A cell's place along each axis of the source, whose axes may be in another order; new axes come first."""
+    """A cell's place along each axis of the source, whose axes may be in another order; new axes come first.
+
+    Listed boxes have one number in place of these.
+    """
+    if isinstance(layout_class.geometry.target, BoxGrid):
+        return cell
     pieces = layout_class.parameters[0].pieces
     axes = pieces[0].axes if pieces else ()
     return tuple(cell[place] for place in sorted(range(len(axes)), key=axes.__getitem__))

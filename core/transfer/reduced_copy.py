@@ -26,8 +26,10 @@ class ReducedFile(Record):
     heads: str
 
 
-def copy_without(source: Location, target: Location, plan: ConversionPlan, left_out: frozenset[str]) -> ReducedFile:
-    """Copy a file that `plan` produced, without the parameters `left_out`; at least one other must remain.
+def copy_without(
+    source: Location, target: Location, plan: ConversionPlan, rank: int, left_out: frozenset[str]
+) -> ReducedFile:
+    """Copy the file of a rank of `plan`, without the parameters `left_out`; at least one other must remain.
 
     Raises:
         CatalogError: the file changed while it was copied.
@@ -46,7 +48,7 @@ def copy_without(source: Location, target: Location, plan: ConversionPlan, left_
             )
             return (block for _, block in read_in_blocks(file, ranges, _BLOCK_BYTES))
 
-        file_plan = complete_header(index.format, planned_file(plan, entries), entries, blocks)
+        file_plan = complete_header(index.format, planned_file(plan, rank, entries), entries, blocks)
         crc = running_crc(index.format, file_plan, entries)
         with write_file(target) as output:
             write_segments(output, target, file_plan, crc, blocks)

@@ -16,6 +16,7 @@ from reshard.core.files.torch_zip import crc_problem
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.threads import in_threads
 from reshard.core.storage.reading import SourceFile
+from reshard.core.tensor.slices import Extent
 from reshard.core.transfer.read_crcs import CrcParts, FileCrcs, TensorCrc
 
 
@@ -30,9 +31,11 @@ class SourceCrcs:
         self._tensors: dict[str, list[tuple[TensorCrc, StoredCrc]]] = {}
         with_crcs = [record for record in plan.inputs.catalog.records.values() if record.index.crcs]
         names = _source_names(plan) if with_crcs else set()
+        known: set[tuple[str, Extent]] = set()
         for record in with_crcs:
             for name, stored in record.index.crcs.items():
-                if name in names and stored.extent.length:
+                if name in names and stored.extent.length and (record.location, stored.extent) not in known:
+                    known.add((record.location, stored.extent))  # parameters may be parts of one stored tensor
                     self._records.setdefault(record.location, record)
                     tensor = TensorCrc(name, stored.extent)
                     self._tensors.setdefault(record.location, []).append((tensor, stored))

@@ -184,7 +184,7 @@ class _RankWriter:
         self.transposed = transposed_parameters(self.rank_plan.parameters) if plan.transposes else frozenset()
         self._overflows = OverflowTally(plan, self.parameters)
         self._entries = expected_entries(plan, self.rank_plan)
-        planned = planned_file(plan, self._entries)
+        planned = planned_file(plan, rank, self._entries)
         self._file_plan = with_crc_in_header(planned, known) if known else planned
         self.crc = running_crc(plan.inputs.format, self._file_plan, self._entries)
         self._digests: dict[str, str] = {}

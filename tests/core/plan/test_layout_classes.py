@@ -2,7 +2,9 @@
 
 from reshard.core.changes.changes import JoinRule
 from reshard.core.conversion.views.picture import feeds_of
-from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.boxes import ShardBoxes
+from reshard.core.tensor.layout import ParameterLayout, boxes_layout, whole_layout
+from reshard.core.tensor.slices import TensorSlice
 from tests.support.changed_plans import declared
 from tests.support.plans import entry, make_catalog, make_strategy, plan_of
 
@@ -40,3 +42,18 @@ def test_the_picture_leaves_out_slices_on_no_rank() -> None:
     strategy = make_strategy({"empty": columns})
     plan = plan_of(make_catalog({1: [entry("empty", (0, 2))]}), strategy, strategy)
     assert feeds_of(plan).counts_bytes.tolist() == [[0], [0]]
+
+
+def test_ranks_without_a_box_get_nothing() -> None:
+    boxes = ShardBoxes((4, 2), ((1, TensorSlice((0, 0), (4, 1))), (2, TensorSlice((0, 1), (4, 2)))))
+    layouts = {"w": boxes_layout(boxes, 3), "all": whole_layout(1, 3)}
+    plan = plan_of(make_catalog({0: [entry("w", (4, 2)), entry("all", (2,))]}), None, make_strategy(layouts))
+    plan.check_coverage()
+    held = [[each.name for each in plan.rank_plan(rank).parameters] for rank in plan.target_ranks]
+    assert held == [["all"], ["w", "all"], ["w", "all"]]
+    assert [each.name for each in plan.rank_plan(0, with_redundancy=True).parameters] == ["all"]
+    assert [str(read.source_box) for read in plan.rank_plan(2).parameters[0].reads] == ["[0:4, 1:2]"]
+    itemsize = 4
+    assert [total.shard_bytes for total in plan.totals] == [2 * itemsize, 6 * itemsize, 6 * itemsize]
+    assert [total.needed_bytes for total in plan.totals] == [2 * itemsize, 6 * itemsize, 6 * itemsize]
+    assert plan.copies == {}

@@ -76,6 +76,24 @@ def test_steps_hold_for_states() -> None:
     assert {*own} == {"w", "my.w"}
 
 
+def test_a_prefix_of_states_is_renamed() -> None:
+    names = tensors("w", "adam_m.w", "exp_avg_sq.w")
+    to_megatron = {"rename": {"parameters": "adam_m.{x:*}", "to": "optimizer.state.exp_avg.{x}"}}
+    assert {*made(names, to_megatron)} == {"w", "optimizer.state.exp_avg.w", "exp_avg_sq.w"}
+    both = made(names, to_megatron, {"rename": {"parameters": "w", "to": "v"}})
+    assert {*both} == {"v", "optimizer.state.exp_avg.v", "exp_avg_sq.v"}
+
+
+def test_an_axis_is_padded() -> None:
+    pad = {"pad": {"parameters": "w", "axis": 1, "length": "N"}}
+    assert made(tensors("w", "adam_m.w"), pad, variables={"N": 9}) == {"w": (4, 9), "adam_m.w": (4, 9)}
+    assert made(tensors("w"), pad, variables={"N": 6}) == {"w": (4, 6)}
+    [problem] = refused(tensors("w"), {"pad": {"parameters": "w", "length": 3}})
+    assert "the padding of 'w': axis 0 of 'w' has 4 elements, which cannot become 3" in problem
+    [problem] = refused(tensors("w"), {"pad": {"parameters": "w", "axis": 2, "length": 3}})
+    assert "'w' has shape [4, 6], and no axis 2" in problem
+
+
 def test_factored_states_can_only_be_renamed() -> None:
     entries = tensors("w", "exp_avg_insta_row_w")
     assert {*made(entries, {"rename": {"parameters": "w", "to": "v"}})} == {"v", "exp_avg_insta_row_v"}

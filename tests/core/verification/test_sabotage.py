@@ -328,8 +328,8 @@ def _number_device_axes_from_the_left(patch: Patch) -> None:
 
 
 def _wrong_header(patch: Patch, change: Callable[[OutputEntry], OutputEntry | None]) -> None:
-    def wrong(planned: ConversionPlan, entries: tuple[OutputEntry, ...]) -> FilePlan:
-        return planned_file(planned, tuple(filter(None, map(change, entries))))
+    def wrong(planned: ConversionPlan, rank: int, entries: tuple[OutputEntry, ...]) -> FilePlan:
+        return planned_file(planned, rank, tuple(filter(None, map(change, entries))))
 
     patch.setattr("reshard.core.transfer.writer.planned_file", wrong)
 

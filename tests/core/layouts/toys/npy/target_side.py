@@ -38,7 +38,9 @@ class NpyTarget(Record, PlannedLayout):
         names = tuple(f"{each.name}.npy" for each in placed)
         return replace(match, resharded=tuple(placed), files=TargetFiles(names))
 
-    def plan_file(self, inputs: PlanInputs, entries: Sequence[OutputEntry]) -> FilePlan:
+    def plan_file(
+        self, rank: int, inputs: PlanInputs, match: ParameterMatch, entries: Sequence[OutputEntry]
+    ) -> FilePlan:
         return plan_array(entries[0], self.version)
 
     def plan_fields(self) -> dict[str, Any]:
