@@ -3,19 +3,21 @@
 A preset is a table. Each row has a parameter of MindFormers and what it is for Hugging Face: one parameter or several,
 with their shapes, and how they lie in it. Those of the package are in `presets/` beside this module; a user may print
 one, change the copy and name it in its place.
+
+Megatron's names are a world of a preset, too: nearly those of MindFormers, with switches settled. Where it spells the
+same parameter in several ways, a table of `spellings/`, of the same form, leads from the world's names to each of them.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from reshard.core.changes.changes import FLOAT_NAMES
 from reshard.core.changes.expressions import VariableName
 from reshard.core.changes.option_types import is_own_preset
-from reshard.core.changes.rules import Name, Rule
+from reshard.core.changes.rules import Name, Rule, Several
 from reshard.core.changes.templates import parse_template
 from reshard.core.changes.training_config import GENERATIONS
 from reshard.core.errors import InputError
@@ -23,6 +25,9 @@ from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import listed, quoted
 from reshard.core.text.printing import listed_lines
+
+MINDFORMERS = "MindFormers"
+"""The program whose names worlds have, unless they say otherwise."""
 
 _SUFFIX = ".yaml"
 _WEIGHT = ".weight"
@@ -66,6 +71,8 @@ class Row(Rule):
         boxed: MindFormers' stack has axes of one element before the first axis and after it.
         dtype: of this dtype, whatever the others are cast to.
         optional: it may be absent.
+        padded: Hugging Face's side has rows of padding after those of its shape.
+        beside: the row counts in layers that have this parameter, too.
         part: each layer has one of the rows of this part, or all of one variant.
         variant: rows of a part that belong together.
         when: switch -> the value for which the row counts.
@@ -81,6 +88,8 @@ class Row(Rule):
     boxed: bool = False
     dtype: Literal["", "float16", "bfloat16", "float32", "float64"] = ""
     optional: bool = False
+    padded: bool = False
+    beside: str = ""
     part: str = ""
     variant: str = ""
     when: dict[str, str] = Field(default={})
@@ -128,11 +137,6 @@ class Row(Rule):
         """The axis of rows, in the shapes of `parts`."""
         return 1 if self.stacked and not self.is_apart else 0
 
-    @property
-    def dtype_name(self) -> str:
-        """Name of its dtype in records; empty without one."""
-        return FLOAT_NAMES[self.dtype] if self.dtype else ""
-
     def below(self, mf: str, hf: str) -> "Row":
         """Return the row with whole names: below prefixes of a layer."""
 
@@ -140,8 +144,14 @@ class Row(Rule):
             return {f"{prefix}.{name}": value for name, value in names.items()}
 
         prefix = mf if len(self.mf) > 1 else hf
+        beside = f"{mf}.{self.beside}" if self.beside else ""
         return self.model_copy(
-            update={"mf": whole(self.mf, mf), "hf": whole(self.hf, hf), "rope": whole(self.rope, prefix)}
+            update={
+                "mf": whole(self.mf, mf),
+                "hf": whole(self.hf, hf),
+                "rope": whole(self.rope, prefix),
+                "beside": beside,
+            }
         )
 
 
@@ -152,34 +162,88 @@ class CopyRow(Rule):
     count: str
 
 
+class StatePrefixes(Rule):
+    """Prefixes of one state of the optimizer, on either side; of several the first is written."""
+
+    mf: Annotated[Several[Name], Field(min_length=1)]
+    hf: Annotated[Several[Name], Field(min_length=1)]
+
+
 class Names(Rule):
-    """The rows of one world of MindFormers' names.
+    """The rows of one world of MindFormers' names, or of Megatron's.
 
     Attributes:
+        like: the world whose rows these are, but for those with names that this one has rows of: one of the same
+            preset, or of another, `PRESET/WORLD`.
+        without: names of that world that this one lacks.
+        switches: the values of switches that never have others in this world.
+        spellings: the table of further spellings of this world's names; empty if each has one.
+        whose: the program whose names these are.
         model: rows of whole names.
         layers: where layers are: MindFormers' prefix -> Hugging Face's.
         layer: rows below each of these prefixes.
         copies: Hugging Face's name -> what it is a copy of.
         adapters: names of LoRA's parameters, in place of `weight`: MindFormers' -> Hugging Face's. Those of matrices
             that are one parameter on either side, and lie alike, are known.
+        states: prefixes of the optimizer's states that have other names on the other side.
         proof: as the preset's, where it is another.
     """
 
-    model: tuple[Row, ...]
-    layers: dict[TemplateText, TemplateText]
-    layer: tuple[Row, ...]
+    like: str = ""
+    without: tuple[Name, ...] = ()
+    switches: dict[str, str] = Field(default={})
+    spellings: Literal["", "megatron"] = ""
+    whose: str = MINDFORMERS
+    model: tuple[Row, ...] = ()
+    layers: dict[TemplateText, TemplateText] = Field(default={})
+    layer: tuple[Row, ...] = ()
     copies: dict[TemplateText, CopyRow] = Field(default={})
     adapters: dict[str, str] = Field(default={})
+    states: tuple[StatePrefixes, ...] = ()
     proof: Literal["", "run", "read"] = ""
 
     @model_validator(mode="after")
     def _check(self) -> "Names":
+        if not self.like and not (self.layers and (self.model or self.layer)):
+            raise ValueError("needs rows, in 'model' and 'layer', and 'layers', or to be 'like' another world")
+        if self.without and not self.like:
+            raise ValueError("'without' is for names of the world that this one is 'like'")
         rows = (len(self.model) + len(self.layers) * len(self.layer)) * (1 + len(self.adapters))
         if rows > _MAX_ROWS:
             raise ValueError(
                 f"{rows:,} rows, with those of each of its layers and adapters, are more than {_MAX_ROWS:,}, the limit"
             )
         return self
+
+    def completed(self, base: "Names") -> "Names":
+        """Return the world with the rows of the one that it is like.
+
+        Raises:
+            ValueError: that one lacks a name that this is without.
+        """
+        own = {name for row in (*self.model, *self.layer) for name in row.mf} | {*self.without}
+        unknown = {*self.without}.difference(name for row in (*base.model, *base.layer) for name in row.mf)
+        if unknown:
+            raise ValueError(f"'without' has {quoted(min(unknown))}, which {quoted(self.like)} has no row of")
+
+        def kept(rows: tuple[Row, ...]) -> Iterator[Row]:
+            for row in rows:
+                if own.isdisjoint(row.mf) and all(
+                    self.switches.get(name, value) == value for name, value in row.when.items()
+                ):
+                    when = {name: value for name, value in row.when.items() if name not in self.switches}
+                    yield row.model_copy(update={"when": when})
+
+        return self.model_copy(
+            update={
+                "like": "",
+                "without": (),
+                "model": (*kept(base.model), *self.model),
+                "layers": self.layers or base.layers,
+                "layer": (*kept(base.layer), *self.layer),
+                "copies": self.copies or base.copies,
+            }
+        )
 
     @property
     def rows(self) -> Iterator[tuple[str, Row]]:
@@ -271,6 +335,12 @@ class Preset(Rule):
     switches: dict[str, Switch] = Field(default={})
     names: Annotated[dict[str, Names], Field(min_length=1)]
 
+    @field_validator("names")
+    @classmethod
+    def _complete(cls, value: dict[str, Names]) -> dict[str, Names]:
+        """Complete the worlds that are like others."""
+        return {world: _completed(world, names, value) for world, names in value.items()}
+
     @model_validator(mode="after")
     def _check_rows(self) -> "Preset":
         numbers = dict.fromkeys((*self.variables, *self.counted), 1)
@@ -295,6 +365,17 @@ class Preset(Rule):
     def is_run(self, world: str) -> bool:
         """True if the rules of a world were run against MindFormers' own code."""
         return (self.names[world].proof or self.proof) == "run"
+
+
+def _completed(world: str, names: Names, worlds: Mapping[str, Names]) -> Names:
+    if not names.like:
+        return names
+    preset, _, other = names.like.rpartition("/")
+    known = read_preset(preset).names if preset in preset_names() else {} if preset else worlds
+    base = known.get(other)
+    if base is None or base.like:
+        raise ValueError(f"{world} is like {quoted(names.like)}, which is not a world with rows of its own")
+    return names.completed(base)
 
 
 def _check_indexes(text: str, row: Row, numbers: Mapping[str, int]) -> None:
@@ -359,6 +440,13 @@ def parse_preset(data: bytes, origin: str) -> Preset:
             for each in error.errors(include_url=False, include_input=False)
         ]
         raise InputError("\n".join(f"{origin}: {problem}" for problem in listed_lines(problems))) from error
+
+
+@cache
+def read_spellings(name: str) -> Preset:
+    """Read the package's table of further spellings of a world's names, which are its other side."""
+    text = (files("reshard.core.changes") / "spellings" / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
+    return parse_preset(text.encode(), f"spellings/{name}{_SUFFIX}")
 
 
 def _directory() -> Any:

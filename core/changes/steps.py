@@ -14,7 +14,7 @@ from reshard.core.changes.rules import Axis, Count, Length, Name, Rule, Several,
 from reshard.core.changes.templates import Template, parse_template, parse_templates
 from reshard.core.runtime.wording import quoted
 
-_NUMBERS = frozenset({"axis", "parts", "groups", "count", "start", "stop", "axes", "block"})
+_NUMBERS = frozenset({"axis", "parts", "groups", "count", "start", "stop", "length", "axes", "block"})
 _TEMPLATES = frozenset({"parameters", "into", "to", "scale", "copy_of"})
 
 
@@ -200,6 +200,16 @@ class SliceStep(_OfOne):
         return f"the slice of {quoted(self.parameters)}"
 
 
+class PadStep(_OfOne):
+    """An axis gets `length` elements: its last one is there again, as Megatron-LM fills up a vocabulary."""
+
+    axis: Axis = 0
+    length: Length
+
+    def __str__(self) -> str:
+        return f"the padding of {quoted(self.parameters)}"
+
+
 class RepeatStep(_OfOne):
     """A parameter is written again under the name `to`; with an index in it, `count` times, from 0 on."""
 
@@ -265,6 +275,7 @@ AnyStep = (
     | MergeStep
     | DivideStep
     | SliceStep
+    | PadStep
     | RepeatStep
     | DropStep
     | DequantizeStep
@@ -283,6 +294,7 @@ class Step(Rule):
     merge: MergeStep | None = None
     divide: DivideStep | None = None
     slice: SliceStep | None = None
+    pad: PadStep | None = None
     repeat: RepeatStep | None = None
     drop: DropStep | None = None
     dequantize: DequantizeStep | None = None

@@ -159,6 +159,14 @@ _RULES = (
         endings=("expert_mapping",),
     ),
     _Rule(
+        "Megatron-Core: distributed_optimizer.sharded_param_state_fully_reshardable, optimizer.sharded_state_dict",
+        StateKind.OPTIMIZER,
+        shaped=(
+            *("optimizer.state.exp_avg.", "optimizer.state.exp_avg_sq.", "optimizer.state.param."),
+            "optimizer.state.fp32_param.",
+        ),
+    ),
+    _Rule(
         "PyTorch: optimizers and schedulers in a DCP, by get_state_dict and FSDP; Megatron-Core: torch_dist",
         StateKind.OPTIMIZER,
         prefixes=("optimizer.", "lr_scheduler."),

@@ -7,7 +7,9 @@ matter. What is missing may be left out on purpose, or allowed.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 
+from reshard.core.changes.changes import FLOAT_NAMES
 from reshard.core.changes.expressions import whole_number
 from reshard.core.changes.preset import Row
 from reshard.core.changes.templates import Template
@@ -16,7 +18,9 @@ from reshard.core.errors import PlanError, raise_problems
 from reshard.core.plan.model import ParameterMatch
 from reshard.core.plan.name_index import NameIndex
 from reshard.core.plan.names import fits_any
-from reshard.core.plan.preset_steps import CompiledPreset, Direction, parsed, without_state
+from reshard.core.plan.preset_route import CompiledPreset
+from reshard.core.plan.preset_steps import Direction, parsed, without_state
+from reshard.core.plan.recipes import Composer, build_recipes
 from reshard.core.runtime.wording import counted
 from reshard.core.tensor.slices import Shape
 from reshard.core.text.options import option
@@ -58,6 +62,7 @@ def check_names(
         PlanError: names are in no row of the preset, or of more layers than config.json counts, or layers lack some of
             theirs.
     """
+    names, excluded = _in_base(compiled, names, excluded)
     check = _Names(compiled, names)
     missing = list(check.missing(allowed))
     # layers of two numberings may be the same
@@ -74,16 +79,34 @@ def check_names(
     raise_problems(PlanError, f"the source is not what preset {compiled.preset.preset} describes", problems)
 
 
+def _in_base(
+    compiled: CompiledPreset, names: Sequence[str], excluded: Mapping[str, str]
+) -> tuple[Sequence[str], Mapping[str, str]]:
+    """The names of the source's world, and those left out, in place of the source's spellings of them."""
+    if not compiled.to_base.steps:
+        return names, excluded
+    problems: list[str] = []
+    made = build_recipes(names, compiled.to_base, problems).made
+    raise_problems(PlanError, f"the source is not what preset {compiled.preset.preset} describes", problems)
+    left_out = {
+        name: excluded[recipe.sources[0]] for name, recipe in made.items() if excluded.keys() >= {*recipe.sources}
+    }
+    return list(made), left_out
+
+
 def check_shapes(compiled: CompiledPreset, match: ParameterMatch) -> frozenset[str]:
     """Check the shapes on Hugging Face's side, and dtypes that stay; return the names whose shapes are right.
 
     Raises:
         PlanError: they are not those that the preset and config.json give.
     """
-    if compiled.direction is Direction.TO_HF:
-        found = {each.name: each.shape for each in match.resharded}
+    sources = {source.name: source.shape for each in match.resharded for source in each.sources}
+    if compiled.has_hf_target:
+        found: Mapping[str, Shape] = {each.name: each.shape for each in match.resharded}
+    elif compiled.direction is Direction.FROM_HF:
+        found = sources
     else:
-        found = {source.name: source.shape for each in match.resharded for source in each.sources}
+        found = _shapes_on_the_way(compiled, sources)
     of_weight: dict[str, list[str]] = defaultdict(list)
     for name in found:
         of_weight[without_state(name)].append(name)
@@ -99,16 +122,39 @@ def check_shapes(compiled: CompiledPreset, match: ParameterMatch) -> frozenset[s
             if found[name] != wanted
         ]
     targets = {each.name: each.dtype for each in match.resharded}
-    index = NameIndex(targets)
-    for template, dtype in _kept_dtypes(compiled):
+    for rule in compiled.kept:
         problems += [
-            f"parameter {name!r} is {targets[name]}, but has to be {dtype}: "
-            f"{option('cast', [f'{name}={dtype.lower()}'])}"
-            for name in index.fitting(template)
-            if targets[name].name != dtype
+            f"parameter {name!r} is {dtype}, but has to be {FLOAT_NAMES[rule.dtype]}: "
+            f"{option('cast', [f'{name}={rule.dtype}'])}"
+            for name, dtype in targets.items()
+            if fnmatchcase(name, rule.parameters) and dtype.name != FLOAT_NAMES[rule.dtype]
         ]
     raise_problems(PlanError, f"preset {compiled.preset.preset} does not fit", problems)
     return frozenset(compared)
+
+
+def check_padding(compiled: CompiledPreset, match: ParameterMatch) -> list[str]:
+    """Check that nothing but padding is left out of a vocabulary's rows; return notes on those that are.
+
+    Raises:
+        PlanError: the source's training would have padded the vocabulary of config.json to other rows.
+    """
+    rows = {source.name: source.shape[0] for each in match.resharded for source in each.sources if source.shape}
+    notes, problems, multiple = list[str](), list[str](), compiled.row_multiple
+    slices = [step.slice for step in compiled.to_base.steps if step.slice]
+    for name, kept in ((each.parameters, int(each.stop)) for each in slices):
+        if rows.get(name, kept) == kept:
+            continue
+        padded = -(-kept // multiple) * multiple if multiple else rows[name]
+        if padded != rows[name]:
+            problems.append(
+                f"{name!r} has {rows[name]} rows, but training pads a vocabulary of {kept} (vocab_size in config.json) "
+                f"to {padded} rows, a multiple of {multiple}: correct vocab_size; if it was padded otherwise, convert "
+                "to the layout unified without a preset first"
+            )
+        notes.append(f"{name}: the first {kept} of {rows[name]} rows are the vocabulary; rows of padding are left out")
+    raise_problems(PlanError, f"preset {compiled.preset.preset} does not fit", problems)
+    return notes
 
 
 def _expected_shapes(compiled: CompiledPreset) -> Iterator[tuple[Template, Shape]]:
@@ -124,11 +170,13 @@ def _expected_shapes(compiled: CompiledPreset) -> Iterator[tuple[Template, Shape
                 yield template, shape
 
 
-def _kept_dtypes(compiled: CompiledPreset) -> Iterator[tuple[Template, str]]:
-    for _, row in compiled.rows:
-        for text in (*row.mf, *row.hf) if row.dtype else ():
-            if template := parsed(text, compiled.variables):
-                yield template, row.dtype_name
+def _shapes_on_the_way(compiled: CompiledPreset, sources: Mapping[str, Shape]) -> Mapping[str, Shape]:
+    """Hugging Face's names between two worlds, and the shapes that they would have."""
+    problems: list[str] = []
+    made = build_recipes(list(sources), compiled.to_hf, problems).made
+    raise_problems(PlanError, f"preset {compiled.preset.preset} does not fit", problems)
+    composer = Composer()
+    return {name: composer.compose(recipe, sources)[1] for name, recipe in made.items()}
 
 
 class _Names:

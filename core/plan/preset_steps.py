@@ -1,11 +1,11 @@
-"""Compiles a preset to the steps of declared changes, in the direction that the source's names tell.
+"""Compiles one table of a preset, a world of names in one direction, to the steps of declared changes.
 
 What decides is known before any byte is read: names and numbers of axes, `config.json`, and the training's
 configuration. What none of them shows is asked for, never guessed: a wrong guess gives plausible values.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -15,18 +15,15 @@ from reshard.core.changes.changes import CastRule, Changes
 from reshard.core.changes.changes_file import validated_changes
 from reshard.core.changes.expressions import whole_number
 from reshard.core.changes.inverse import inverted
-from reshard.core.changes.preset import Names, Preset, Row, Switch
+from reshard.core.changes.preset import MINDFORMERS, Names, Preset, Row, Switch
 from reshard.core.changes.templates import Template, parse_template
 from reshard.core.changes.training_config import GENERATIONS, TrainingConfig
 from reshard.core.changes.training_state import STATE_PREFIXES
 from reshard.core.errors import InputError
 from reshard.core.plan.name_index import NameIndex
 from reshard.core.runtime.records import Record
-from reshard.core.runtime.suggestions import did_you_mean
-from reshard.core.runtime.wording import listed, quoted
-from reshard.core.text.options import option, spelled
+from reshard.core.text.options import option
 
-_MAX_LISTED = 4
 _MAX_NUMBER = 2**20
 """Layers, experts, rows: what a config.json says is counted through."""
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
@@ -37,10 +34,10 @@ _EVEN_ROWS, _ODD_ROWS = ".even rows", ".odd rows"
 
 
 class Direction(StrEnum):
-    """From whose names to whose."""
+    """From which side of a table to which."""
 
-    TO_HF = "MindFormers to Hugging Face"
-    FROM_HF = "Hugging Face to MindFormers"
+    TO_HF = "to Hugging Face"
+    FROM_HF = "from Hugging Face"
 
 
 class KnownNames(Record):
@@ -56,7 +53,7 @@ class KnownNames(Record):
 
 
 class Settings(Record):
-    """What a user, a training's configuration and a model's config.json say.
+    """What a user, a training's configuration, a model's config.json and the layouts of source and target say.
 
     Attributes:
         given: switch -> value, as named.
@@ -64,6 +61,11 @@ class Settings(Record):
         config: fields of config.json; None without one.
         origin: the place of config.json, for messages.
         allowed_models: values of `model_type` in config.json that count as the preset's.
+        numbers: what the source itself says of the model, by the fields of config.json.
+        of_source: switch -> the value that the source's layout always has; `names` is its world.
+        of_target: the same of the target's layout.
+        padded_vocabulary: rows that embedding and head get in Megatron's names; 0: those of the vocabulary.
+        row_multiple: what the source's training pads the rows of a vocabulary to a multiple of; 0: unknown.
     """
 
     given: Mapping[str, str]
@@ -71,41 +73,56 @@ class Settings(Record):
     config: Mapping[str, Any] | None
     origin: str
     allowed_models: tuple[str, ...] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    of_source: Mapping[str, str] = field(default_factory=dict)
+    of_target: Mapping[str, str] = field(default_factory=dict)
+    padded_vocabulary: int = 0
+    row_multiple: int = 0
 
 
-class CompiledPreset(Record):
-    """A preset for one source.
+class Table(Record):
+    """One world of a preset's names, in one direction.
+
+    Attributes:
+        is_spelling: a table of spellings, which has those in place of Hugging Face's names.
+        in_chain: another table follows, or comes before.
+    """
+
+    preset: Preset
+    world: str
+    direction: Direction
+    is_spelling: bool = False
+    in_chain: bool = False
+
+    @property
+    def names(self) -> Names:
+        """Its rows."""
+        return self.preset.names[self.world]
+
+    @property
+    def to_hf(self) -> bool:
+        """True on the way to Hugging Face's names, or to a spelling."""
+        return self.direction is Direction.TO_HF
+
+
+class CompiledTable(Record):
+    """A table for the names of one source.
 
     Attributes:
         steps: what it does, as a document of changes has it.
         rows: the rows that count, with the prefix of their layer.
-        names: the world of MindFormers' names.
         variables: their values.
         kept: casts of parameters whose dtype is always the same, under their new names.
-        notes: what was decided, in sentences.
-        left_out: patterns of the source's parameters that no model needs.
+        decided: switch -> value.
+        notes: what else was decided, in sentences.
     """
 
-    preset: Preset
-    direction: Direction
     steps: Changes
     rows: tuple[tuple[str, Row], ...]
-    names: Names
     variables: Mapping[str, int]
     kept: tuple[CastRule, ...]
+    decided: Mapping[str, str]
     notes: tuple[str, ...]
-    left_out: tuple[str, ...] = ()
-
-
-def compile_preset(preset: Preset, known: KnownNames, settings: Settings) -> CompiledPreset:
-    """Compile a preset for a source.
-
-    Raises:
-        InputError: the source's names are not the preset's, or of both sides; a number is not in config.json; or a
-            switch is not known.
-    """
-    compiler = _Compiler(preset, known, settings)
-    return compiler.compiled()
 
 
 def without_state(name: str) -> str:
@@ -122,31 +139,72 @@ def parsed(text: str, variables: Mapping[str, int]) -> Template | None:
         return None
 
 
+def fitting(texts: Iterable[str], names: NameIndex, variables: Mapping[str, int]) -> frozenset[str]:
+    """Return the names that fit templates; those with variables that are not known fit none."""
+    templates = [template for text in texts if (template := parsed(text, variables))]
+    return frozenset(name for template in templates for name in names.fitting(template))
+
+
+def variables_of(preset: Preset, settings: Settings) -> dict[str, int]:
+    """Return the variables by config.json and the source; those that both lack are missed where they are needed.
+
+    Raises:
+        InputError: a number is too large for any model, or they contradict each other.
+    """
+    config = {name: value for name, value in (settings.config or {}).items() if type(value) is int and value >= 0}
+    found: dict[str, int] = {}
+    for name, alternatives in preset.variables.items():
+        _check_agree(name, alternatives, config, settings)
+        for expression in alternatives:
+            try:
+                number = whole_number(expression, {**settings.numbers, **config})
+            except ValueError:
+                continue
+            if number > _MAX_NUMBER:
+                origin = settings.origin or "config.json"
+                raise InputError(f"{origin}: {expression} is {number}, more than {_MAX_NUMBER:,}, the limit")
+            found[name] = number
+            break
+    return found
+
+
+def _check_agree(name: str, fields: Sequence[str], config: Mapping[str, int], settings: Settings) -> None:
+    """Refuse a field of config.json that contradicts what the source says; fields of a variable are synonyms."""
+    ours = next((field for field in fields if field in config), "")
+    theirs = next((field for field in fields if field in settings.numbers), "")
+    if ours and theirs and config[ours] != settings.numbers[theirs]:
+        raise InputError(
+            f"{settings.origin}: config.json has {ours} {config[ours]}, and the source itself says {theirs} "
+            f"{settings.numbers[theirs]}: name the config.json of the model itself"
+        )
+
+
+def compile_table(table: Table, known: KnownNames, settings: Settings, variables: Mapping[str, int]) -> CompiledTable:
+    """Compile a table for the names of a source.
+
+    Raises:
+        InputError: a number is not in config.json, or a switch is not known.
+    """
+    return _Compiler(table, known, settings, variables).compiled()
+
+
 class _Compiler:
-    def __init__(self, preset: Preset, known: KnownNames, settings: Settings) -> None:
-        self._preset = preset
+    def __init__(self, table: Table, known: KnownNames, settings: Settings, variables: Mapping[str, int]) -> None:
+        self._table = table
+        self._preset = table.preset
         self._known = known
         self._settings = settings
+        is_of_source = table.to_hf != table.is_spelling
+        self._said = settings.of_source if is_of_source else settings.of_target
         self._notes: list[str] = []
         self._decided: dict[str, str] = {}
         self._weights = {without_state(name): axes for name, axes in known.axes.items()}
         self._targets = {without_state(name): axes for name, axes in known.target.items()}
         self._source, self._target = NameIndex(self._weights), NameIndex(self._targets)
-        self._check_model()
-        self._variables = dict(self._of_config())
-        world = settings.given.get("names")
-        if world is not None and world not in preset.worlds:
-            raise InputError(f"{option('switch', [f'names={world}'])}: must be one of {', '.join(preset.worlds)}")
-        unknown = settings.given.keys() - preset.switches.keys() - {"names"}
-        if unknown:
-            switch, switches = min(unknown), ", ".join(preset.switches) or "none"
-            suggestion = did_you_mean(switch, preset.switches)
-            listing = f"{suggestion} It has {switches}" if suggestion else f": it has {switches}"
-            raise InputError(f"preset {preset.preset} has no switch {quoted(switch)}{listing}")
+        self._variables = dict(variables)
 
-    def compiled(self) -> CompiledPreset:
-        direction, world = self._direction()
-        names = self._preset.names[world]
+    def compiled(self) -> CompiledTable:
+        names, direction = self._table.names, self._table.direction
         self._count()
         rows = tuple(self._rows(names, direction))
         steps: list[dict[str, Any]] = []
@@ -156,112 +214,17 @@ class _Compiler:
         changes = self._changes(steps)
         if direction is Direction.FROM_HF:
             steps = inverted(changes).model_dump(exclude_defaults=True).get("steps", [])
-            changes = self._changes([*self._dequantization(), *steps])
-        decided = "".join(f", {name} {value}" for name, value in self._decided.items())
-        self._notes.insert(0, f"preset {self._preset.preset}: {direction} ({world} names{decided})")
-        if not self._preset.is_run(world):
-            self._notes.append(
-                f"preset {self._preset.preset}: the rules of its {world} names were read in MindFormers' code, and "
-                "never compared with what that code makes"
-            )
+            steps = [*self._dequantization(), *steps]
+        changes = self._changes([*steps, *self._padding(rows), *self._renamed_states(names)])
         kept = tuple(self._kept(rows, direction))
-        return CompiledPreset(
-            self._preset, direction, changes, rows, names, self._variables, kept, tuple(map(spelled, self._notes))
-        )
+        return CompiledTable(changes, rows, self._variables, kept, self._decided, tuple(self._notes))
 
     def _changes(self, steps: list[dict[str, Any]]) -> Changes:
         origin = f"preset {self._preset.preset}, with the numbers of {self._settings.origin or 'config.json'}"
         return validated_changes({"variables": self._variables, "steps": steps}, origin)
 
-    def _check_model(self) -> None:
-        """Refuse the config.json of another family, whose layouts may differ although its names fit.
-
-        Raises:
-            InputError: the preset does not list its `model_type`, nor is it allowed.
-        """
-        config, preset = self._settings.config, self._preset
-        if config is None or not preset.models:
-            return
-        model = config.get("model_type")
-        if not isinstance(model, str) or not model:
-            self._notes.append(
-                f"preset {preset.preset}: config.json has no model_type, so that the model's family was not checked"
-            )
-        elif model in preset.models:
-            return
-        elif model in self._settings.allowed_models:
-            self._notes.append(
-                f"preset {preset.preset}: made for {' and '.join(preset.models)}, and used for {model}, as allowed"
-            )
-        else:
-            raise InputError(
-                f"{self._settings.origin}: config.json is a {quoted(model)} model's, and preset {preset.preset} is for "
-                f"{' and '.join(preset.models)}: name the preset of its family (reshard presets lists them), or, if "
-                f"its names and layouts are those of the preset, {option('allow_model', [model])}"
-            )
-
-    def _of_config(self) -> Iterator[tuple[str, int]]:
-        """Variables by config.json; those that it lacks are missed where they are needed.
-
-        Raises:
-            InputError: a number is too large for any model.
-        """
-        config = self._settings.config or {}
-        numbers = {name: value for name, value in config.items() if type(value) is int and value >= 0}
-        for name, alternatives in self._preset.variables.items():
-            for expression in alternatives:
-                try:
-                    number = whole_number(expression, numbers)
-                except ValueError:
-                    continue
-                if number > _MAX_NUMBER:
-                    raise InputError(
-                        f"{self._settings.origin or 'config.json'}: {expression} is {number}, more than "
-                        f"{_MAX_NUMBER:,}, the limit"
-                    )
-                yield name, number
-                break
-
-    def _direction(self) -> tuple[Direction, str]:
-        """The direction, and the world of MindFormers' names, by the source's."""
-        hf = self._fitting(frozenset[str]().union(*map(_hf_texts, self._preset.names.values())))
-        mf = {world: self._fitting(_mf_texts(names)) for world, names in self._preset.names.items()}
-        all_mf = frozenset[str]().union(*mf.values())
-        only_hf, only_mf = hf - all_mf, all_mf - hf
-        if only_hf and only_mf:
-            raise InputError(
-                f"preset {self._preset.preset}: the source has names of both sides, {min(only_mf)!r} as MindFormers "
-                f"and {min(only_hf)!r} as Hugging Face: convert a checkpoint that has one side's names only"
-            )
-        if not only_hf and not only_mf:
-            some = listed([repr(name) for name in sorted(self._weights)], _MAX_LISTED)
-            raise InputError(
-                f"preset {self._preset.preset}: none of the source's names is one of its ({some}): is it a preset of "
-                "another family? reshard presets lists them"
-            )
-        if only_mf:
-            return Direction.TO_HF, max(mf, key=lambda world: len(mf[world] - hf))
-        return Direction.FROM_HF, self._target_world()
-
-    def _target_world(self) -> str:
-        """The world of names to make: as asked for, the target strategy's, or the first."""
-        worlds = self._preset.worlds
-        asked = self._settings.given.get("names")
-        if asked:
-            return asked
-        if len(worlds) == 1:
-            return worlds[0]
-        fitting = {world: self._fitting(_mf_texts(names), self._target) for world, names in self._preset.names.items()}
-        best = max(worlds, key=lambda world: len(fitting[world]))
-        if not fitting[best]:
-            others = " or ".join(option("switch", [f"names={world}"]) for world in worlds[1:])
-            self._notes.append(f"preset {self._preset.preset}: {best} names, unless asked for others, {others}")
-        return best
-
     def _fitting(self, texts: Collection[str], names: NameIndex | None = None) -> frozenset[str]:
-        templates = [template for text in texts if (template := parsed(text, self._variables))]
-        index = names or self._source
-        return frozenset(name for template in templates for name in index.fitting(template))
+        return fitting(texts, names or self._source, self._variables)
 
     def _has(self, text: str, names: NameIndex | None = None) -> bool:
         return bool(self._fitting([text], names))
@@ -276,7 +239,11 @@ class _Compiler:
         for prefix, row in names.rows:
             here = row.mf if direction is Direction.TO_HF else row.hf
             present = all(self._has(text) for text in here)
-            if not all(self._is_so(switch, value, needed=present) for switch, value in row.when.items()):
+            if self._table.is_spelling and not self._table.to_hf:
+                counts = present  # names of spellings differ, and layers may differ in them
+            else:
+                counts = all(self._is_so(switch, value, needed=present) for switch, value in row.when.items())
+            if not counts:
                 continue
             missing = self._missing_variables(row)
             if missing and present:
@@ -292,6 +259,8 @@ class _Compiler:
     def _missing_variables(self, row: Row) -> str:
         """A variable that the row's steps need and that is not known; empty if there is none."""
         expressions = [row.groups, row.stacked, *row.rope.values()]
+        if row.padded and not self._table.to_hf:  # the first rows are to be kept
+            expressions += [shape[0] for shape in row.hf.values()]
         if len(row.parts) > 1 or row.rope:
             expressions += [shape[row.rows_axis] for shape in row.parts.values() if shape]
         for expression in filter(None, expressions):
@@ -315,19 +284,15 @@ class _Compiler:
         }
         wanted = ", ".join(f"{name} ({text})" for name, text in fields.items()) or expression
         where = self._settings.origin
-        if self._settings.config is None:
+        if self._settings.config is None and not self._settings.numbers:
             return InputError(
                 f"preset {self._preset.preset}: {row.name!r} needs numbers of config.json, {wanted}: {where} has none: "
-                "put the model's there, or name its Hugging Face directory with "
-                f"{option('like')}{self._advice_on_states()}"
+                f"put the model's there, or name it with {option('config_json')}"
             )
-        return InputError(f"{where}: has no {wanted}, which preset {self._preset.preset} needs for {row.name!r}")
-
-    def _advice_on_states(self) -> str:
-        if all(name == without_state(name) for name in self._known.axes):
-            return ""
-        without = option("select", "weights-only")
-        return f"; the latter only without the optimizer's moments ({without}), which no such directory has"
+        return InputError(
+            f"{where}: has no {wanted}, which preset {self._preset.preset} needs for {row.name!r}: name the model's "
+            f"config.json with {option('config_json')}"
+        )
 
     def _is_so(self, name: str, value: str, *, needed: bool) -> bool:
         """True if a switch has a value; it is decided for the first row whose parameters are there, `needed`."""
@@ -341,19 +306,28 @@ class _Compiler:
     def _switch(self, name: str) -> str | None:
         switch = self._preset.switches[name]
         shown = self._shown(switch)
-        given = self._settings.given.get(name)
+        given, said = self._settings.given.get(name), self._said.get(name)
         if given is not None and given not in switch.values:
             raise InputError(f"{option('switch', [f'{name}={given}'])}: must be one of {', '.join(switch.values)}")
+        if self._is_first_of_chain and (shown or said):
+            return said or shown  # what is given is about the target
+        if given is not None and said is not None and given != said:
+            raise InputError(f"{option('switch', [f'{name}={given}'])}: the layout always has {said}")
+        given = said or given
         if given is not None and shown is not None and given != shown:
             raise InputError(f"{option('switch', [f'{name}={given}'])}: the names and axes show that it is {shown}")
         if shown or given:
             return shown or given
         return self._by_training(name) or switch.otherwise or None
 
+    @property
+    def _is_first_of_chain(self) -> bool:
+        return self._table.in_chain and self._table.to_hf and not self._table.is_spelling
+
     def _by_training(self, name: str) -> str:
         """What the training's configuration says, or means by not saying it; empty if neither."""
         switch, training = self._preset.switches[name], self._settings.training
-        if training is None:
+        if training is None or self._table.names.whose != MINDFORMERS:
             return ""
         value = training.value_of(name)
         if value and value not in switch.values:
@@ -440,11 +414,37 @@ class _Compiler:
             return steps
         if len(targets) > 1:
             add("split", current[0], into=targets, axis=axis, parts=self._parts(row, axis), groups=row.groups or 1)
+        elif current != targets and row.beside:
+            steps += self._renames_beside(row)
         elif current != targets:
             add("rename", current[0], to=targets[0])
         for name in row.rope:
             add_rope(name)
         return steps
+
+    def _renames_beside(self, row: Row) -> Iterator[dict[str, Any]]:
+        """A rename for each layer that has the other parameter."""
+        old, new, beside = (parse_template(text) for text in (row.name, next(iter(row.hf)), row.beside))
+        for name in self._source.fitting(beside if self._table.to_hf else new):
+            values = (beside if self._table.to_hf else new).fitting(name) or {}
+            yield {"rename": {"parameters": old.expanded(values), "to": new.expanded(values), "optional": True}}
+
+    def _padding(self, rows: tuple[tuple[str, Row], ...]) -> Iterator[dict[str, Any]]:
+        """Rows of padding are left out, or made."""
+        for _, row in rows:
+            if not row.padded:
+                continue
+            [(hf, [rows_there, *_])] = row.hf.items()
+            if not self._table.to_hf:
+                yield {"slice": {"parameters": row.name, "stop": self._number(rows_there), "optional": True}}
+            elif self._settings.padded_vocabulary:
+                yield {"pad": {"parameters": hf, "length": self._settings.padded_vocabulary, "optional": True}}
+
+    def _renamed_states(self, names: Names) -> Iterator[dict[str, Any]]:
+        for state in names.states:
+            here, there = (state.mf, state.hf) if self._table.to_hf else (state.hf, state.mf)
+            for prefix in here:
+                yield {"rename": {"parameters": f"{prefix}{{x:*}}", "to": f"{there[0]}{{x:*}}", "optional": True}}
 
     def _parts(self, row: Row, axis: int) -> list[int]:
         """The rows of each part in a group; `axis` is that of rows."""
@@ -466,7 +466,8 @@ class _Compiler:
         return InputError(f"{self._settings.origin or 'config.json'}: its numbers do not go together: {text}")
 
     def _copies(self, names: Names) -> Iterator[dict[str, Any]]:
-        for hf, copy in names.copies.items():
+        # between two worlds nobody would have them
+        for hf, copy in () if self._table.in_chain else names.copies.items():
             try:
                 count = self._number(copy.count)
             except ValueError as error:
@@ -479,11 +480,3 @@ class _Compiler:
         if not ending or not any(name.endswith(f".weight{ending}") for name in self._weights):
             return []
         return [{"dequantize": {"parameters": "{x:*}.weight", "scale": f"{{x:*}}.weight{ending}"}}]
-
-
-def _hf_texts(names: Names) -> frozenset[str]:
-    return frozenset(text for _, row in names.rows for text in row.hf).union(names.copies)
-
-
-def _mf_texts(names: Names) -> frozenset[str]:
-    return frozenset(text for _, row in names.rows for text in row.mf)

@@ -15,6 +15,7 @@ from reshard.core.changes.steps import (
     DropStep,
     JoinStep,
     MergeStep,
+    PadStep,
     RenameStep,
     RepeatStep,
     SliceStep,
@@ -33,6 +34,7 @@ from reshard.core.plan.operations import (
     Joined,
     MergedAxes,
     Operation,
+    Padded,
     Repeated,
     Sliced,
     SplitOff,
@@ -167,6 +169,10 @@ class StepNames:
         return self._change(rule, Sliced(str(rule), rule.axis, rule.start, rule.stop))
 
     @_apply.register
+    def _(self, rule: PadStep) -> bool:
+        return self._change(rule, Padded(str(rule), rule.axis, rule.length))
+
+    @_apply.register
     def _(self, rule: RepeatStep) -> bool:
         one, family = rule.templates
         index = index_of(family, one)
@@ -245,9 +251,10 @@ class StepNames:
         return bool(scales)
 
     def _fitting(self, rule: StepRule, template: Template, *, needs_values: bool = True) -> Iterator[_Fitting]:
-        """The parameters that fit a template, prefixes apart."""
+        """The parameters that fit a template, prefixes apart unless it begins with one."""
+        is_of_states = str(template).startswith(self._prefixes)
         for name, making in self.current.items():
-            prefix = self._prefix(name)
+            prefix = "" if is_of_states else self._prefix(name)
             ways = template.ways(name[len(prefix) :])
             if not ways:
                 continue

@@ -1,8 +1,9 @@
 """The changes of a request with a preset: compiled for the source's names before it is opened."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import field
 from msgspec.structs import replace
 
 from reshard.core.changes.changes import Changes
@@ -13,8 +14,11 @@ from reshard.core.changes.training_config import read_training_config
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.file_names import parse_name
 from reshard.core.layouts.any_layout import is_document
+from reshard.core.layouts.source_layout import FoundCheckpoint
+from reshard.core.layouts.targets import side_named
 from reshard.core.plan.preset_checks import ROTARY_BUFFERS, check_names, rotary_buffers, rotary_buffers_note
-from reshard.core.plan.preset_steps import CompiledPreset, KnownNames, Settings, compile_preset
+from reshard.core.plan.preset_route import CompiledPreset, compile_preset
+from reshard.core.plan.preset_steps import KnownNames, Settings
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionOptions
@@ -35,9 +39,12 @@ class PresetChoice(Record):
         preset: its name, or the URL of its document.
         switches: `NAME=VALUE`.
         training_config: URL of the training's configuration; empty without one.
+        config_json: URL of the model's config.json or of its directory; empty: the one of `like`, or of the source.
         like: a Hugging Face directory whose config.json counts, and whose names the target is to have; empty: the
             source's own.
         allowed_models: values of `model_type` in config.json that count as the preset's.
+        of_target: switch -> the value that the target's layout always has.
+        padded_vocabulary: rows that embedding and head get in the target; 0: those of the vocabulary.
     """
 
     preset: str
@@ -45,11 +52,36 @@ class PresetChoice(Record):
     training_config: str
     allowed_models: tuple[str, ...]
     like: str = ""
+    of_target: Mapping[str, str] = field(default_factory=dict)
+    padded_vocabulary: int = 0
+    config_json: str = ""
 
     @classmethod
     def of(cls, request: ConversionOptions | ComparisonRequest, like: str) -> "PresetChoice":
         """Return the preset that a request names."""
-        return cls(request.preset, tuple(request.switch), request.training_config, tuple(request.allow_model), like)
+        return cls(
+            request.preset,
+            tuple(request.switch),
+            request.training_config,
+            tuple(request.allow_model),
+            like,
+            config_json=request.config_json,
+        )
+
+    @classmethod
+    def of_conversion(cls, request: ConversionOptions) -> "PresetChoice":
+        """Return the preset of a conversion, whose target has a layout."""
+        return replace(
+            cls.of(request, request.reference),
+            of_target=side_named(request.layout).record.preset_settings,
+            padded_vocabulary=request.layout_options.padded_vocabulary(request),
+        )
+
+    @classmethod
+    def of_comparison(cls, request: ComparisonRequest, like: str) -> "PresetChoice":
+        """Return the preset of a comparison, whose B has a layout."""
+        b = find_strategy(request.side("b"))
+        return replace(cls.of(request, like), of_target=b.preset_settings if isinstance(b, FoundCheckpoint) else {})
 
     @property
     def given(self) -> dict[str, str]:
@@ -66,14 +98,26 @@ def compiled_for(choice: PresetChoice, source: SourceRequest, target: Strategy |
     """
     preset = read_preset(choice.preset)
     training = read_training_config(choice.training_config) if choice.training_config else None
-    origin, config = _config(choice.like or source.source)
+    origin, config = _given_config(choice.config_json) if choice.config_json else _config(choice.like or source.source)
     if choice.like:
         weights = read_reference(choice.like).weights or {}
         there = {name: len(entry.shape) for name, entry in weights.items()}
     else:
         there = _axes(target) if target else {}
-    known = KnownNames(_names_of(source), there)
-    settings = Settings(choice.given, training, config, origin, choice.allowed_models)
+    facts = _facts_of(source)
+    known = KnownNames(facts.names, there)
+    settings = Settings(
+        given=choice.given,
+        training=training,
+        config=config,
+        origin=origin,
+        allowed_models=choice.allowed_models,
+        numbers=facts.numbers,
+        of_source=facts.settings,
+        of_target=choice.of_target,
+        padded_vocabulary=choice.padded_vocabulary,
+        row_multiple=facts.row_multiple,
+    )
     compiled = compile_preset(preset, known, settings)
     buffers = rotary_buffers(known.axes)
     if not buffers:
@@ -117,6 +161,13 @@ def with_preset_checked(
     return replace(catalog, notes=(*compiled.notes, *catalog.notes))
 
 
+def _given_config(url: str) -> tuple[str, dict[str, Any]]:
+    """The place of a config.json that is named, or whose directory is, and its fields."""
+    location = parse_url(url)
+    directory = location.parent if location.name == CONFIG_NAME else location
+    return str(directory), read_config(directory)
+
+
 def _config(url: str) -> tuple[str, dict[str, Any] | None]:
     """The directory of a model, and its config.json; None if it has none."""
     location = parse_url(url)
@@ -127,15 +178,34 @@ def _config(url: str) -> tuple[str, dict[str, Any] | None]:
     return str(location), read_config(location) if exists(location.child(CONFIG_NAME)) else None
 
 
-def _names_of(source: SourceRequest) -> dict[str, int]:
-    """The names in a source -> number of axes: by its strategy, or else by its files."""
+class _Facts(Record):
+    """What a source says for a preset.
+
+    Attributes:
+        names: its names -> number of axes.
+        numbers: what it says of the model, by the fields of config.json.
+        settings: switch -> the value that its layout always has.
+        row_multiple: what its training pads the rows of a vocabulary to a multiple of; 0: unknown.
+    """
+
+    names: Mapping[str, int]
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    row_multiple: int = 0
+
+
+def _facts_of(source: SourceRequest) -> _Facts:
+    """What a source says: by its strategy, or else by its files."""
     given = find_strategy(source)
     strategy = given if given is None or isinstance(given, Strategy) else given.strategy
     if strategy is not None and not strategy.lists_boxes:
-        return _axes(strategy)
+        return _Facts(_axes(strategy))
     unchecked = source.model_copy(update={"check_crc": False, "check_replicas": False})
-    indexes = open_by_strategy(unchecked, given).catalog.indexes()
-    return {name: len(entry.shape) for index in indexes for name, entry in index.entries.items()}
+    catalog = open_by_strategy(unchecked, given).catalog
+    names = {name: len(entry.shape) for index in catalog.indexes() for name, entry in index.entries.items()}
+    if not isinstance(given, FoundCheckpoint):
+        return _Facts(names)
+    return _Facts(names, given.model_numbers(catalog), given.preset_settings, given.row_multiple(catalog))
 
 
 def _axes(strategy: Strategy) -> dict[str, int]:

@@ -185,8 +185,8 @@ def _surplus(parameter: ReshardedParameter, weights: Mapping[str, TensorEntry]) 
     if without_state(parameter.name) != parameter.name:
         return (
             f"parameter {parameter.name!r}{made} is an optimizer's, which no directory of Hugging Face's has: leave "
-            f"such out, {option('select', 'weights-only')}, or do without {option('like')} and put its {CONFIG_NAME} "
-            "beside the source"
+            f"such out, {option('select', 'weights-only')}, or name its {CONFIG_NAME} with {option('config_json')} and "
+            f"leave out {option('like')}"
         )
     return (
         f"parameter {parameter.name!r}{made} is not in the reference: it has another name there, or the reference is "

@@ -75,6 +75,28 @@ def test_texts_stay_texts() -> None:
             "stacked: E, hf: {b.weight: [H], c.weight: [H]}",
             "the parts of a whole stack have shapes of the stack's axis, rows and columns",
         ),
+        (
+            "names:",
+            "names:\n  other: {like: none}",
+            "other is like 'none', which is not a world with rows of its own",
+        ),
+        ("names:", "names:\n  other: {like: gpt/mcore}", "other is like 'gpt/mcore', which is not a world with rows"),
+        (
+            "names:",
+            "names:\n  more: {like: other}\n  other: {like: only}",
+            "more is like 'other', which is not a world",
+        ),
+        (
+            "names:",
+            "names:\n  other: {like: only, without: [c.weight]}",
+            "'without' has 'c.weight', which 'only' has no row of",
+        ),
+        (
+            "layer: []",
+            "layer: []\n    without: [a.weight]",
+            "'without' is for names of the world that this one is 'like'",
+        ),
+        ("names:", "names:\n  other: {whose: Me}", "needs rows, in 'model' and 'layer', and 'layers', or to be 'like'"),
         ("mf: a.weight", "mf: 'a.{x:*}.weight'", "'a.{x:*}.weight': placeholders of a preset are numbers"),
         ("mf: a.weight", "mf: 'a.{e}.weight'", "'a.{e}.weight': {e} is the index of a stack, and 'stacked' does not"),
         ("mf: a.weight", "mf: 'a.{i.weight'", "has a single brace"),
@@ -85,6 +107,29 @@ def test_texts_stay_texts() -> None:
 )
 def test_malformed_documents(old: str, new: str, problem: str) -> None:
     assert problem in refusal(old, new)
+
+
+def test_a_world_that_is_like_another() -> None:
+    """It has its rows, with switches settled, but for those that it has itself, or does without."""
+    text = SMALL.replace(
+        "layer: []",
+        """layer:
+      - {mf: c.weight, hf: {d.weight: []}, when: {odd: false}}
+      - {mf: e.weight, hf: {f.weight: []}}
+      - {mf: g.weight, hf: {h.weight: []}}
+  other:
+    like: only
+    switches: {odd: true}
+    without: [e.weight]
+    layer:
+      - {mf: g.weight, hf: {i.weight: []}}
+""",
+    )
+    names = parse_preset(text.encode(), "small.yaml").names["other"]
+    assert [(row.name, [*row.hf], row.when) for _, row in names.rows] == [
+        ("a.weight", ["b.weight"], {}),
+        ("a.{L}.g.weight", ["b.{L}.i.weight"], {}),
+    ]
 
 
 def test_rows_that_multiply_are_refused() -> None:

@@ -55,6 +55,10 @@ def test_the_inverse_of_the_inverse_is_the_same() -> None:
             "the slice of 'a' loses something, so it has no inverse",
         ),
         (
+            changes({"pad": {"parameters": "a", "length": 3}}),
+            "the padding of 'a' loses something, so it has no inverse",
+        ),
+        (
             changes({"dequantize": {"parameters": "{x:*}", "scale": "{x}_s"}}),
             "the dequantization of '{x:*}' loses something, so it has no inverse",
         ),

@@ -334,7 +334,7 @@ def test_todays_names_unless_asked_for_others(tmp_path: Path) -> None:
 
 def test_names_that_a_preset_does_not_have(tmp_path: Path) -> None:
     text = refusal(Family("deepseek3").hf, InputError, switch=["names=new"])
-    assert text == "switch=['names=new']: must be one of mcore, legacy"
+    assert text == "switch=['names=new']: must be one of mcore, legacy, megatron"
 
 
 def test_what_was_never_run_is_said(tmp_path: Path) -> None:
@@ -342,7 +342,8 @@ def test_what_was_never_run_is_said(tmp_path: Path) -> None:
         build_request(source=str(deepseek3_source(tmp_path / "mf")), target=str(tmp_path / "out"), preset="deepseek3")
     ).inputs.catalog.notes
     assert any(
-        "the rules of its legacy names were read in MindFormers' code, and never compared" in note for note in notes
+        "the rules of its legacy names were read in the code of MindFormers, and never compared" in note
+        for note in notes
     )
 
 
@@ -434,12 +435,9 @@ def test_moments_have_no_place_in_a_reference(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     made = "made from 'adam_m.decoder.layers.0.mlp.linear_fc2.weight', is an optimizer's, which no directory"
     assert f"parameter 'adam_m.{name}', {made} of Hugging Face's has: leave such out" in text
-    assert "select='weights-only', or do without 'like' and put its config.json beside the source" in text
+    assert "select='weights-only', or name its config.json with 'config_json' and leave out 'like'" in text
     text = refusal(source, InputError, **options)
-    assert (
-        "has none: put the model's there, or name its Hugging Face directory with 'like'; the latter only without the "
-        "optimizer's moments (select='weights-only'), which no such directory has" in text
-    )
+    assert "has none: put the model's there, or name it with 'config_json'" in text
 
 
 WRONG: list[tuple[Case, dict[str, str]]] = [

@@ -330,12 +330,12 @@ def test_switches_that_do_not_exist(switch: list[str], problem: str, tmp_path: P
         ({"preset": "gpt"}, "there is no preset 'gpt': chatglm, deepseek3, glm4, llama"),
         (
             {"preset": "llama", "switch": [], "allow_model": ["qwen3"]},
-            "preset llama: none of the source's names is one of its (",
+            "preset llama: the source has names that its megatron rows have, but MindFormers lays out otherwise: name",
         ),
         ({"preset": "", "allow_model": ["qwen3"]}, "only valid with 'preset'"),
         (
             {"like": "", "layout": "ranks"},
-            "has none: put the model's there, or name its Hugging Face directory with 'like'",
+            "has none: put the model's there, or name it with 'config_json'",
         ),
         ({"preset": "", "switch": ["a=b"]}, "only valid with 'preset'"),
         ({"switch": ["a"]}, "'a' must be NAME=VALUE"),
