@@ -74,9 +74,15 @@ class ChangeOptions(RequestModel):
         description="NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.",
     )
     training_config: Url = Field(default="", description="The training's YAML, from which the preset reads such facts.")
+    config_json: Url = Field(
+        default="",
+        title="config.json",
+        description="The model's config.json, or its directory, for the numbers that the preset needs. Empty: the one "
+        "in the directory that the target is modelled on, or beside the source.",
+    )
     allow_model: AllowedModels = Field(default=[], title="Allowed models", description=ALLOW_MODEL_DESCRIPTION)
 
-    @field_validator("switch", "training_config", "allow_model")
+    @field_validator("switch", "training_config", "config_json", "allow_model")
     @classmethod
     def _check_of_preset(cls, value: list[str] | str, info: ValidationInfo) -> list[str] | str:
         if value and not info.data.get("preset", True):

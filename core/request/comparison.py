@@ -86,6 +86,12 @@ class ComparisonRequest(RequestModel):
         default=[], description="NAME=VALUE, a fact that the preset needs and the checkpoint does not hold."
     )
     training_config: Url = Field(default="", description="The training's YAML, from which the preset reads such facts.")
+    config_json: Url = Field(
+        default="",
+        title="config.json",
+        description="The model's config.json, or its directory, for the numbers that the preset needs. Empty: the one "
+        "beside A or B.",
+    )
     allow_model: AllowedModels = Field(default=[], title="Allowed models", description=ALLOW_MODEL_DESCRIPTION)
     ignore_dtype: bool = Field(
         default=False,

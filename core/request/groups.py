@@ -16,7 +16,7 @@ GROUPS = {
     ),
     "Parameters and their changes": (
         *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),
-        *("preset", "switch", "training_config", "allow_model"),
+        *("preset", "switch", "training_config", "config_json", "allow_model"),
     ),
     "Output": ("layout", *_OF_LAYOUTS, *_OF_FILES),
     "Encrypted and damaged sources": ("decrypt_key", "decrypt_mode", "recover", "fault_ranks"),

@@ -65,6 +65,7 @@ def storage_pairs(request: Naming) -> Pairs:
     if isinstance(request, SourceRequest):
         return source
     target = (request.target, request.target_storage), (request.target_strategy, request.target_storage)
-    preset = (request.preset if is_own_preset(request.preset) else "", storage), (request.training_config, storage)
+    own_preset = request.preset if is_own_preset(request.preset) else ""
+    preset = ((url, storage) for url in (own_preset, request.training_config, request.config_json))
     of_layouts = ((getattr(request, name), storage) for name in _URLS_OF_LAYOUTS)
     return (*source, (request.changes, storage), *of_layouts, *preset, *target)

@@ -32,7 +32,7 @@ FORMS: list[tuple[Flow[..., Any], type[BaseModel]]] = [
 ]
 EACH_FORM = pytest.mark.parametrize(("form", "model"), FORMS, ids=lambda value: getattr(value, "__name__", ""))
 PLACES = {
-    *("source", "target", "source_strategy", "target_strategy", "changes", "like", "training_config"),
+    *("source", "target", "source_strategy", "target_strategy", "changes", "like", "training_config", "config_json"),
     *("a", "b", "strategy_a", "strategy_b"),
 }
 NOTES = dict.fromkeys(PLACES, "An absolute path or a URL.") | {"preset": "A path is absolute."}
@@ -129,7 +129,7 @@ def test_fields_of_a_comparison_are_in_order() -> None:
 
 def test_choices_are_choices() -> None:
     schema, fields = form_schema(forms.convert), fields_of(forms.convert)
-    for name, count in {"format": 3, "verify": 4, "layout": 4, "select": 2, "unmatched": 2}.items():
+    for name, count in {"format": 3, "verify": 4, "layout": 6, "select": 2, "unmatched": 2}.items():
         definition = fields[name]["$ref"].rpartition("/")[2]
         assert len(schema["definitions"][definition]["enum"]) == count
 
@@ -250,7 +250,7 @@ ABSOLUTE = ["/out", "~/out", "s3://bucket/out", "file:///out", "memory://out"]
 
 
 def _places(form: Flow[..., Any]) -> list[str]:
-    alone = PLACES - {"like", "training_config"}  # which have a meaning only with other fields
+    alone = PLACES - {"like", "training_config", "config_json"}  # which have a meaning only with other fields
     return [name for name in fields_of(form) if name in alone]
 
 

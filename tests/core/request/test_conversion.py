@@ -10,6 +10,7 @@ from reshard.core.changes.changes import OverflowPolicy, Selection
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError
 from reshard.core.layouts.registry import TargetLayout
+from reshard.core.layouts.torch_dist.options import TransformerImpl
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.request.changing import UnmatchedPolicy
 from reshard.core.request.conversion import ConversionRequest, build_request
@@ -44,7 +45,17 @@ def test_two_fields_are_enough() -> None:
         "write_crc": False,
         "append_info": [],
         "layout": TargetLayout.RANKS,
+        "attention_heads": 0,
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
+        "virtual_pipeline": 1,
+        "expert_parallel": 1,
+        "expert_tensor_parallel": 0,
+        "pipeline_first_layers": 0,
+        "pipeline_last_layers": 0,
+        "pad_vocab_to": 0,
         "shards": 0,
+        "transformer_impl": TransformerImpl.SOURCE,
         "common": [],
         "iteration": "",
         "max_shard_size": "5GB",
@@ -61,6 +72,7 @@ def test_two_fields_are_enough() -> None:
         "preset": "",
         "switch": [],
         "training_config": "",
+        "config_json": "",
         "allow_model": [],
         "remove_redundancy": False,
         "replicas": 1,
