@@ -33,15 +33,17 @@ class Documents(Record):
     Attributes:
         index: which tensor is in which file; None for a single file.
         common: the state of the training; None if the layout has no place for it.
+        others: what else loaders need.
     """
 
     index: Document | None = None
     common: Document | None = None
+    others: tuple[Document, ...] = ()
 
     @property
     def each(self) -> tuple[Document, ...]:
         """The documents that there are, in the order in which they are written."""
-        return tuple(document for document in (self.index, self.common) if document is not None)
+        return (*(document for document in (self.index, self.common) if document is not None), *self.others)
 
 
 NO_DOCUMENTS = Documents()

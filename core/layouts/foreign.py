@@ -49,13 +49,13 @@ FOREIGN_LAYOUTS = (
         "that DeepSpeed leaves in it, and convert DIRECTORY",
     ),
     ForeignLayout(
-        "a Megatron-LM checkpoint of another format than torch_dist",
-        (
-            _sign(r"mp_rank_\d{2,}(_\d{3,}){0,2}"),
-            _sign(r"iter_\d{7,}"),
-            _sign(_TRACKER, "release"),
-            _sign(r"model_optim_rng\.pt"),
-        ),
+        "one rank's part of a Megatron-LM checkpoint",
+        (_sign(r"(model_optim_rng|distrib_optim)\.pt"),),
+        "name the directory of its iteration, which has a folder for each rank",
+    ),
+    ForeignLayout(
+        "a Megatron-LM checkpoint of another format than torch and torch_dist",
+        (_sign(r"iter_\d{7,}"), _sign(_TRACKER, "release")),
         "run the training script once with --ckpt-convert-format torch_dist --ckpt-convert-save DIRECTORY, and convert "
         "DIRECTORY",
     ),

@@ -4,7 +4,7 @@ Each layout has a `LayoutOptions` in its package. The fields of its models becom
 options of the command, fields of forms and of job files, and keywords of functions.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import new_class
 from typing import Any, TypeVar
 
@@ -53,6 +53,10 @@ class LayoutOptions(Record):
         """Return the URL of the checkpoint that a target is modelled on; empty if there is none."""
         return ""
 
+    def padded_vocabulary(self, options: BaseModel) -> int:
+        """Return how many rows embedding and head get, padding included; 0: those of the vocabulary."""
+        return 0
+
     def check_for_all_steps(self, target: str) -> None:
         """Raise ValueError if a target cannot be the directory of the conversions of all steps."""
 
@@ -95,7 +99,8 @@ def _composed(part: type[Model], models: Sequence[type[BaseModel]], *checks: typ
 
     pydantic takes fields and validators from the last base to the first.
     """
-    bases = (*(each for each in models if each is not RequestModel), *checks, part)
+    own = dict.fromkeys(each for each in models if each is not RequestModel)  # layouts may share a model
+    bases = (*own, *checks, part)
     about = {name: getattr(part, name) for name in ("__doc__", "__module__", "__qualname__")}
     composed: type[Model] = new_class(part.__name__, bases, exec_body=lambda body: body.update(about))
     return composed
@@ -104,7 +109,7 @@ def _composed(part: type[Model], models: Sequence[type[BaseModel]], *checks: typ
 def _checked_against(layouts: Sequence[LayoutOptions]) -> type[RequestModel]:
     """A base of requests that refuses options that do not go with the layout."""
     by_name = {each.name: each for each in layouts}
-    owners = {name: each for each in layouts for name in each.names}
+    owners = {name: [each for each in layouts if name in each.names] for each in layouts for name in each.names}
 
     class Checked(RequestModel):
         @field_validator("*")
@@ -114,7 +119,7 @@ def _checked_against(layouts: Sequence[LayoutOptions]) -> type[RequestModel]:
             if name == _LAYOUT:
                 _check_before(cls, by_name[str(value)], info.data)
             elif _LAYOUT in info.data and value != cls.model_fields[name].default:
-                _check_after(name, by_name[info.data[_LAYOUT]], owners.get(name))
+                _check_after(name, by_name[info.data[_LAYOUT]], owners.get(name, ()))
             return value
 
     return Checked
@@ -130,12 +135,12 @@ def _check_before(request: type[BaseModel], layout: LayoutOptions, given: Mappin
         raise ValueError(spelled(f"writes {layout.suffix} files: leave out {option('format')}"))
 
 
-def _check_after(name: str, layout: LayoutOptions, owner: LayoutOptions | None) -> None:
+def _check_after(name: str, layout: LayoutOptions, owners: Sequence[LayoutOptions]) -> None:
     """Raise ValueError if an option that comes after the layout does not go with it."""
     if name in layout.refused:
         raise ValueError(spelled(layout.refused[name]))
-    if owner is not None and owner is not layout:
-        raise ValueError(spelled(f"only valid with {option('layout', owner.name)}"))
+    if owners and layout not in owners:
+        raise ValueError(spelled(f"only valid with {' or '.join(option('layout', each.name) for each in owners)}"))
 
 
 def described(layouts: Sequence[LayoutOptions]) -> str:
@@ -143,7 +148,6 @@ def described(layouts: Sequence[LayoutOptions]) -> str:
     return " ".join(f"{each.name}: {each.description}" for each in layouts)
 
 
-def own_names(layouts: Sequence[LayoutOptions]) -> Iterator[str]:
-    """Yield the names of the layouts' own options, in the order in which they are shown."""
-    for each in reversed(layouts):
-        yield from each.names
+def own_names(layouts: Sequence[LayoutOptions]) -> Iterable[str]:
+    """Return the names of the layouts' own options, in the order in which they are shown."""
+    return dict.fromkeys(name for each in reversed(layouts) for name in each.names)

@@ -19,10 +19,12 @@ class TargetLayout(StrEnum):
     RANKS = "ranks"
     UNIFIED = "unified"
     CHECKPOINT2 = "checkpoint2"
+    TORCH_DIST = "torch_dist"
     DCP = "dcp"
+    MEGATRON = "megatron"
 
 
-SOURCE_NAMES: tuple[str, ...] = ("dcp", "checkpoint2", "unified", "ranks")
+SOURCE_NAMES: tuple[str, ...] = ("torch_dist", "dcp", "megatron", "checkpoint2", "unified", "ranks")
 """What can be read, in the order in which they are asked: those that are sure by their names first."""
 
 

@@ -15,7 +15,7 @@ from reshard.core.files.file_names import Step
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.file_versions import Stamp, read_stamps
-from reshard.core.storage.listing import names_in
+from reshard.core.storage.listing import find_files
 from reshard.core.storage.urls import Location
 
 _MAX_LISTED = 10
@@ -79,7 +79,7 @@ class StepObserver:
 
     def growing(self, directory: Location, step: Step, incomplete: str) -> SeenStep:
         """A step that is being written into a directory, or was left incomplete."""
-        files = [directory.child(name) for name in names_in(directory)]
+        files = find_files(directory)
         stamps = zip(files, read_stamps(files), strict=True)
         quiet = [self.quiet_seconds(location, stamp) for location, stamp in stamps if stamp]
         return SeenStep(step, {}, incomplete, min(quiet, default=0.0))

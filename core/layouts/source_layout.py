@@ -77,11 +77,15 @@ class SelfEvident(Record):
 
 
 class ListedParameters(Record):
-    """Parameters that the metadata at `origin` lists; of those, `unheld` are in no file."""
+    """Parameters that the metadata at `origin` lists; of those, `unheld` are in no file, or cannot be told apart.
+
+    `why` says in the latter case why not.
+    """
 
     origin: str
     names: Sequence[str]
     unheld: Sequence[str]
+    why: str = ""
 
 
 class _Remarks(Record, kw_only=True):
@@ -109,6 +113,8 @@ class FoundCheckpoint(_Remarks, dict=True):
     """Its own files say how it is sharded: no strategy may be named for it."""
     has_whole_tensors: ClassVar[bool] = False
     """Its tensors are whole, each in one file."""
+    preset_settings: ClassVar[Mapping[str, str]] = {}
+    """Switches of presets that its layout always sets alike; `names` is the world of its names."""
     no_steps: ClassVar[str] = "is one checkpoint, and has no steps. Name the directory that training saves into"
     """Why it is not the directory of a training, and what to do."""
 
@@ -163,6 +169,19 @@ class FoundCheckpoint(_Remarks, dict=True):
             CatalogError: it is a part of a checkpoint by its name, and the caller `refuses_parts`.
         """
         return catalog
+
+    def model_numbers(self, catalog: CheckpointCatalog) -> Mapping[str, int]:
+        """What it says of the model itself, by the fields of a Hugging Face config.json.
+
+        Raises:
+            CatalogError: what says it is damaged.
+            StorageError: it cannot be read.
+        """
+        return {}
+
+    def row_multiple(self, catalog: CheckpointCatalog) -> int:
+        """What its training pads the rows of a vocabulary to a multiple of; 0: unknown. Raises as `model_numbers`."""
+        return 0
 
     def listed_parameters(self, catalog: CheckpointCatalog) -> ListedParameters | None:
         """The parameters that its metadata lists, whether files hold them or not; None if all listed ones are held."""

@@ -51,20 +51,10 @@ def layout_from_plan(document: Mapping[str, Any]) -> PlannedLayout:
 
 
 @cache
-def _sides_by_name() -> Mapping[str, TargetSide]:
-    """The answers of the layout that has documents or companions of a name; there is one."""
-    return {name: side for side in all_sides() for name in (*side.documents, *side.companions)}
-
-
-def side_of_document(name: str) -> TargetSide:
-    """Return the answers of the layout that has documents or companions of this name."""
-    return _sides_by_name()[name]
-
-
 def document_kind(name: str) -> DocumentKind:
-    """Return what a document or companion of this name is."""
-    side = side_of_document(name)
-    return side.documents.get(name) or side.companions[name]
+    """Return what a document or companion of this name is, in any layout that has one of it."""
+    kinds = (each for side in all_sides() for each in (side.documents, side.companions) if name in each)
+    return next(kinds)[name]
 
 
 @cache

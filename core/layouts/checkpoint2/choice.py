@@ -10,11 +10,13 @@ from reshard.core.checkpoint.content_samples import read_samples
 from reshard.core.errors import CatalogError, InputError, PlanError
 from reshard.core.files.file_names import NO_EPOCH, parse_step
 from reshard.core.files.model import TensorEntry
+from reshard.core.layouts.any_layout import numbers_beside
 from reshard.core.layouts.checkpoint2.assignment import GLOBAL_STEP
 from reshard.core.layouts.checkpoint2.common import NEWER_KEYS, common_beside
 from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, parse_iteration
-from reshard.core.layouts.checkpoint2.options import CommonOptions, IterationOptions, iteration_of
+from reshard.core.layouts.checkpoint2.options import CommonOptions, iteration_of
 from reshard.core.layouts.checkpoint2.target import IterationTarget
+from reshard.core.layouts.iteration_option import IterationOptions
 from reshard.core.layouts.options import own_options
 from reshard.core.layouts.state_numbers import Number
 from reshard.core.layouts.survey import find_number, survey
@@ -68,7 +70,7 @@ def _source_values(catalog: CheckpointCatalog) -> Mapping[str, Number]:
     common = common_beside(catalog)
     if common is not None:
         return common
-    values: dict[str, Number] = {}
+    values: dict[str, Number] = dict(numbers_beside(catalog) or {})
     step = parse_step(catalog.step) if catalog.step else None
     if step is not None and step.epoch != NO_EPOCH:
         values |= {"epoch_num": step.epoch, "step_num": step.step}

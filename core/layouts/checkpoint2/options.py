@@ -1,6 +1,5 @@
 """Options of a target that only a Checkpoint 2.0 knows."""
 
-import re
 from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
@@ -8,18 +7,14 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from reshard.core.errors import InputError
 from reshard.core.layouts.checkpoint2.common_texts import parse_common_texts
 from reshard.core.layouts.checkpoint2.names import iteration_name, parse_iteration
+from reshard.core.layouts.iteration_option import IterationOptions, last_name
 from reshard.core.layouts.options import LayoutOptions, own_options
 from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.state_numbers import Number
-from reshard.core.options.fields import matching, parsed_by, pattern_of
+from reshard.core.options.fields import parsed_by
 from reshard.core.options.validation import RequestModel
 from reshard.core.text.options import option
 
-Iteration = Annotated[
-    str,
-    Field(json_schema_extra=pattern_of(r"^([0-9]{1,18})?$", "the number of an iteration, such as 40")),
-    matching(re.compile(r"([0-9]{1,18})?", re.ASCII), "must be the number of an iteration, such as 40"),
-]
 CommonTexts = Annotated[list[str], parsed_by(parse_common_texts)]
 
 
@@ -38,14 +33,8 @@ class CommonOptions(RequestModel):
         return parse_common_texts(self.common)
 
 
-class IterationOptions(RequestModel):
-    """Which iteration is written."""
-
-    iteration: Iteration = Field(
-        default="",
-        description="Number of the iteration to write (checkpoint2 layout only). Empty: the source's, or the one in "
-        "TARGET's name.",
-    )
+class NumberedOptions(IterationOptions):
+    """Which iteration is written, compared with the target's name."""
 
     @field_validator("iteration")
     @classmethod
@@ -58,7 +47,7 @@ class IterationOptions(RequestModel):
 
 def iteration_of(target: str) -> int | None:
     """Return the iteration that a target is named after; None for the directory of all iterations."""
-    return parse_iteration(_last_name(target))
+    return parse_iteration(last_name(target))
 
 
 class _Checkpoint2(LayoutOptions):
@@ -74,7 +63,7 @@ class _Checkpoint2(LayoutOptions):
         """Refuse a target that is named after one iteration."""
         if iteration_of(target) is not None:
             raise ValueError(
-                f"the target {_last_name(target)!r} is named after one iteration: name the directory of all"
+                f"the target {last_name(target)!r} is named after one iteration: name the directory of all"
             )
 
     def options_of_step(self, target: str, source: str, step: str) -> dict[str, str]:
@@ -87,16 +76,12 @@ class _Checkpoint2(LayoutOptions):
         return {"iteration": step}
 
 
-def _last_name(url: str) -> str:
-    return url.rstrip("/").rpartition("/")[2]
-
-
 OPTIONS = _Checkpoint2(
     name=TargetLayout.CHECKPOINT2,
     description="MindFormers' Checkpoint 2.0, TARGET/iteration_00000040 with metadata, and a tracker that names it; or "
     "TARGET itself, if that is its name.",
     model=CommonOptions,
-    one_target=IterationOptions,
+    one_target=NumberedOptions,
     suffix=".safetensors",
     refused={
         "prefix": "the files of a Checkpoint 2.0 have names of their own: leave it out",

@@ -1,4 +1,10 @@
-"""The tracker of a Checkpoint 2.0: the file that names the iteration to load, written after that is complete."""
+"""The tracker of a Checkpoint 2.0: the file that names the iteration to load, written after that is complete.
+
+Other libraries have one of the same name, in which words may stand for iterations.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from reshard.core.errors import CatalogError, CheckpointError, TargetBusyError
 from reshard.core.layouts.checkpoint2.names import TRACKER_NAME
@@ -16,10 +22,13 @@ _MAX_BYTES = 64
 _GATE_DIRECTORY = ".reshard-tracker"
 """Name of a directory that is there only while a run advances a local tracker, or after it was killed then."""
 _MAX_DIGITS = 18
+_NO_WORDS: Mapping[str, int] = MappingProxyType({})
 
 
-def read_tracker(root: Location) -> int | None:
+def read_tracker(root: Location, words: Mapping[str, int] = _NO_WORDS) -> int | None:
     """Return the iteration that the tracker names; None without a tracker.
+
+    `words` are what may stand there instead of a number -> the number that they count as.
 
     Raises:
         CatalogError: it holds no number.
@@ -32,14 +41,15 @@ def read_tracker(root: Location) -> int | None:
         raise CatalogError(f"{location}: is not the number of an iteration") from error
     if data is None:
         return None
-    text = data.strip()
-    if not text.isdigit() or len(text) > _MAX_DIGITS:
-        shown = text[:40].decode(errors="replace")
-        raise CatalogError(f"{location}: is not the number of an iteration: {shown!r}")
+    text = data.strip().decode(errors="replace")
+    if text in words:
+        return words[text]
+    if not (text.isascii() and text.isdigit()) or len(text) > _MAX_DIGITS:
+        raise CatalogError(f"{location}: is not the number of an iteration: {text[:40]!r}")
     return int(text)
 
 
-def advance_tracker(root: Location, number: int) -> int:
+def advance_tracker(root: Location, number: int, words: Mapping[str, int] = _NO_WORDS) -> int:
     """Name an iteration in the tracker, unless that names a newer one; return the number that it names then.
 
     Runs that advance a local tracker at once take turns. Object stores have no locks: there the last one counts.
@@ -50,9 +60,10 @@ def advance_tracker(root: Location, number: int) -> int:
     """
     gate = root.child(_GATE_DIRECTORY)
     with exclusive(gate):
-        named = read_tracker(root)
+        named = read_tracker(root, words)
         if named is None or named < number:
-            write_bytes(root.child(TRACKER_NAME), str(number).encode())
+            text = next((word for word, meant in words.items() if meant == number), str(number))
+            write_bytes(root.child(TRACKER_NAME), text.encode())
         if has_locks(gate):
             remove_lease_directory(gate, gate)
     return number if named is None else max(named, number)
