@@ -1,0 +1,100 @@
+"""Which target of Megatron's files of ranks a request asks for."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.errors import InputError
+from reshard.core.layouts.iteration_option import IterationOptions, last_name
+from reshard.core.layouts.megatron.names import parse_iteration
+from reshard.core.layouts.megatron.options import MegatronOptions
+from reshard.core.layouts.megatron.sizes import ParallelSizes
+from reshard.core.layouts.megatron.target import MegatronTarget
+from reshard.core.layouts.options import own_options
+from reshard.core.layouts.survey import find_number
+from reshard.core.layouts.torch_dist.common import common_beside
+from reshard.core.runtime.pickled import PickleError, read_objects
+from reshard.core.storage.urls import parse_url
+from reshard.core.text.options import option
+
+_SIZE_FIELDS = ("tensor", "pipeline", "virtual", "expert", "expert_tensor")
+
+
+def choose_number(request: Any) -> dict[str, str]:
+    """Return the number of the iteration, 0 for a release, and the step of a source that has iterations.
+
+    Raises:
+        InputError: the target is named after another iteration than the one that is given.
+        CatalogError: the source has no such iteration, or none that is complete.
+        StorageError: the source cannot be listed.
+    """
+    found = find_number(request.source, request.step)
+    step = request.step if found is None else str(found)
+    given = own_options(request, IterationOptions).iteration
+    name = parse_url(request.target).name if request.target else ""
+    named = parse_iteration(name)
+    if given and named not in (None, int(given)):
+        raise InputError(f"{option('iteration', given)}: the target is named {name}: leave it out")
+    return {"step": step, "iteration": str(found or 0) if named is None and not given else given or str(named)}
+
+
+def choose_target(options: Any, catalog: CheckpointCatalog) -> MegatronTarget:
+    """Return the record of the target that a request asks for, whose iteration is known.
+
+    Raises:
+        CatalogError: what Megatron saved beside the source's tensors is damaged.
+        StorageError: it cannot be read.
+    """
+    own = own_options(options, MegatronOptions)
+    number = own_options(options, IterationOptions).iteration
+    name = last_name(options.target)
+    return MegatronTarget(
+        sizes=ParallelSizes(
+            own.tensor_parallel,
+            own.pipeline_parallel,
+            own.virtual_pipeline,
+            own.expert_parallel,
+            own.expert_tensor_parallel or own.tensor_parallel,
+        ),
+        ends=(own.pipeline_first_layers, own.pipeline_last_layers),
+        iteration=int(number or 0),
+        tracked=parse_iteration(name) is None,
+        heads=own.attention_heads,
+        vocabulary=own.pad_vocab_to,
+        common=common_beside(catalog),
+    )
+
+
+def target_from_fields(fields: Mapping[str, Any]) -> MegatronTarget:
+    """Return the record in a plan's document.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    sizes = {name: _number(fields["sizes"][name], 1) for name in _SIZE_FIELDS}
+    if sizes["tensor"] % sizes["expert_tensor"]:
+        raise ValueError("invalid sizes of tensor parallelism")
+    first, last = fields["ends"]
+    try:
+        common = base64.b64decode(fields["common"], validate=True)
+        if common:
+            read_objects(common)
+    except (binascii.Error, PickleError) as error:
+        raise ValueError(f"invalid arguments of a Megatron target: {error}") from error
+    return MegatronTarget(
+        ParallelSizes(**sizes),
+        (_number(first, 0), _number(last, 0)),
+        _number(fields["iteration"], 0),
+        bool(fields["tracked"]),
+        _number(fields["heads"], 0),
+        _number(fields["vocabulary"], 0),
+        common,
+    )
+
+
+def _number(value: object, lowest: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+        raise ValueError(f"invalid number {value!r} of a Megatron target")
+    return value
