@@ -9,6 +9,7 @@ source ranks must hold the same values.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -17,9 +18,10 @@ from reshard.core.layouts.dcp.names import data_name
 from reshard.core.plan.model import FileStage, ParameterMatch, PlanInputs, ReshardedParameter, TargetFiles
 from reshard.core.plan.target_files import in_source_order, refuse_single_stage, written_once
 from reshard.core.strategy.model import Strategy
+from reshard.core.tensor.boxes import ShardBoxes
 from reshard.core.tensor.dtypes import TEXT, torch_name
-from reshard.core.tensor.layout import ParameterLayout, whole_layout
-from reshard.core.tensor.slices import Shape
+from reshard.core.tensor.layout import ParameterLayout, boxes_layout, whole_layout
+from reshard.core.tensor.slices import Shape, TensorSlice
 from reshard.core.text.options import option
 
 _ONCE = "and a DCP checkpoint has it once"
@@ -36,7 +38,7 @@ def dcp_match(inputs: PlanInputs, match: ParameterMatch, shards: int) -> Paramet
     problems: list[str] = []
     outside = [written_once(catalog, passed, _ONCE, problems) for passed in match.passed_through]
     parameters = [*match.resharded, *outside]
-    problems += _misfits(parameters)
+    problems += misfits(parameters)
     raise_problems(PlanError, f"{catalog.url}: cannot become a DCP checkpoint", problems)
     if not parameters:
         raise PlanError(f"{catalog.url}: cannot become a DCP checkpoint: no parameter is left of it")
@@ -58,7 +60,8 @@ def dcp_match(inputs: PlanInputs, match: ParameterMatch, shards: int) -> Paramet
     )
 
 
-def _misfits(parameters: Sequence[ReshardedParameter]) -> Iterator[str]:
+def misfits(parameters: Sequence[ReshardedParameter]) -> Iterator[str]:
+    """Yield what keeps parameters from becoming tensors of PyTorch."""
     for each in parameters:
         if torch_name(each.dtype) is None:
             kind = "text" if each.dtype is TEXT else str(each.dtype)
@@ -93,14 +96,29 @@ def _in_rows(parameter: ReshardedParameter, files: int) -> ReshardedParameter:
     return replace(parameter, target_layouts={0: rows_layout(parameter.shape, files)})
 
 
-def rows_layout(shape: Shape, count: int) -> ParameterLayout:
+@lru_cache(maxsize=4096)
+def rows_layout(shape: Shape, count: int, axis: int = 0) -> ParameterLayout:
     """Return the layout of a tensor whose rows are divided among `count` files, as FSDP divides them among ranks.
 
-    Each has as many rows as the first, as long as there are rows; a scalar is whole, in one of them.
+    Each has as many rows as the first, as long as there are rows; a scalar is whole, in one of them. Rows are what
+    `axis` counts.
     """
-    if not shape:
-        return whole_layout(0, count)
-    step = -(-shape[0] // count)
-    lengths = tuple(min(step, max(0, shape[0] - number * step)) for number in range(count))
-    uneven = lengths if shape[0] % count else ()
-    return ParameterLayout((count,), ((0,), *((),) * (len(shape) - 1)), nested=True, param_split_shape=uneven)
+    if len(shape) <= axis:
+        return whole_layout(len(shape), count)
+    step = -(-shape[axis] // count)
+    lengths = tuple(min(step, max(0, shape[axis] - number * step)) for number in range(count))
+    if axis and shape[axis] % count:
+        return boxes_layout(ShardBoxes(shape, tuple(_rows(shape, lengths, axis))), count)
+    uneven = lengths if shape[axis] % count else ()
+    tensor_map = tuple((0,) if each == axis else () for each in range(len(shape)))
+    return ParameterLayout((count,), tensor_map, nested=True, param_split_shape=uneven)
+
+
+def _rows(shape: Shape, lengths: Sequence[int], axis: int) -> Iterator[tuple[int, TensorSlice]]:
+    first = 0
+    for rank, length in enumerate(lengths):
+        start, stop = [0] * len(shape), list(shape)
+        start[axis], stop[axis] = first, first + length
+        first += length
+        if length or not rank:
+            yield rank, TensorSlice(tuple(start), tuple(stop))

@@ -1,5 +1,6 @@
 """Builds the catalog of a DCP checkpoint: opens its files, and compares each tensor's header with the metadata."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -13,10 +14,10 @@ from reshard.core.checkpoint.shared_bytes import Piece, shared_text
 from reshard.core.errors import CatalogError, CheckpointError, InputError
 from reshard.core.files import safetensors, torch_zip
 from reshard.core.files.any_format import read_index
-from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
+from reshard.core.files.model import CheckpointFormat, FileIndex, StridedContent, TensorEntry
 from reshard.core.files.remote_index.indexing import workers_on
 from reshard.core.files.remote_reads import WholeFiles
-from reshard.core.files.torch_zip import StoredTensor
+from reshard.core.files.torch_views import StoredTensor
 from reshard.core.files.zip_layout import LOCAL_START
 from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, FilePart
 from reshard.core.layouts.dcp.metadata import Chunk, ListedTensor, Place
@@ -27,7 +28,7 @@ from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.reading import SourceFile, open_source, read_bytes
 from reshard.core.tensor.dtypes import DType, foreign_dtype
-from reshard.core.tensor.slices import Extent
+from reshard.core.tensor.slices import Extent, Shape
 from reshard.core.text.printing import listed_lines
 
 _MAX_ERRORS = 20
@@ -98,10 +99,13 @@ class _FileReader:
 
     def _checked(self, file: SourceFile, path: str, records: Sequence[CatalogRecord]) -> list[CatalogRecord]:
         """The records of a file after its CRCs were checked, without them."""
+        contents = 0
         for record in records:
+            # parts of one chunk share a CRC
+            crcs = {name: crc for crc, name in {crc: name for name, crc in record.index.crcs.items()}.items()}
             with self._whole_files.room_for(file):
-                torch_zip.check_crcs(file, record.index.crcs, self._progress.advance)
-        contents = sum(stored.extent.length for record in records for stored in record.index.crcs.values())
+                torch_zip.check_crcs(file, crcs, self._progress.advance)
+            contents += sum(stored.extent.length for stored in crcs.values())
         # what archives have around contents
         self._progress.advance(self._checked_bytes.get(path, 0) - contents)
         return [replace(record, index=replace(record.index, crcs={})) for record in records]
@@ -165,7 +169,8 @@ def _stored(
     for chunk in chunks:
         if chunk.place.offset + max(chunk.place.length, 0) > file.size_bytes:
             raise CheckpointError(_beyond(file, f"parameter {chunk.place.key!r}", chunk.place))
-    places = sorted((chunk.place for chunk in chunks), key=lambda place: (place.offset, place.length, place.key))
+    stored = {(chunk.place, chunk.stored_box) for chunk in chunks}
+    places = sorted((place for place, _ in stored), key=lambda place: (place.offset, place.length, place.key))
     known = checkpoint.indexes.get(path)
     if known is not None or path.endswith(_SAFETENSORS_SUFFIX):
         return dict(_in_safetensors(file, known or read_index(file), 0, places))
@@ -198,7 +203,7 @@ def _archive(place: Place, owner: int) -> Piece:
 
 
 def _described(chunks: Sequence[Chunk], piece: Piece) -> str:
-    what = "which is not read" if piece.owner == _UNREAD else chunks[piece.owner].box
+    what = "which is not read" if piece.owner == _UNREAD else chunks[piece.owner].stored_box
     return f"{piece.name!r}, {what},"
 
 
@@ -262,11 +267,13 @@ def _index(
     strided = {}
     for name, chunk in part.chunks.items():
         stored, said = found[chunk.place], tensors[name].dtype
-        if stored.shape != chunk.box.shape or (said is not None and stored.dtype is not said):
+        if stored.shape != chunk.stored_box.shape or (said is not None and stored.dtype is not said):
             raise CheckpointError(
                 f"{file.location}: at byte {chunk.place.offset}: parameter {name!r} is {stored.dtype} "
-                f"{list(stored.shape)}, the metadata says {said or stored.dtype} {list(chunk.box.shape)}"
+                f"{list(stored.shape)}, the metadata says {said or stored.dtype} {list(chunk.stored_box.shape)}"
             )
+        if chunk.part is not None:
+            stored = _at(stored, chunk.part.index)
         extents = () if stored.extent is None else (stored.extent,)
         entries[name] = TensorEntry(name, _dtype(stored), stored.shape, extents)
         if stored.strided is not None:
@@ -274,6 +281,20 @@ def _index(
     for name, extent in place_strided([entries[name] for name in strided], file.size_bytes).items():
         entries[name] = TensorEntry(name, entries[name].dtype, entries[name].shape, (extent,))
     return FileIndex(CheckpointFormat.SAFETENSORS, file.size_bytes, entries, strided=strided)
+
+
+def _at(stored: StoredTensor, index: Shape) -> StoredTensor:
+    """The tensor at an index along the first axes of a stored one, without these axes."""
+    axes = len(index)
+    shape = stored.shape[axes:]
+    if stored.strided is not None:
+        strides = stored.strided.strides
+        offset = stored.strided.offset + sum(low * stride for low, stride in zip(index, strides, strict=False))
+        return replace(stored, shape=shape, strided=StridedContent(offset, strides[axes:]))
+    assert stored.extent is not None
+    length = math.prod(shape) * stored.dtype.itemsize
+    number = sum(low * math.prod(stored.shape[axis + 1 : axes]) for axis, low in enumerate(index))
+    return replace(stored, shape=shape, extent=Extent(stored.extent.offset + number * length, length))
 
 
 def _dtype(stored: StoredTensor) -> DType:

@@ -16,7 +16,6 @@ from reshard.core.files import safetensors
 from reshard.core.files.any_format import read_index
 from reshard.core.files.file_names import is_rank_file_of_hyper_parallel
 from reshard.core.files.model import FileIndex, TensorEntry
-from reshard.core.layouts.dcp.megatron import is_megatron, weights_of_megatron
 from reshard.core.layouts.dcp.metadata import (
     Chunk,
     DcpMetadata,
@@ -109,10 +108,9 @@ class DcpCheckpoint(Record, dict=True):
 
     @cached_property
     def unread(self) -> Mapping[str, Sequence[Place]]:
-        """File -> the places of tensors and objects that are not read, but for empty tensors."""
-        chunks = (chunk for tensor in self.metadata.unread for chunk in tensor.chunks if chunk.box.size)
+        """File -> the places of objects, which are not read."""
         places: dict[str, list[Place]] = {}
-        for place in (*(chunk.place for chunk in chunks), *self.metadata.objects.values()):
+        for place in self.metadata.objects.values():
             places.setdefault(place.path, []).append(place)
         return places
 
@@ -182,11 +180,7 @@ def read_dcp(location: Location, names: Sequence[str]) -> DcpCheckpoint:
     data = _read_metadata(file)
     if STATE_DIRECTORY in names:
         _check_as_converted(location, data)
-    metadata, choice = parse_dcp_metadata(data, str(file)), tuple[str, ...]()
-    if is_megatron(names):
-        metadata, note = weights_of_megatron(location, names, metadata)
-        choice = (note,)
-    return DcpCheckpoint(str(location), location, metadata, tuple(names), {}, choice=choice)
+    return DcpCheckpoint(str(location), location, parse_dcp_metadata(data, str(file)), tuple(names), {})
 
 
 def _check_complete(location: Location, names: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ the ranks that have them. hyper_parallel writes the same for MindSpore, in class
 `.safetensors` file without an offset, and the tensor in it is named `tensor_key`, or as the tensor itself.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TypeGuard
 
 from msgspec import field
@@ -31,7 +31,7 @@ from reshard.core.runtime.pickled import (
 )
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
-from reshard.core.tensor.boxes import ShardBoxes
+from reshard.core.tensor.boxes import check_tiling
 from reshard.core.tensor.dtypes import TORCH_DTYPES, DType, dtype_from_name, dtype_from_torch
 from reshard.core.tensor.slices import TOO_LARGE, Shape, TensorSlice, is_countable
 
@@ -89,11 +89,31 @@ class Place(Record):
     key: str
 
 
+class StoredPart(Record):
+    """A part of a stored chunk, as of one of the layers that are stacked in it.
+
+    Attributes:
+        name: the stored tensor.
+        box: the stored chunk in it.
+        index: the part's index in the chunk, along its first axes.
+    """
+
+    name: str
+    box: TensorSlice
+    index: Shape
+
+
 class Chunk(Record):
-    """A shard: its box in the whole tensor, and its place."""
+    """A shard: its box in the whole tensor, and its place; it may be only a `part` of what is stored there."""
 
     box: TensorSlice
     place: Place
+    part: StoredPart | None = None
+
+    @property
+    def stored_box(self) -> TensorSlice:
+        """The box of what is stored at its place, in the tensor as it is stored."""
+        return self.box if self.part is None else self.part.box
 
 
 class ListedTensor(Record):
@@ -115,14 +135,12 @@ class DcpMetadata(Record):
         tensors: name -> tensor, in the document's order.
         objects: name -> place of a pickled object, which is not read.
         paths: name -> keys of a tensor in the nested state dict, where it was in one.
-        unread: tensors that are left out, whose bytes are nobody else's.
     """
 
     origin: str
     tensors: Mapping[str, ListedTensor]
     objects: Mapping[str, Place]
     paths: Mapping[str, StatePath] = field(default_factory=dict)
-    unread: Sequence[ListedTensor] = ()
 
 
 def parse_dcp_metadata(data: bytes, origin: str) -> DcpMetadata:
@@ -159,7 +177,7 @@ def listed_tensor(name: str, dtype: DType | None, shape: Shape, chunks: list[Chu
     if not filled:
         raise LayoutError(f"parameter {name!r} has no shards")
     try:
-        ShardBoxes(shape, tuple((number, chunk.box) for number, chunk in enumerate(filled))).check_tiling()
+        check_tiling([chunk.box for chunk in filled], shape)
     except LayoutError as error:
         raise LayoutError(f"parameter {name!r}: {error.marked}") from None
     return ListedTensor(name, dtype, shape, tuple(filled))

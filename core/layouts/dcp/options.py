@@ -21,8 +21,8 @@ class DcpOptions(RequestModel):
         default=0,
         ge=0,
         le=MAX_SHARDS,
-        description="Number of files to divide the rows of every tensor among, as FSDP does (dcp layout without a "
-        f"target strategy only). 0: {DEFAULT_SHARDS}.",
+        description="Number of files to divide the rows of every tensor among, as FSDP does (dcp without a target "
+        f"strategy, and torch_dist only). 0: {DEFAULT_SHARDS}.",
     )
 
     @field_validator("shards")

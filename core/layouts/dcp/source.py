@@ -1,18 +1,19 @@
 """A checkpoint of DCP as a source."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, TypeVar
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, StrategyError
 from reshard.core.files.file_names import NO_EPOCH, Step
 from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, dcp_in, read_dcp
-from reshard.core.layouts.dcp.megatron import MEGATRON_NAMES
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME, is_dcp
 from reshard.core.layouts.dcp.steps import list_dcp_steps
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, lacks_manifest, whole_file
 from reshard.core.layouts.seen_steps import SeenStep, StepObserver
 from reshard.core.layouts.source_layout import CatalogOptions, Document, FoundCheckpoint, SelfEvident, SourceLayout
 from reshard.core.runtime.records import Record
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.links import check_links
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.publishing import STATE_DIRECTORY
@@ -26,6 +27,7 @@ class FoundDcp(FoundCheckpoint):
 
     checkpoint: DcpCheckpoint
 
+    title: ClassVar[str] = "DCP checkpoint"
     no_steps = "is one DCP checkpoint, and has no steps: convert it with `reshard convert`"
 
     @property
@@ -37,7 +39,7 @@ class FoundDcp(FoundCheckpoint):
     def strategy_refusal(self) -> str:
         """Its metadata is the only right one."""
         return (
-            f"{self.url}: is a DCP checkpoint: {DCP_METADATA_NAME} says how it is sharded, so leave out "
+            f"{self.url}: is a {self.title}: {DCP_METADATA_NAME} says how it is sharded, so leave out "
             f"{source_option('source_strategy')}"
         )
 
@@ -45,23 +47,23 @@ class FoundDcp(FoundCheckpoint):
     def self_evident(self) -> SelfEvident:
         """Its metadata and its files say all."""
         why = "its metadata says how tensors are sharded, and its files agree"
-        return SelfEvident("DCP", len(self.checkpoint.paths), why)
+        return SelfEvident(self.title.removesuffix(" checkpoint"), len(self.checkpoint.paths), why)
 
     def check_options(self, options: CatalogOptions) -> None:
         """Refuse options about ranks, other steps and replicas."""
         if options.about_ranks:
             raise CatalogError(
-                f"{self.url}: is a DCP checkpoint, which says itself what each file holds, and is never encrypted: "
+                f"{self.url}: is a {self.title}, which says itself what each file holds, and is never encrypted: "
                 f"leave out {' and '.join(options.about_ranks)}"
             )
         if options.source_prefix or (options.step and self.checkpoint.step is None):
             raise CatalogError(
-                f"{self.url}: is one DCP checkpoint, without steps or prefixes: leave out {source_option('step')} "
+                f"{self.url}: is one {self.title}, without steps or prefixes: leave out {source_option('step')} "
                 f"and {option('source_prefix')}"
             )
         if options.damage.recovers:
             raise CatalogError(
-                f"{self.url}: is a DCP checkpoint, which has each slice once and so nothing to recover from: leave out "
+                f"{self.url}: is a {self.title}, which has each slice once and so nothing to recover from: leave out "
                 f"{option('recover', True)}"
             )
 
@@ -89,16 +91,24 @@ class DcpSteps(Record):
         """The directory's URL."""
         return str(self.root)
 
+    def missing_from(self, names: Sequence[str]) -> list[str]:
+        """Return the files that a step with these names lacks to be complete."""
+        return [] if DCP_METADATA_NAME in names else [DCP_METADATA_NAME]
+
+    def read(self, directory: Location, names: Sequence[str]) -> DcpCheckpoint:
+        """Read a step with these names."""
+        return read_dcp(directory, names)
+
     def look(self, observer: StepObserver) -> Iterator[SeenStep]:
         """Yield the steps, newest first."""
         for number in sorted(self.steps, reverse=True):
             step, directory = Step(NO_EPOCH, number), self.root.child(self.steps[number])
             names = names_in(directory)
-            if DCP_METADATA_NAME not in names:
-                yield observer.growing(directory, step, f"{DCP_METADATA_NAME} is not there yet")
+            if lacking := self.missing_from(names):
+                yield observer.growing(directory, step, f"{listed(lacking)} is not there yet")
                 continue
             try:
-                checkpoint = read_dcp(directory, names)
+                checkpoint = self.read(directory, names)
                 files = {rank: directory.child(part.path) for rank, part in enumerate(checkpoint.parts)}
             except (CatalogError, StrategyError) as error:
                 yield SeenStep(step, {}, str(error))
@@ -121,7 +131,7 @@ class DcpSource(SourceLayout):
         if place.kind is PlaceKind.FILE and self.is_document(place.location.name):
             place = directory_at(place.location.parent)
         checkpoint = dcp_in(place.location, place.names, step)
-        return None if checkpoint is None else _found(checkpoint)
+        return None if checkpoint is None else found_dcp(FoundDcp, checkpoint)
 
     def holds(self, names: Sequence[str]) -> bool:
         """True for files of DCP, complete or not."""
@@ -133,17 +143,21 @@ class DcpSource(SourceLayout):
         return DcpSteps(place.location, steps) if steps else None
 
 
-SOURCE = DcpSource()
+Found = TypeVar("Found", bound=FoundDcp)
 
 
-def _found(checkpoint: DcpCheckpoint) -> FoundDcp:
-    known = {DCP_METADATA_NAME, STATE_DIRECTORY, *MEGATRON_NAMES, *checkpoint.paths}
+def found_dcp(kind: type[Found], checkpoint: DcpCheckpoint, beside: Sequence[str] = ()) -> Found:
+    """Return a checkpoint that was found; `beside` are names of other files that belong to it."""
+    known = {DCP_METADATA_NAME, STATE_DIRECTORY, *beside, *checkpoint.paths}
     named = [DCP_METADATA_NAME, *checkpoint.paths]
     check_links(checkpoint.location, [checkpoint.location.child(path) for path in named])
-    return FoundDcp(
+    return kind(
         checkpoint.url,
         {rank: (whole_file(checkpoint.location.child(part.path)),) for rank, part in enumerate(checkpoint.parts)},
         checkpoint,
         ignored=tuple(name for name in checkpoint.names if name not in known),
         unfinished=lacks_manifest(checkpoint.location, checkpoint.names),
     )
+
+
+SOURCE = DcpSource()

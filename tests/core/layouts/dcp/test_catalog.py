@@ -94,7 +94,7 @@ def test_dtypes_that_mindspore_lacks_are_refused_by_name(tmp_path: Path) -> None
     with pytest.raises(InputError) as refused:
         convert(case.request(tmp_path / "out"))
     for text in (
-        "'float8_e4m3fn' has dtype F8_E4M3, which only layout='unified' and layout='dcp' can hold; choose one of these",
+        "'float8_e4m3fn' has dtype F8_E4M3, which only layout='unified', layout='torch_dist' and layout='dcp' can hold",
         "'conjugated' has dtype conjugated or negated C64, which reshard cannot convert; if the model does without it",
         "leave it out: exclude=['conjugated']",
     ):

@@ -16,7 +16,7 @@ from tests.support.requests import refusal
         ({"remove_redundancy": True}, "remove_redundancy True: a DCP checkpoint has every slice once"),
         ({"encrypt_key": "env:KEY"}, "encrypt_key: PyTorch knows no encrypted files"),
         ({"shards": 3, "target_strategy": "s"}, "shards 3: the target strategy says how many files there are"),
-        ({"shards": 3, "layout": "unified"}, "shards 3: only valid with layout='dcp'"),
+        ({"shards": 3, "layout": "unified"}, "shards 3: only valid with layout='torch_dist' or layout='dcp'"),
         ({"shards": -1}, "shards -1: Input should be greater than or equal to 0"),
     ],
 )
