@@ -23,6 +23,8 @@ TORCH := .venv-torch
 TORCH_JUDGE := $(TORCH)/installed
 MINDFORMERS := .venv-mindformers
 MINDFORMERS_JUDGE := $(MINDFORMERS)/installed
+MEGATRON := .venv-megatron
+MEGATRON_JUDGE := $(MEGATRON)/installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-resilience deploy test test-all conformance fuzz bench docs screenshots check format lock \
@@ -98,7 +100,16 @@ $(MINDFORMERS_JUDGE): requirements/mindformers.lock | $(INSTALLED)
 		$(MINDFORMERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	@touch $@
 
-conformance: $(INSTALLED) $(JUDGE) $(MINDFORMERS_JUDGE) $(TORCH_JUDGE) ## random conversions, judged by MindSpore, MindFormers, PyTorch and transformers; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
+# needs no more than torch as long as nothing runs on a GPU
+$(MEGATRON_JUDGE): requirements/megatron.lock | $(INSTALLED)
+	@echo "install: megatron-core, into $(MEGATRON)"
+	@$(or $(INSTALLED_PYTHON),$(PYTHON)) -m venv --clear $(MEGATRON)
+	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
+		$(RUN) uv pip install --quiet --python $(MEGATRON)/bin/python --no-deps --require-hashes --requirement $< || \
+		$(MEGATRON)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	@touch $@
+
+conformance: $(INSTALLED) $(JUDGE) $(MINDFORMERS_JUDGE) $(TORCH_JUDGE) $(MEGATRON_JUDGE) ## random conversions, judged by MindSpore, MindFormers, PyTorch, transformers and Megatron-Core; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
 	@$(RUN) tests.conformance.run $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(API),--api "$(API)")
 
 fuzz: $(INSTALLED) ## damaged and hostile files for every parser, a minute; SECONDS=600 SEED=… or ONLY=<a parser>
@@ -136,6 +147,9 @@ lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing 
 	printf 'torch==2.13.0+cpu\ntransformers==5.23.0\nnumpy<3\nsafetensors\n' | \
 		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
 		$(COMPILE) - --output-file requirements/torch.lock
+	printf 'megatron-core==0.16.1\ntorch==2.13.0+cpu\nnumpy<3\nsafetensors\n' | \
+		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
+		$(COMPILE) --constraint requirements/torch.lock - --output-file requirements/megatron.lock
 	printf 'mindformers==2.0.0\nmindspore==2.10.0\nnumpy==1.26.4\nsafetensors==0.7.0\ndatasets==5.0.1\ncryptography\n' | \
 		$(COMPILE) --override requirements/mindformers.override - --output-file requirements/mindformers.lock
 
@@ -143,5 +157,5 @@ proto: $(INSTALLED) ## generates the strategy messages from their .proto
 	$(RUN) grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. core/strategy/strategy.proto
 
 clean: ## removes .venv and everything generated
-	rm -rf .venv $(MINDSPORE) $(MINDFORMERS) $(TORCH) $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(MINDSPORE) $(MINDFORMERS) $(TORCH) $(MEGATRON) $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

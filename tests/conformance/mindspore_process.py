@@ -1,4 +1,4 @@
-"""The processes that MindSpore, MindFormers and transformers judge in, as seen from here."""
+"""The processes that MindSpore, MindFormers, transformers and Megatron-Core judge in, as seen from here."""
 
 import ast
 import json
@@ -16,6 +16,7 @@ from tests.support.places import PROJECT
 
 PYTHON = PROJECT / ".venv-mindspore" / "bin" / "python"
 TORCH_PYTHON = PROJECT / ".venv-torch" / "bin" / "python"
+MEGATRON_PYTHON = PROJECT / ".venv-megatron" / "bin" / "python"
 MINDFORMERS_PYTHON = PROJECT / ".venv-mindformers" / "bin" / "python"
 _HERE = Path(__file__).parent
 # the slowest take about a second; MindSpore waits for ever for a child that died
@@ -164,6 +165,13 @@ class TransformersJudge(JudgeProcess):
 
     def __init__(self, log: Path) -> None:
         super().__init__(log, TORCH_PYTHON, "transformers_judge.py")
+
+
+class MegatronJudge(JudgeProcess):
+    """Asks Megatron-Core: see the operations of `megatron_judge`."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log, MEGATRON_PYTHON, "megatron_judge.py")
 
 
 def _file(path: Path, parameters: Contents, text: dict[str, str]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`make conformance`: random conversions, judged by MindSpore, MindFormers and PyTorch themselves."""
+"""`make conformance`: random conversions, judged by MindSpore, MindFormers, PyTorch and Megatron-Core themselves."""
 
 import random
 import shutil
@@ -23,7 +23,8 @@ from tests.conformance.dcp import check_dcp
 from tests.conformance.encryption import check_encryption
 from tests.conformance.hugging_face import check_hugging_face
 from tests.conformance.made_strategies import check_made_strategies
-from tests.conformance.mindspore_process import MINDFORMERS_PYTHON, PYTHON, Judge, RefusalError
+from tests.conformance.megatron_core import check_megatron
+from tests.conformance.mindspore_process import MEGATRON_PYTHON, MINDFORMERS_PYTHON, PYTHON, Judge, RefusalError
 from tests.conformance.redundancy_and_parts import check_redundancy_and_parts
 from tests.conformance.removed_redundancy import check_removed_redundancy
 from tests.conformance.saving_trainings import check_saving_trainings
@@ -42,7 +43,12 @@ _FURTHER_CHECKS = (
     ("reshard beside MindSpore", check_beside_mindspore),
     ("trainings that save", check_saving_trainings),
 )
-_RANDOM_CHECKS = (("Checkpoint 2.0", check_checkpoint2), ("DCP", check_dcp), ("Hugging Face", check_hugging_face))
+_RANDOM_CHECKS = (
+    ("Checkpoint 2.0", check_checkpoint2),
+    ("DCP", check_dcp),
+    ("Hugging Face", check_hugging_face),
+    ("Megatron", check_megatron),
+)
 # MindSpore refuses about one in eight: of a few cases it may be most, of more it is not
 _CASES_THAT_TELL = 10
 
@@ -83,10 +89,15 @@ def main(cases: int, seed: int | None, only: int | None, api: str | None) -> Non
     """Converts random checkpoints with reshard and compares every byte with what MindSpore makes of them.
 
     Before that the functions of MindSpore's API that reshard offers are called on both sides, and encrypted files go
-    from one to the other. MindFormers and PyTorch save random checkpoints, each of its own form; transformers makes
-    random models, and loads them after they were sharded under MindFormers' names.
+    from one to the other. MindFormers, PyTorch and Megatron-Core save random checkpoints, each of its own form;
+    transformers makes random models, and loads them after they were sharded under MindFormers' or Megatron's names.
     """
-    judges = (("MindSpore", PYTHON), ("MindFormers", MINDFORMERS_PYTHON), ("PyTorch", TORCH_PYTHON))
+    judges = (
+        ("MindSpore", PYTHON),
+        ("MindFormers", MINDFORMERS_PYTHON),
+        ("PyTorch", TORCH_PYTHON),
+        ("Megatron-Core", MEGATRON_PYTHON),
+    )
     for judge, python in judges:
         if not python.exists():
             raise click.ClickException(f"{judge} is not installed in {python.parents[1]}: run `make conformance`")

@@ -26,7 +26,7 @@ def test_cases_have_every_value_of_every_switch() -> None:
     for name in _FAMILIES:
         drawn = {switch for case in CASES if case.preset == name for switch in case.switches}
         switches = {key: each for key, each in read_preset(name).switches.items() if key != "experts"}
-        worlds = read_preset(name).worlds[1:]
+        worlds = [each for each in read_preset(name).worlds[1:] if each != "megatron"]  # its own code judges those
         values = {f"{key}={value}" for key, each in switches.items() for value in each.values}
         assert drawn == values | {f"names={world}" for world in worlds}
 

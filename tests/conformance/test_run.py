@@ -48,6 +48,7 @@ def conformance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Conformance:
         monkeypatch.setattr(run, "PYTHON", tmp_path)
         monkeypatch.setattr(run, "MINDFORMERS_PYTHON", tmp_path)
         monkeypatch.setattr(run, "TORCH_PYTHON", tmp_path)
+        monkeypatch.setattr(run, "MEGATRON_PYTHON", tmp_path)
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setattr("tempfile.tempdir", None)
         return CliRunner().invoke(run.main, arguments)
@@ -133,3 +134,6 @@ def test_mindspore_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(run, "MINDFORMERS_PYTHON", tmp_path)
     monkeypatch.setattr(run, "TORCH_PYTHON", tmp_path / "bin" / "python")
     assert "PyTorch is not installed" in CliRunner().invoke(run.main).output
+    monkeypatch.setattr(run, "TORCH_PYTHON", tmp_path)
+    monkeypatch.setattr(run, "MEGATRON_PYTHON", tmp_path / "bin" / "python")
+    assert "Megatron-Core is not installed" in CliRunner().invoke(run.main).output

@@ -14,6 +14,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 transformers.utils.logging.disable_progress_bar()
@@ -68,6 +69,16 @@ def compare_models(directory: str, other: str, seed: int) -> list[str]:
     return problems
 
 
+def save_logits(directory: str, tokens: list[list[int]], target: str) -> None:
+    """Saves what a model answers, as `logits`."""
+    model, loaded = _load(directory)
+    unlike = {kind: names for kind, names in loaded.items() if names}
+    if unlike:
+        raise ValueError(f"{directory}: {unlike}")
+    with torch.no_grad():
+        save_file({"logits": model.eval()(torch.tensor(tokens)).logits.contiguous()}, target)
+
+
 def _load(directory: str) -> tuple[Any, dict[str, Any]]:
     loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
         directory, output_loading_info=True, dtype="auto", local_files_only=True
@@ -75,4 +86,8 @@ def _load(directory: str) -> tuple[Any, dict[str, Any]]:
     return loaded
 
 
-OPERATIONS: dict[str, Callable[..., Any]] = {"make_model": make_model, "compare_models": compare_models}
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "make_model": make_model,
+    "compare_models": compare_models,
+    "save_logits": save_logits,
+}
