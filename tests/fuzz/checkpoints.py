@@ -1,6 +1,7 @@
 """Checkpoint files: the walk over a `.ckpt`, local and remote, files that are compared with others, and safetensors."""
 
 import json
+import pickle
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,19 +13,25 @@ from reshard.core.files.encryption.cipher_blocks import MAGICS
 from reshard.core.files.encryption.decrypted_source import DecryptedSource
 from reshard.core.files.encryption.encrypted_output import EncryptedOutput
 from reshard.core.files.map_parameters import build_map_parameter, parse_map_parameter
-from reshard.core.files.model import FileIndex
+from reshard.core.files.model import FileIndex, OutputEntry
 from reshard.core.files.remote_index.indexing import Indexed, Workers, read_indexes
 from reshard.core.files.scalars import json_value, read_scalars
+from reshard.core.files.torch_file import read_torch_file
+from reshard.core.files.torch_file_writing import TensorPlace
+from reshard.core.files.torch_views import StoredTensor
 from reshard.core.files.torch_zip import read_stored_tensors
 from reshard.core.layouts.dcp.metadata import parse_dcp_metadata
 from reshard.core.runtime.keys import EncryptionMode, Key
+from reshard.core.runtime.pickled import Global, Pairs, PickledObject
 from reshard.core.storage.store import Buffer
+from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.slices import Extent
 from tests.fuzz.mutations import damaged_archive, damaged_protobuf, damaged_safetensors
 from tests.fuzz.parsers import Parser
-from tests.support.dcp import saved_tensor
+from tests.support.dcp import archive, saved_tensor
 from tests.support.places import FIXTURES
 from tests.support.remote_file import RemoteFile
+from tests.support.torch_files import tensors_of, written
 
 _NAME = "hostile_file"
 
@@ -201,6 +208,11 @@ def _archives() -> list[bytes]:
 def _parse_archive(data: bytes) -> None:
     file = _file(data, f"/x/{_NAME}.distcp")
     [tensor] = read_stored_tensors(file, [Extent(0, len(data))])
+    check_place(tensor, data)
+
+
+def check_place(tensor: StoredTensor, data: bytes) -> None:
+    """Look whether a tensor is in its file."""
     if tensor.extent is not None:
         assert tensor.extent.offset + tensor.extent.length <= len(data)
         return
@@ -210,3 +222,25 @@ def _parse_archive(data: bytes) -> None:
 
 
 TORCH_ARCHIVE = Parser("torch-archive", _archives, _parse_archive, (damaged_archive,), _NAME)
+
+
+def _torch_files() -> list[bytes]:
+    """Files of many tensors, below dicts of every kind, and with objects that are kept as records."""
+    entries = {name: (OutputEntry(name, dtype_from_name(name), (2, 3)), b"") for name in ("Float32", "UInt16")}
+    entries = {name: (entry, bytes(entry.size_bytes)) for name, (entry, _) in entries.items()}
+    ordered = PickledObject(Global("collections", "OrderedDict"), (), Pairs([("_metadata", 1)]), Pairs([("a", 1)]))
+    namespace = PickledObject(Global("argparse", "Namespace"), (), Pairs([("made", Global("x", "Made"))]))
+    root = {"args": namespace, "model": {name: TensorPlace(name) for name in entries}, "other": [ordered, b"x", 1.5]}
+    objects = pickle.dumps({"args": {"names": {1, 2}, "frozen": frozenset([3])}, "bytes": b"x" * 300}, 4)
+    return [written(root, entries), *_archives(), archive({"data.pkl": objects, "byteorder": b"little"})]
+
+
+def _parse_torch_file(data: bytes) -> None:
+    """A remote file is found to hold what the same file holds when it is local, but for headers that are not read."""
+    found = read_torch_file(_file(data, f"/x/{_NAME}.pt"), inert=("args",))
+    for tensor in tensors_of(found.root):
+        check_place(tensor, data)
+    assert repr(read_torch_file(_file(data, f"memory:///x/{_NAME}.pt"), inert=("args",))) == repr(found)
+
+
+TORCH_FILE = Parser("torch-file", _torch_files, _parse_torch_file, (damaged_archive,), _NAME, memory_factor=200)

@@ -10,7 +10,8 @@ from reshard.core.changes.preset import parse_preset, preset_text
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError
 from reshard.core.files.any_format import read_index
-from reshard.core.plan.preset_steps import KnownNames, Settings, compile_preset
+from reshard.core.plan.preset_route import compile_preset
+from reshard.core.plan.preset_steps import KnownNames, Settings
 from reshard.core.request.conversion import build_request
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url

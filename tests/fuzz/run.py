@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from tests.fuzz import changes, checkpoints, iterations, presets, records, strategies, texts
+from tests.fuzz import changes, checkpoints, iterations, megatron, presets, records, strategies, texts
 from tests.fuzz.engine import Failure, Tally, run
 from tests.fuzz.parsers import Parser
 
@@ -29,6 +29,8 @@ PARSERS: tuple[Parser, ...] = (
     checkpoints.CKPT_AMONG_OTHERS,
     checkpoints.SAFETENSORS,
     checkpoints.TORCH_ARCHIVE,
+    checkpoints.TORCH_FILE,
+    megatron.RANK,
     checkpoints.ENCRYPTED,
     checkpoints.MAP_PARAMETER,
     records.MANIFEST,
