@@ -6,12 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.models import MEGATRON_STAGES, MEGATRON_TENSOR
 from reshard.core.files.model import CheckpointFormat
 from tests.support.s3_server import RCLONE
 
 _HERE = Path(__file__).parent
 MINDSPORE_PYTHON = _HERE.parent / ".venv-mindspore" / "bin" / "python"
 _ITERATION = "--layout", "checkpoint2", "--iteration", "1", "--common", "global_step=1"
+_MEGATRON = (
+    *("--layout", "megatron", "--tensor-parallel", str(MEGATRON_TENSOR)),
+    *("--pipeline-parallel", str(MEGATRON_STAGES)),
+)
+_UNVERIFIED = "--verify", "none", "--no-check-crc"
 TORCH_PYTHON = _HERE.parent / ".venv-torch" / "bin" / "python"
 _TORCH_PROCESSES = 4
 _EXPORT_SHARDS = "--max-shard-size", "500MB"
@@ -56,6 +62,11 @@ class Job:
     def dcp(self) -> Path:
         """The source checkpoint as one of PyTorch's."""
         return self.buckets / "source" / "dcp"
+
+    @property
+    def megatron(self) -> Path:
+        """The source checkpoint as Megatron's ranks save it."""
+        return self.buckets / "source" / "megatron"
 
     @property
     def target(self) -> Path:
@@ -194,6 +205,29 @@ def _from_dcp(*options: str) -> Callable[[Job], Sequence[str]]:
     return command
 
 
+def _as_megatron(job: Job) -> Sequence[str]:
+    source, _ = job.strategies
+    ranks, given = str(job.source(CheckpointFormat.CKPT)), ("--source-strategy", source)
+    return _plain(ranks, job.megatron, *given, *_MEGATRON, "--verify", "none")
+
+
+def _from_megatron(*options: str) -> Callable[[Job], Sequence[str]]:
+    def command(job: Job) -> Sequence[str]:
+        like = "--like", str(job.like), "--layout", "unified", *_EXPORT_SHARDS
+        return _plain(str(job.megatron), job.target, *job.export_options[:2], *like, *options)
+
+    return command
+
+
+def _to_megatron(*options: str) -> Callable[[Job], Sequence[str]]:
+    return lambda job: _plain(str(job.copied), job.target, *job.export_options[:2], *_MEGATRON, *options)
+
+
+def _plain(source: str, target: Path, *options: str) -> Sequence[str]:
+    reshard = str(Path(sys.executable).with_name("reshard"))
+    return [reshard, "convert", source, str(target), "--engine", "direct", "--json", *options]
+
+
 def _rclone_copy(job: Job) -> Sequence[str]:
     return _script(_download(job), _upload(job.copied))
 
@@ -274,7 +308,7 @@ TO_CHECKPOINT2 = Contender(
 FROM_DCP_NONE = Contender(
     "from-dcp-none",
     "reshard from DCP, not verified",
-    _from_dcp("--verify", "none", "--no-check-crc"),
+    _from_dcp(*_UNVERIFIED),
     preparation=_as_dcp,
 )
 FROM_DCP = Contender("from-dcp", "reshard from DCP, every byte verified", _from_dcp())
@@ -290,6 +324,21 @@ TORCH = Contender(
     lambda job: _torch("reshard", job.dcp, job.target),
     converts=False,
 )
+FROM_MEGATRON_NONE = Contender(
+    "from-megatron-none",
+    "reshard from Megatron to Hugging Face, not verified",
+    _from_megatron(*_UNVERIFIED),
+    preparation=_as_megatron,
+)
+FROM_MEGATRON = Contender(
+    "from-megatron", "reshard from Megatron to Hugging Face, every byte verified", _from_megatron()
+)
+TO_MEGATRON_NONE = Contender(
+    "to-megatron-none",
+    "reshard from Hugging Face to Megatron, not verified",
+    _to_megatron("--verify", "none"),
+)
+TO_MEGATRON = Contender("to-megatron", "reshard from Hugging Face to Megatron, every byte verified", _to_megatron())
 FLOW = Contender(
     "flow",
     "reshard as a Prefect flow, every byte verified",
@@ -380,6 +429,10 @@ CONTENDERS = {
         FROM_DCP,
         TO_DCP,
         TORCH,
+        FROM_MEGATRON_NONE,
+        FROM_MEGATRON,
+        TO_MEGATRON_NONE,
+        TO_MEGATRON,
         FLOW,
         MINDSPORE_CKPT,
         MINDSPORE_SAFETENSORS,

@@ -16,15 +16,29 @@ from typing import Any
 import numpy as np
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.models import FLOAT, Export, Exported, Model, Parameter, Side, blocks, whole_values
+from benchmarks.models import (
+    FLOAT,
+    MEGATRON_STAGES,
+    MEGATRON_TENSOR,
+    Export,
+    Exported,
+    Model,
+    Parameter,
+    Side,
+    blocks,
+    whole_values,
+)
 from reshard.core.files.any_format import plan_file, read_index
 from reshard.core.files.model import CheckpointFormat, OutputEntry, TensorEntry
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.slices import TensorSlice
+from tests.support.megatron_files import models_of, read_rank_file
 
 _PROCESSES = 2
+_RELEASE = "release"
+_LAYERS = "decoder.layers."
 
 
 def write_checkpoint(model: Model, format: CheckpointFormat, directory: Path) -> None:
@@ -56,6 +70,9 @@ def check_target(model: Model, directory: Path) -> None:
     Raises:
         BenchmarkError: something differs.
     """
+    if (directory / _RELEASE).is_dir():
+        _check_megatron(model, directory / _RELEASE)
+        return
     if model.export:
         _check_export(model.export, directory)
         return
@@ -159,6 +176,53 @@ def _check_exported(path: Path, wanted: Sequence[Exported]) -> None:
             file.seek(extent.offset)
             if file.read(extent.length) != values.tobytes():
                 raise BenchmarkError(f"{path.name}: {exported.name} holds other values than it should")
+
+
+def _check_megatron(model: Model, directory: Path) -> None:
+    found = {path.name for path in directory.glob("mp_rank_*")}
+    ranks = [(tensor, stage) for tensor in range(MEGATRON_TENSOR) for stage in range(MEGATRON_STAGES)]
+    wanted = {f"mp_rank_{tensor:02d}_{stage:03d}" for tensor, stage in ranks}
+    if found != wanted:
+        raise BenchmarkError(f"{directory.name}: holds {sorted(found)}, not {sorted(wanted)}")
+    _each(_check_megatron_rank, ((model, tensor, stage, directory) for tensor, stage in ranks))
+
+
+def _check_megatron_rank(model: Model, tensor: int, stage: int, directory: Path) -> None:
+    path = directory / f"mp_rank_{tensor:02d}_{stage:03d}" / "model_optim_rng.pt"
+    tensors = models_of(read_rank_file(path))["model"]
+    wanted = _of_stage(model, stage)
+    if tensors.keys() != wanted.keys():
+        raise BenchmarkError(f"{_short(path)}: has other parameters: {sorted(tensors.keys() ^ wanted.keys())[:5]}")
+    for name, parameter in wanted.items():
+        values, (dtype, shape, data) = _of_tensor_rank(parameter, tensor), tensors[name]
+        if (dtype, shape) != (FLOAT.name, values.shape):
+            raise BenchmarkError(f"{_short(path)}: {name} is {dtype} {shape}, not {values.shape}")
+        if data != values.tobytes():
+            raise BenchmarkError(f"{_short(path)}: {name} holds other values than it should")
+
+
+def _of_stage(model: Model, stage: int) -> dict[str, Parameter]:
+    """The parameters of a pipeline stage, by their names in it, where layers are numbered from 0."""
+    layers = 1 + max(int(each.name.split(".")[2]) for each in model.parameters if each.name.startswith(_LAYERS))
+    of_stage = layers // MEGATRON_STAGES
+    wanted = {}
+    for each in model.parameters:
+        if each.name.startswith(_LAYERS):
+            number, _, rest = each.name.removeprefix(_LAYERS).partition(".")
+            if int(number) // of_stage == stage:
+                wanted[f"{_LAYERS}{int(number) % of_stage}.{rest}"] = each
+        elif each.name.startswith("embedding.") == (stage == 0):
+            wanted[each.name] = each
+    return wanted
+
+
+def _of_tensor_rank(parameter: Parameter, rank: int) -> np.ndarray:
+    """A rank's part of a parameter: of gates and ups its part of both."""
+    whole = whole_values(parameter)
+    if parameter.name.endswith(".linear_fc1.weight"):
+        return np.concatenate([np.split(half, MEGATRON_TENSOR)[rank] for half in np.split(whole, 2)])
+    box = parameter.box(Side.SOURCE, rank)
+    return whole[tuple(slice(start, stop) for start, stop in zip(box.start, box.stop, strict=True))]
 
 
 def _entries(path: Path) -> Mapping[str, TensorEntry]:

@@ -21,6 +21,8 @@ from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 FLOAT = dtype_from_name("Float32")
+MEGATRON_TENSOR, MEGATRON_STAGES = 4, 2
+"""How Megatron's ranks divide a model."""
 _POOL_LENGTH = 2**24 - 3
 _BLOCK_ELEMENTS = 2**20
 
@@ -237,6 +239,46 @@ def experts_transformer(hidden: int, layers: int, experts: int, expert_hidden: i
     return export.model(("--preset", "qwen3_moe", *grouped), config | more)
 
 
+def megatron_transformer(hidden: int, layers: int, feed_forward: int, vocabulary: int) -> Model:
+    """A Qwen3's weights under Megatron's names on 8 ranks (2 data x 4 model parallel), with gates, then ups, in one.
+
+    Heads have 128 elements; two of q share one of k and v.
+    """
+    head = 128
+    groups = hidden // head // 2
+    export = _Exporting(2, MEGATRON_TENSOR)
+    export.add("embedding.word_embeddings.weight", (vocabulary, hidden), 0, {"model.embed_tokens.weight": _same})
+    for layer in range(layers):
+        mine, theirs = f"decoder.layers.{layer}", f"model.layers.{layer}"
+        heads = {
+            f"{theirs}.self_attn.{name}_proj.weight": partial(_of_groups, groups, head * start, head * stop)
+            for name, start, stop in (("q", 0, 2), ("k", 2, 3), ("v", 3, 4))
+        }
+        export.add(f"{mine}.self_attention.linear_qkv.weight", (groups * 4 * head, hidden), 0, heads)
+        attention_output = {f"{theirs}.self_attn.o_proj.weight": _same}
+        export.add(f"{mine}.self_attention.linear_proj.weight", (hidden, 2 * groups * head), 1, attention_output)
+        both = {
+            f"{theirs}.mlp.{name}_proj.weight": partial(_rows, feed_forward * number, feed_forward * (number + 1))
+            for number, name in enumerate(("gate", "up"))
+        }
+        export.add(f"{mine}.mlp.linear_fc1.weight", (2 * feed_forward, hidden), 0, both)
+        down = {f"{theirs}.mlp.down_proj.weight": _same}
+        export.add(f"{mine}.mlp.linear_fc2.weight", (hidden, feed_forward), 1, down)
+        for name, other, length in (
+            ("self_attention.q_layernorm", "self_attn.q_norm", head),
+            ("self_attention.k_layernorm", "self_attn.k_norm", head),
+            ("input_layernorm", "input_layernorm", hidden),
+            ("pre_mlp_layernorm", "post_attention_layernorm", hidden),
+        ):
+            export.add(f"{mine}.{name}.weight", (length,), None, {f"{theirs}.{other}.weight": _same})
+    export.add("decoder.final_layernorm.weight", (hidden,), None, {"model.norm.weight": _same})
+    export.add("output_layer.weight", (vocabulary, hidden), 0, {"lm_head.weight": _same})
+    config = _config("qwen3", hidden, layers, feed_forward, vocabulary, 2 * groups, groups, head)
+    gates_first = "--switch", "use_interleaved_weight_layout_mlp=false"
+    by_groups = "--switch", "use_contiguous_weight_layout_attention=false"
+    return export.model(("--preset", "qwen3", *gates_first, *by_groups), config)
+
+
 class _Exporting:
     """Collects parameters, and those that they become."""
 
@@ -264,6 +306,10 @@ class _Exporting:
 
 def _same(whole: np.ndarray) -> np.ndarray:
     return whole
+
+
+def _rows(start: int, stop: int, whole: np.ndarray) -> np.ndarray:
+    return whole[start:stop]
 
 
 def _of_groups(groups: int, start: int, stop: int, whole: np.ndarray) -> np.ndarray:

@@ -11,6 +11,8 @@ from benchmarks.contenders import (
     FROM_CHECKPOINT2,
     FROM_DCP,
     FROM_DCP_NONE,
+    FROM_MEGATRON,
+    FROM_MEGATRON_NONE,
     MINDSPORE_CKPT,
     MINDSPORE_SAFETENSORS,
     NONE,
@@ -33,10 +35,20 @@ from benchmarks.contenders import (
     SAFETENSORS,
     TO_CHECKPOINT2,
     TO_DCP,
+    TO_MEGATRON,
+    TO_MEGATRON_NONE,
     TORCH,
     Contender,
 )
-from benchmarks.models import Model, cut_by, experts_transformer, fused_transformer, matrices, transformer
+from benchmarks.models import (
+    Model,
+    cut_by,
+    experts_transformer,
+    fused_transformer,
+    matrices,
+    megatron_transformer,
+    transformer,
+)
 
 _ROWS, _COLUMNS = 0, 1
 _RESHARD = (CP, NONE, CHECKSUM)
@@ -163,6 +175,12 @@ SCENARIOS = (
         "weights to Hugging Face: 64 experts stacked and transposed, 8 ranks → files of 500 MB",
         _RESHARD,
         lambda: experts_transformer(hidden=1024, layers=12, experts=64, expert_hidden=384, vocabulary=8192),
+    ),
+    Scenario(
+        "megatron",
+        "weights of a Qwen3, from Megatron's 8 ranks (4 tensor x 2 pipeline parallel) to Hugging Face, and back",
+        (CP, FROM_MEGATRON_NONE, FROM_MEGATRON, TO_MEGATRON_NONE, TO_MEGATRON),
+        lambda: megatron_transformer(hidden=1024, layers=24, feed_forward=2816, vocabulary=32000),
     ),
     Scenario(
         "large",

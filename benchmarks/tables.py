@@ -9,6 +9,7 @@ from benchmarks.contenders import (
     CONTENT,
     CP,
     FLOW,
+    FROM_MEGATRON_NONE,
     MINDSPORE_CKPT,
     NONE,
     OVERHEAD_RANKS,
@@ -22,6 +23,7 @@ from benchmarks.contenders import (
     S3_TO_DISK,
     S3_TO_DISK_LATENCY,
     S3_UPLOAD,
+    TO_MEGATRON_NONE,
 )
 from benchmarks.results import Result, Run, Spread, extra, peak_bytes, processor_ratio, ratio, seconds
 from benchmarks.scenarios import SCENARIOS, Scenario
@@ -31,6 +33,7 @@ CHECKSUM_TIMES_CP = 1.4
 _CONTENT_TIMES_CHECKSUM = 2
 TIMES_FASTER_THAN_MINDSPORE = 15
 _EXPORT_TIMES_CP = 2.5
+_MEGATRON_TIMES_CP = 1.5
 _PEAK_BYTES = 500 * 2**20
 _PLAN_SECONDS = 60
 _PLAN_BYTES = 2 * 2**30
@@ -174,7 +177,10 @@ def targets_table(results: Sequence[Result]) -> Table:
     """The limits that were set, and what was measured."""
     by_name = {result.scenario: result for result in results}
     headers = ("", "limit", "measured", "kept")
-    kinds = _speed_targets, _shape_targets, _memory_targets, _export_targets, _other_targets, _store_targets
+    kinds = (
+        *(_speed_targets, _shape_targets, _memory_targets, _export_targets),
+        *(_megatron_targets, _other_targets, _store_targets),
+    )
     return Table("Limits", headers, tuple(row for of_kind in kinds for row in of_kind(by_name)))
 
 
@@ -231,6 +237,18 @@ def _export_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
             rows.append(_at_most(title, _EXPORT_TIMES_CP, times, _times_text("`cp -r`")))
             rows.append(_at_most(f"`{name}`, memory", _PEAK_BYTES, peak, size_text))
     return rows
+
+
+def _megatron_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
+    result = results.get("megatron")
+    if result is None:
+        return []
+    rows = []
+    for contender in (FROM_MEGATRON_NONE, TO_MEGATRON_NONE):
+        times = ratio(result, contender.name, CP.name).median
+        rows.append(_at_most(f"`{contender.name}`", _MEGATRON_TIMES_CP, times, _times_text("`cp -r`")))
+    peak = max(peak_bytes(result, who) for who in contenders_of(result))
+    return [*rows, _at_most("`megatron`, memory", _PEAK_BYTES, peak, size_text)]
 
 
 def _other_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:

@@ -1,15 +1,24 @@
 """The benchmarks' own files: readable by others, and a wrong target is noticed."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.contenders import CHECKSUM, Job
+from benchmarks.contenders import CHECKSUM, FROM_MEGATRON, FROM_MEGATRON_NONE, NONE, TO_MEGATRON, Job
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import _check_rank, check_target, write_checkpoint, write_config, write_strategies
-from benchmarks.models import Model, Side, blocks, experts_transformer, fused_transformer, transformer
+from benchmarks.models import (
+    Model,
+    Side,
+    blocks,
+    experts_transformer,
+    fused_transformer,
+    megatron_transformer,
+    transformer,
+)
 from reshard.core.conversion.convert import convert
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.request.conversion import ConversionRequest
@@ -97,3 +106,25 @@ def test_a_right_export_passes_and_a_wrong_byte_or_name_is_noticed(tmp_path: Pat
     path.write_bytes(bytes(data).replace(b"model.norm.weight", b"model.none.weight"))
     with pytest.raises(BenchmarkError, match="has other parameters"):
         check_target(exported, job.target)
+
+
+def test_both_ways_of_megatron_pass_and_a_wrong_rank_is_noticed(tmp_path: Path) -> None:
+    model = megatron_transformer(hidden=1024, layers=2, feed_forward=64, vocabulary=64)
+    assert model.export is not None
+    assert FROM_MEGATRON_NONE.preparation is not None
+    job = Job(tmp_path, model.first_with_same_content(Side.SOURCE), export_options=model.export.options)
+    write_checkpoint(model, CheckpointFormat.CKPT, job.source(CheckpointFormat.CKPT))
+    write_strategies(model, tmp_path)
+    write_config(model.export, job.like)
+    for command in (FROM_MEGATRON_NONE.preparation(job), NONE.command(job)):
+        subprocess.run(command, check=True, capture_output=True)
+    job.target.rename(job.copied)
+    for contender in (FROM_MEGATRON, TO_MEGATRON):
+        shutil.rmtree(job.target, ignore_errors=True)
+        subprocess.run(contender.command(job), check=True, capture_output=True)
+        check_target(model, job.target)
+    first, second = (job.target / f"release/mp_rank_0{rank}_000/model_optim_rng.pt" for rank in (0, 1))
+    first.unlink()
+    shutil.copy(second, first)
+    with pytest.raises(BenchmarkError, match="mp_rank_00_000/model_optim_rng.pt: .* holds other values"):
+        check_target(model, job.target)
