@@ -131,21 +131,48 @@ def _print_iteration(document: Document) -> None:
 
 
 def _print_dcp(document: Document) -> None:
-    parameters, files, objects = document["parameters"], document["files"], document["objects"]
+    files, objects = document["files"], document["objects"]
+    facts = [("files", f"{len(files)}: {listed([each['file'] for each in files], 8)}")]
+    if objects:
+        facts.append(("objects", f"{len(objects)}, which only PyTorch can read: {listed(objects, 8)}"))
+    _print_placed_facts(document, facts)
+    _print_placed_parameters(document)
+
+
+def _print_megatron(document: Document) -> None:
+    sizes = ("tensor", "pipeline", "expert", "expert_tensor")
+    facts = [
+        ("parallel", ", ".join(f"{size.replace('_', ' ')} {document[f'{size}_parallel']}" for size in sizes)),
+        ("model", ", ".join(f"{name} {number}" for name, number in document["model"].items())),
+        ("optimizer", document["optimizer"]),
+    ]
+    facts += [("UNUSABLE", f"{each['file']} {each['why']}") for each in document["unusable"]]
+    _print_placed_facts(document, facts)
+    click.echo()
+    print_table(("file", "shards"), [(each["file"], each["shards"]) for each in document["files"]], right=("shards",))
+    _print_placed_parameters(document)
+
+
+def _print_placed_facts(document: Document, own: list[tuple[str, str]]) -> None:
+    """Print what files of known shards have in common, with facts of their layout."""
+    parameters = document["parameters"]
     shards = sum(len(each["shards"]) for each in parameters)
     dtypes = sorted({each["dtype"] or "?" for each in parameters})
     facts = [
-        ("DCP checkpoint", document["url"]),
+        (document["kind"], document["url"]),
         *([("step", str(document["step"]))] if document["step"] is not None else []),
         *([("other steps", listed(list(map(str, document["other_steps"])), 8))] if document["other_steps"] else []),
         ("parameters", f"{len(parameters)}, in {counted(shards, 'shard')}: {', '.join(dtypes)}"),
-        ("files", f"{len(files)}: {listed([each['file'] for each in files], 8)}"),
-        *([("objects", f"{len(objects)}, which only PyTorch can read: {listed(objects, 8)}")] if objects else []),
+        *own,
         *(("note", note) for note in document["notes"]),
         *([("ignored", listed(document["ignored"], 8))] if document["ignored"] else []),
         *([("UNFINISHED", "a conversion into it was not completed")] if document["unfinished"] else []),
     ]
     print_facts(facts)
+
+
+def _print_placed_parameters(document: Document) -> None:
+    parameters = document["parameters"]
     click.echo()
     print_table(
         ("parameter", "dtype", "shape", "shards", "of shapes"),
@@ -271,6 +298,8 @@ _PRINTERS: dict[str, Callable[[Document], None]] = {
     "checkpoint": _print_checkpoint,
     "Checkpoint 2.0": _print_iteration,
     "DCP checkpoint": _print_dcp,
+    "torch_dist checkpoint": _print_dcp,
+    "Megatron checkpoint": _print_megatron,
     "converted checkpoint": _print_converted,
     "unified checkpoint": _print_unified,
     "strategy": _print_strategy,

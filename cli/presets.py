@@ -11,7 +11,7 @@ from reshard.core.runtime.wording import listed
 @click.argument("name", required=False, default="")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def command(name: str, as_json: bool) -> None:
-    """List the presets: model families whose names and layouts are known, as MindFormers' and as Hugging Face's.
+    """List the presets: model families whose names and layouts are known, in MindFormers, Megatron and Hugging Face.
 
     With NAME, print that preset's document. A changed copy of it is used in its place: --preset FILE.yaml.
 
@@ -33,4 +33,4 @@ def command(name: str, as_json: bool) -> None:
         (each.preset, each.title, listed(list(each.worlds)), each.proof, listed(list(each.switches)) or "-")
         for each in presets.presets
     ]
-    print_table(("preset", "models", "MindFormers' names", "rules", "switches"), rows)
+    print_table(("preset", "models", "names", "rules", "switches"), rows)

@@ -85,7 +85,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[by
         (["convert", "--no-check-c"], ["plain,--no-check-crc"]),
         (["convert", "--verify", ""], ["plain,none", "plain,structure", "plain,checksum", "plain,content"]),
         (["convert", "--verify", "=", "c"], ["plain,checksum", "plain,content"]),
-        (["convert", "--layout", "="], ["plain,ranks", "plain,unified", "plain,checkpoint2", "plain,dcp"]),
+        (["convert", "--layout", "=", "c"], ["plain,checkpoint2"]),
         (["convert", "s"], ["file,s"]),
         (["convert", "source", "t"], ["dir,t"]),
         (["convert", "--source-strategy", "x"], ["file,x"]),

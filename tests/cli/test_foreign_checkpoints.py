@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 DIRECTORIES = {
-    "a Megatron-LM checkpoint": {"latest_checkpointed_iteration.txt": "3", "iter_0000003/mp_rank_00/x.pt": ""},
     "a DeepSpeed checkpoint": {"latest": "global_step40", "global_step40/mp_rank_00_model_states.pt": ""},
     "an FSDP checkpoint of verl": {"fsdp_config.json": "{}", "model_world_size_2_rank_0.pt": ""},
 }

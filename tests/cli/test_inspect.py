@@ -15,6 +15,7 @@ from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import case
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.dcp import dcp_case
+from tests.support.megatron import megatron_case
 from tests.support.places import FIXTURES
 
 FORMATS = FIXTURES / "formats"
@@ -50,6 +51,29 @@ def test_a_dcp_checkpoint(reshard: Callable[..., Any]) -> None:
     assert "40, in " in shown
     assert "37, which only PyTorch can read: " in shown
     assert any(line.split()[:3] == ["model.embed.weight", "Float32", "[11,"] for line in shown.splitlines())
+
+
+def test_a_torch_dist_checkpoint(reshard: Callable[..., Any]) -> None:
+    case = megatron_case("dist_moe_tp2_ep2")
+    found = reshard("inspect", case.source, "--json").json
+    assert (found["kind"], found["step"], len(found["parameters"])) == ("torch_dist checkpoint", 3, 33)
+    shown = reshard("inspect", case.iteration / "metadata.json").out
+    assert shown.startswith("torch_dist checkpoint")
+    assert "decoder.layers.1.mlp.experts.local_experts.3.linear_fc1.weight" in shown
+
+
+def test_a_megatron_checkpoint(reshard: Callable[..., Any]) -> None:
+    case = megatron_case("legacy_tp2_pp2")
+    found = reshard("inspect", case.source, "--json").json
+    assert (found["kind"], found["step"], len(found["parameters"])) == ("Megatron checkpoint", 3, 35)
+    shown = reshard("inspect", case.source).out
+    assert "tensor 2, pipeline 2, expert 1, expert tensor 2" in shown
+    assert "num_hidden_layers 4, hidden_size 32, " in shown
+    assert "{" not in shown
+    assert "optimizer            by names" in reshard("inspect", megatron_case("legacy_optimizer_tp2").source).out
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["mp_rank_00_001/model_optim_rng.pt", "20"] in lines
+    assert ["decoder.layers.3.mlp.linear_fc1.weight", "BFloat16", "[64,", "32]", "4", "[16,", "32]"] in lines
 
 
 def test_redundancy_removed(reshard: Callable[..., Any]) -> None:
