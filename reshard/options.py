@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 from reshard.core.changes.changes import OverflowPolicy, Selection
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.layouts.registry import TargetLayout
+from reshard.core.layouts.torch_dist.options import TransformerImpl
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.request.changing import UnmatchedPolicy
 from reshard.core.request.target import OutputFormat
@@ -25,7 +26,8 @@ IntegratedSaveName = IntegratedSave | Literal["auto", "yes", "no"]
 OutputFormatName = OutputFormat | Literal["same", "ckpt", "safetensors"]
 OverflowPolicyName = OverflowPolicy | Literal["fail", "allow"]
 SelectionName = Selection | Literal["all", "weights-only"]
-TargetLayoutName = TargetLayout | Literal["ranks", "unified", "checkpoint2", "dcp"]
+TargetLayoutName = TargetLayout | Literal["ranks", "unified", "checkpoint2", "torch_dist", "dcp", "megatron"]
+TransformerImplName = TransformerImpl | Literal["source", "transformer_engine", "local"]
 UnifiedNamingName = UnifiedNaming | Literal["huggingface", "mindspore"]
 UnmatchedPolicyName = UnmatchedPolicy | Literal["drop", "fail"]
 VerifyLevelName = VerifyLevel | Literal["none", "structure", "checksum", "content"]
@@ -60,6 +62,8 @@ class TransformOptions(TypedDict, total=False):
             Hugging Face's, or the other way round, as the source's names tell; or a document of your own.
         switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.
         training_config: The training's YAML, from which the preset reads such facts.
+        config_json: The model's config.json, or its directory, for the numbers that the preset needs. Empty: the one in
+            the directory that the target is modelled on, or beside the source.
         allow_model: A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model
             must have the names and layouts of the preset's family.
         append_info: NAME=VALUE (epoch_num=5) for every target file, in place of the source's value of that name. A
@@ -99,6 +103,7 @@ class TransformOptions(TypedDict, total=False):
     preset: PathOrUrl
     switch: Texts
     training_config: PathOrUrl
+    config_json: PathOrUrl
     allow_model: Texts
     append_info: Texts
     decrypt_key: str
@@ -136,9 +141,29 @@ class WriteOptions(TypedDict, total=False):
         layout: ranks: a file for each target rank. unified: whole tensors, each in one of a few .safetensors files with
             an index, as Hugging Face's loaders want them. checkpoint2: MindFormers' Checkpoint 2.0,
             TARGET/iteration_00000040 with metadata, and a tracker that names it; or TARGET itself, if that is its name.
+            torch_dist: Megatron-Core's distributed checkpoint (--ckpt-format torch_dist), which any number of its ranks
+            can load: TARGET/iter_0000040 with .distcp files, common.pt and metadata, or TARGET/release, and a tracker.
             dcp: PyTorch's Distributed Checkpoint, .distcp files and .metadata, which any number of processes can load.
-        shards: Number of files to divide the rows of every tensor among, as FSDP does (dcp layout without a target
-            strategy only). 0: 8.
+            megatron: Megatron-Core's files of ranks (--ckpt-format torch), which MindSpeed loads as well:
+            TARGET/iter_0000040/mp_rank_00/model_optim_rng.pt or TARGET/release/…, and a tracker that names it.
+        attention_heads: Number of attention heads, if neither shapes nor the source's own arguments tell it (megatron
+            and torch_dist layouts only).
+        tensor_parallel: Size of tensor parallelism (megatron layout only).
+        pipeline_parallel: Number of pipeline stages (megatron layout only).
+        virtual_pipeline: Chunks of layers of each pipeline stage, as of Megatron's
+            --num-virtual-stages-per-pipeline-rank (megatron layout only).
+        expert_parallel: Size of expert parallelism (megatron layout only).
+        expert_tensor_parallel: Size of tensor parallelism of experts (megatron layout only). 0: that of all else.
+        pipeline_first_layers: Layers of the first pipeline stage, if others have more or fewer (megatron layout only).
+        pipeline_last_layers: Layers of the last pipeline stage, if others have more or fewer (megatron layout only).
+        pad_vocab_to: Rows of embedding and output layer, which the last one fills up (megatron layout only). Megatron
+            wants a multiple of --make-vocab-size-divisible-by and the size of tensor parallelism. 0: as many as there
+            are.
+        shards: Number of files to divide the rows of every tensor among, as FSDP does (dcp without a target strategy,
+            and torch_dist only). 0: 8.
+        transformer_impl: Megatron's --transformer-impl of the training that loads the target: layers with experts have
+            their norms under other names (torch_dist layout only). source: as the source's own arguments say, else
+            transformer_engine.
         common: KEY=VALUE (loss_scale=65536, epoch_num=null) for common.json, in place of the source's value
             (checkpoint2 layout only).
         like: Hugging Face directory to model the target on (unified layout only). Its config.json, with the dtype that
@@ -162,7 +187,17 @@ class WriteOptions(TypedDict, total=False):
     """
 
     layout: TargetLayoutName
+    attention_heads: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    virtual_pipeline: int
+    expert_parallel: int
+    expert_tensor_parallel: int
+    pipeline_first_layers: int
+    pipeline_last_layers: int
+    pad_vocab_to: int
     shards: int
+    transformer_impl: TransformerImplName
     common: Texts
     like: PathOrUrl
     max_shard_size: str
@@ -187,8 +222,8 @@ class ConvertOptions(TransformOptions, StepOptions, WriteOptions, total=False):
     Attributes:
         ranks: Convert only these target ranks (0-3,7), or files of a unified target, counted from 0; other machines
             convert the rest. Empty: all.
-        iteration: Number of the iteration to write (checkpoint2 layout only). Empty: the source's, or the one in
-            TARGET's name.
+        iteration: Number of the iteration to write (checkpoint2, megatron and torch_dist layouts only). Empty: the
+            source's, or the one in TARGET's name; else Megatron's release.
         overwrite: Replace the checkpoint at the target; it stays until the new one is complete.
     """
 
@@ -314,6 +349,8 @@ class DiffOptions(TypedDict, total=False):
             what was converted with it. Its selection holds for A.
         switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.
         training_config: The training's YAML, from which the preset reads such facts.
+        config_json: The model's config.json, or its directory, for the numbers that the preset needs. Empty: the one
+            beside A or B.
         allow_model: A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model
             must have the names and layouts of the preset's family.
         ignore_dtype: Compare floating-point parameters of different dtypes after casting the wider dtype to the other.
@@ -345,6 +382,7 @@ class DiffOptions(TypedDict, total=False):
     changes: PathOrUrl
     switch: Texts
     training_config: PathOrUrl
+    config_json: PathOrUrl
     allow_model: Texts
     ignore_dtype: bool
     decrypt_key_a: str

@@ -39,6 +39,7 @@ sidebar = {
     "Guides": [
         "docs/guides/recipes",
         "docs/guides/mindformers",
+        "docs/guides/megatron",
         "docs/guides/pytorch",
         "docs/guides/huggingface",
         "docs/guides/changes",
