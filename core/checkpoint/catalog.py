@@ -53,6 +53,8 @@ class CheckpointCatalog(Record):
         has_whole_tensors: its tensors are whole, each in one of the files, which count as ranks.
         outside: of whole tensors, those that no strategy covers.
         state_paths: parameter -> its keys in a nested state dict, if it is in one; not part of a plan's document.
+        unconvertible: parameters whose place in the whole model is unknown -> what they are; they can only be left out.
+            Not part of a plan's document.
     """
 
     url: str
@@ -65,6 +67,7 @@ class CheckpointCatalog(Record):
     has_whole_tensors: bool = False
     outside: tuple[str, ...] = ()
     state_paths: Mapping[str, StatePath] = field(default_factory=dict)
+    unconvertible: Mapping[str, str] = field(default_factory=dict)
 
     def indexes(self, ranks: Iterable[int] | None = None) -> list[FileIndex]:
         """The distinct indexes of the files of some ranks, or of all."""

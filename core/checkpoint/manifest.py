@@ -159,6 +159,7 @@ class Manifest(_Record):
         layout: how the target lies in its directory. In all layouts but `ranks`, its ranks are files, counted from 0.
         index: the document that says which tensor is in which file; None if there is none.
         common: the document with the state of the training; None if the layout has none.
+        other_documents: documents that loaders need besides.
         changes: selection and changes of parameters, as declared.
         excluded: source parameters that the selection left out.
         plan_digest: digest of the plan's file; empty if there is none, as beside joined stages. None: written by an
@@ -187,6 +188,7 @@ class Manifest(_Record):
     layout: str = "ranks"
     index: IndexSummary | None = None
     common: IndexSummary | None = None
+    other_documents: FailFastTuple[IndexSummary] = ()
     changes: Changes = NO_CHANGES
     excluded: FailFastTuple[str] = ()
     plan_digest: str | None = None
@@ -205,7 +207,7 @@ class Manifest(_Record):
     @property
     def documents(self) -> list[IndexSummary]:
         """The documents that were made for the files."""
-        return [document for document in (self.index, self.common) if document is not None]
+        return [*(document for document in (self.index, self.common) if document is not None), *self.other_documents]
 
 
 class _Details(_Record):

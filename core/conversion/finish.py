@@ -308,6 +308,7 @@ def _manifest(session: Session, found: _FinishedRanks, *, compared: bool) -> Man
         layout=plan.inputs.layout.name,
         index=documents.index.summary if documents.index else None,
         common=documents.common.summary if documents.common else None,
+        other_documents=tuple(each.summary for each in documents.others),
         changes=plan.inputs.changes,
         excluded=tuple(plan.match.left_out.sources),
         plan_digest=xxhash.xxh3_128_hexdigest(session.target.plan_data),

@@ -111,8 +111,7 @@ def outline_target(request: ConversionRequest) -> TargetOutline:
     if request.preset:
         from reshard.core.source.preset_changes import PresetChoice, compiled_for, with_preset  # loads YAML
 
-        choice = PresetChoice.of(request, request.reference)
-        preset = compiled_for(choice, SourceRequest.of(request), strategy)
+        preset = compiled_for(PresetChoice.of_conversion(request), SourceRequest.of(request), strategy)
         changes = with_preset(changes, preset)
     return TargetOutline(
         request.target_directory, strategy, changes, side_named(request.layout).record.ranks_are_files, preset
@@ -177,8 +176,9 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
     if strategy is not None and not request.source_strategy:
         plan = plan.with_compared_shapes(strategy.parameters, BY_RECORD)
     if target.preset is not None:
-        from reshard.core.plan.preset_checks import check_shapes
+        from reshard.core.plan.preset_checks import check_padding, check_shapes
 
+        plan = plan.with_notes(*check_padding(target.preset, plan.match))
         plan = plan.with_compared_shapes(check_shapes(target.preset, plan.match), CONFIG_NAME)
     if request.reference:
         from reshard.core.source.reference import read_reference, with_reference
@@ -272,7 +272,7 @@ def _check_format_holds_all(plan: ConversionPlan) -> None:
     Checking one rank of a stage is enough: all hold the same names and dtypes, or some of them.
     """
     for rank in plan.first_ranks:
-        planned_file(plan, expected_entries(plan, plan.rank_plan(rank, with_redundancy=True)))
+        planned_file(plan, rank, expected_entries(plan, plan.rank_plan(rank, with_redundancy=True)))
 
 
 def _check_any_left(catalog: CheckpointCatalog) -> None:

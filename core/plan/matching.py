@@ -54,7 +54,7 @@ from reshard.core.plan.stage_shards import (
 )
 from reshard.core.plan.steps import DroppedCopy
 from reshard.core.runtime.records import Record
-from reshard.core.runtime.wording import listed, rank_names
+from reshard.core.runtime.wording import counted, listed, rank_names
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.text.options import option
@@ -118,7 +118,7 @@ def match_parameters(inputs: PlanInputs, source_shards: SourceShards | None = No
 
 
 def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, layout: str, carriers: Sequence[str]) -> None:
-    """Refuse parameters of foreign dtypes.
+    """Refuse parameters that cannot be converted: of foreign dtypes, or of which the whole model is unknown.
 
     Args:
         match: the parameters.
@@ -135,13 +135,29 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog, layout:
         for name, dtype in foreign_parameters(match).items()
         if not (dtype.is_float8 and layout in carriers)
     ]
+    problems += _unconvertible(match, catalog)
     raise_problems(PlanError, f"{catalog.url}: cannot be converted", problems)
+
+
+def _unconvertible(match: ParameterMatch, catalog: CheckpointCatalog) -> Iterator[str]:
+    names = {source.name for source in distinct_sources(match.resharded)}
+    names |= {passed.source_name for passed in match.passed_through}
+    alike: dict[str, list[str]] = {}
+    for name, what in catalog.unconvertible.items():
+        if name in names:
+            alike.setdefault(what, []).append(name)
+    for what, [first, *others] in alike.items():
+        more = f" and {counted(len(others), 'other')}" if others else ""
+        yield f"parameter {first!r}{more}: {what}. Leave out all training state, {option('select', 'weights-only')}"
 
 
 def _why_foreign(dtype: DType, carriers: Sequence[str]) -> str:
     if dtype.is_float8:
-        layouts = " and ".join(option("layout", each) for each in carriers)
-        return f"only {layouts} can hold; choose one of these, or, if the model does without it, leave it out"
+        layouts = [option("layout", each) for each in carriers]
+        return (
+            f"only {', '.join(layouts[:-1])} and {layouts[-1]} can hold; choose one of these, or, if the model does "
+            "without it, leave it out"
+        )
     return "reshard cannot convert; if the model does without it, leave it out"
 
 

@@ -58,7 +58,7 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.text.options import option
 
 if TYPE_CHECKING:
-    from reshard.core.plan.preset_steps import CompiledPreset
+    from reshard.core.plan.preset_route import CompiledPreset
 
 CHECKS = ("ranks", "files", "stages", "names", "shapes", "contents")
 """The checks, in their order."""
@@ -347,8 +347,9 @@ def _check_match(
         inputs = PlanInputs(catalog, strategy, None, catalog.format, integrated_save=asked, changes=changes)
         match = match_parameters(inputs, shards)
         if compiled is not None:
-            from reshard.core.plan.preset_checks import check_shapes
+            from reshard.core.plan.preset_checks import check_padding, check_shapes
 
+            check_padding(compiled, match)
             confirmed |= dict.fromkeys(check_shapes(compiled, match), CONFIG_NAME)
     except InputError as error:
         refused = Finding(check="shapes", found=str(error), means="a conversion would refuse it", advice=OWN_STRATEGY)

@@ -34,7 +34,7 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.text.options import source_option
 
 if TYPE_CHECKING:
-    from reshard.core.plan.preset_steps import CompiledPreset
+    from reshard.core.plan.preset_route import CompiledPreset
 
 _SMALL_CONTENT_BYTES = 2**20
 

@@ -15,7 +15,7 @@ from reshard.core.plan.recipes import excluded_names
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.text.options import option
 
-_CLASS = re.compile(r"(adam_[mv]|muon_m|accu_grads|exp_avg\w*|[^.]*?placeholder)\.")
+_CLASS = re.compile(r"(optimizer\.state\.\w+|adam_[mv]|muon_m|accu_grads|exp_avg\w*|[^.]*?placeholder)\.")
 _MAX_CLASSES = 8
 
 
@@ -38,13 +38,16 @@ def with_unheld_noted(
         return catalog
     left = [name for name in names if not any(fnmatchcase(name, each) for each in allowed)]
     if left and whole:
+        lists = f"lists {counted(len(left), 'parameter')} that no file holds"
+        problem = f"{found.why}; {counted(len(left), 'parameter')} have no names" if found.why else lists
         raise CatalogError(
-            f"{found.origin}: lists {counted(len(left), 'parameter')} that no file holds: {_by_class(left)}. Convert "
+            f"{found.origin}: {problem}: {_by_class(left)}. Convert "
             f"without them: {option('select', 'weights-only')}, or {option('allow_missing', ['PATTERN'])} for each kind"
         )
     if whole:  # the plan's note lists what the result lacks
         return catalog
-    note = f"listed in the metadata, but in NO file: {_by_class(names)}"
+    missing = "without names" if found.why else "listed in the metadata, but in NO file"
+    note = f"{missing}: {_by_class(names)}"
     return replace(catalog, notes=(*catalog.notes, note))
 
 

@@ -26,7 +26,7 @@ from reshard.core.storage.publishing import RANK_FOLDER, STATE_DIRECTORY, IsOwn,
 from reshard.core.storage.urls import Location
 
 _MAX_LISTED = 5
-_CHECKPOINT_FILE = re.compile(r".+\.(ckpt|safetensors)", re.DOTALL)
+_CHECKPOINT_FILE = re.compile(r".+\.(ckpt|safetensors|pt)", re.DOTALL)
 
 
 class Listing(Record):

@@ -30,8 +30,8 @@ IsOwn = Callable[[str], bool]
 """Predicate of the names that files may have that a conversion writes into the target's directory itself."""
 PARTIAL_SUFFIX = ".reshard-partial"
 REPLACED_SUFFIX = ".reshard-replaced"
-RANK_FOLDER = re.compile(r"rank_[0-9]+")
-"""Directory names in a checkpoint of rank folders; others have no directories."""
+RANK_FOLDER = re.compile(r"(mp_)?rank_[0-9]+(_[0-9]+)*")
+"""Directory names in a checkpoint with a folder for each rank, by one number or several; others have no directories."""
 STATE_DIRECTORY = ".reshard"
 """Directory in a target for everything that is not a checkpoint file."""
 MANIFEST_NAME = "manifest.json"

@@ -18,7 +18,8 @@ from reshard.core.errors import (
     is_transient,
 )
 from reshard.core.layouts.documents import Documents
-from reshard.core.layouts.targets import document_kind, side_of, side_of_document
+from reshard.core.layouts.target_side import TargetSide
+from reshard.core.layouts.targets import document_kind, side_of
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.planned_layout import CompanionFile
 from reshard.core.storage.reading import read_small_file
@@ -55,15 +56,20 @@ def document_problem(directory: Location, document: IndexSummary) -> str | None:
 
 
 def places_problem(
-    directory: Location, index: IndexSummary, records: Iterable[ShardRecord], plan: ConversionPlan | None = None
+    directory: Location,
+    side: TargetSide,
+    index: IndexSummary,
+    records: Iterable[ShardRecord],
+    plan: ConversionPlan | None = None,
 ) -> str | None:
     """Return the first wrong entry of the index in a directory, as a sentence; None if there is none.
 
-    The index is compared with the `records` of all files, and with the `plan` where only that knows more.
+    `side` are the answers of the target's layout. The index is compared with the `records` of all files, and with the
+    `plan` where only that knows more.
     """
     location = directory.child(index.file)
     try:
-        return side_of_document(index.file).places_problem(location, index, records, plan)
+        return side.places_problem(location, index, records, plan)
     except (CatalogError, StrategyError) as error:
         return str(error)
 

@@ -357,7 +357,7 @@ class Target(Record, dict=True):
             problem = document_problem(directory, document.summary)
             if problem is None and document is self.documents.index:
                 records = read_records(self.workspace, self.plan.target_ranks)
-                problem = places_problem(directory, document.summary, records, self.plan)
+                problem = places_problem(directory, self.side, document.summary, records, self.plan)
             if problem is not None:
                 raise VerificationError(problem)
 

@@ -16,7 +16,7 @@ from reshard.core.errors import PlanError
 from reshard.core.plan.either_side import EitherSide, select_on_either_side
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
-from reshard.core.plan.preset_checks import check_shapes
+from reshard.core.plan.preset_checks import check_padding, check_shapes
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.named_values import Resolver
@@ -112,6 +112,7 @@ def _plan(
     plan = plan.with_notes(*match_warnings(source, plan.match))
     if compiled is not None:
         check_shapes(compiled, plan.match)
+        plan = plan.with_notes(*check_padding(compiled, plan.match))
     check_dropped_copies(plan)
     for each in plan.match.resharded:
         if each.dtype.itemsize not in ELEMENT_BYTES:

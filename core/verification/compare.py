@@ -140,7 +140,10 @@ def _changed(
 
     like = request.b if isinstance(b, CheckpointView) and b.has_whole_tensors else ""
     choice = None
-    if request.preset:
+    if request.preset and isinstance(b, CheckpointView):
+        with options_of_side("b"), resources_of(request.side("b"), resolvers):
+            choice = PresetChoice.of_comparison(request, like)
+    elif request.preset:
         choice = PresetChoice.of(request, like)
     with options_of_side("a"), resources_of(request.side("b"), resolvers):
         changed = open_changed_view(

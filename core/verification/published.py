@@ -145,7 +145,7 @@ def _directory_problems(workspace: Workspace, manifest: Manifest, *, are_ranks_r
         problem = document_problem(location, document)
         if problem is None and are_ranks_right and document is manifest.index:
             records = (workspace.read_record(summary.rank) for summary in manifest.ranks)
-            problem = places_problem(location, document, records)
+            problem = places_problem(location, side_named(manifest.layout), document, records)
         if problem is not None:
             yield problem
     for other in other_files(location, manifest.files, is_target_name):
