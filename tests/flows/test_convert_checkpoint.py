@@ -23,10 +23,12 @@ from reshard.core.conversion.dispatch import Unit
 from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError
-from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.comparison import build_comparison
+from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.runtime.progress import reporting_to
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.tensor.layout import whole_layout
+from reshard.core.verification.compare import compare_checkpoints
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.tasks.conversion import transform_rank
 from tests.support.checkpoints import ALL_CASES, Case, case, read_safetensors, read_tree
@@ -35,6 +37,7 @@ from tests.support.conversions import failing
 from tests.support.dcp import dcp_case
 from tests.support.flow_runs import Run
 from tests.support.iterations import iteration_case, iteration_request, read_metadata, tracked
+from tests.support.megatron import megatron_case
 from tests.support.patience import PATIENCE_SECONDS
 
 FOUR_TO_THREE = case(7009)
@@ -107,6 +110,16 @@ def test_a_checkpoint_of_pytorch_is_a_source(target: Path) -> None:
     run = converted(dcp.request(target, layout="unified", verify="content"))
     assert run.state.is_completed()
     assert read_safetensors(target / "model.safetensors") == dcp.whole
+
+
+@pytest.mark.parametrize("layout", [{"layout": "megatron", "tensor_parallel": 2}, {"layout": "torch_dist"}])
+def test_a_checkpoint_of_megatron_is_a_source_and_a_target(target: Path, layout: dict[str, object]) -> None:
+    source = str(megatron_case("dist_tp2_pp2_optimizer").source)
+    run = converted(build_request(source=source, target=str(target), verify="content", **layout))
+    assert run.state.is_completed()
+    assert run.state.result().target == str(target / "iter_0000003")
+    assert (target / "latest_checkpointed_iteration.txt").read_text() == "3"
+    assert compare_checkpoints(build_comparison(a=source, b=str(target))).same
 
 
 def test_an_occupied_target_is_refused_before_anything_is_read(target: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_conversion_names_file_parameter_dtype_and_what_helps(
     if odd is FLOAT8 and layout == "unified":
         return
     why = (
-        "only layout='unified' and layout='dcp' can hold; choose one of these, or,"
+        "only layout='unified', layout='torch_dist' and layout='dcp' can hold; choose one of these, or,"
         if odd is FLOAT8
         else "reshard cannot convert;"
     )

@@ -14,9 +14,15 @@ from reshard.core.source.opening import open_source
 
 TRACKER = "latest_checkpointed_iteration.txt"
 LISTINGS: dict[str, tuple[Sequence[str], str]] = {
-    "Megatron-LM": ([TRACKER, "iter_0000003/mp_rank_00_000/model_optim_rng.pt"], "a Megatron-LM checkpoint"),
-    "a release of Megatron-LM": ([TRACKER, "release/mp_rank_00/model_optim_rng.pt"], "a Megatron-LM checkpoint"),
-    "an iteration of Megatron-LM": (["mp_rank_01_000_001/model_optim_rng.pt"], "a Megatron-LM checkpoint"),
+    "Megatron-LM's zarr": (
+        [TRACKER, "iter_0000003/decoder.final_layernorm.weight/.zarray"],
+        "a Megatron-LM checkpoint",
+    ),
+    "a release of Megatron-LM's zarr": ([TRACKER, "release/output_layer.weight/.zarray"], "a Megatron-LM checkpoint"),
+    "a rank of Megatron-LM": (
+        ["model_optim_rng.pt", "distrib_optim.pt"],
+        "one rank's part of a Megatron-LM checkpoint",
+    ),
     "DeepSpeed": (["latest", "zero_to_fp32.py", "global_step40/mp_rank_00_model_states.pt"], "a DeepSpeed checkpoint"),
     "DeepSpeed without its script": (["latest", "global_step40/x"], "a DeepSpeed checkpoint"),
     "a tag of DeepSpeed": (
@@ -82,6 +88,6 @@ def test_what_reshard_reads_is_read_beside_foreign_files(tmp_path: Path) -> None
 
 
 def test_the_tracker_of_another_library_names_no_strategy(tmp_path: Path) -> None:
-    root = fill(tmp_path / "ck", LISTINGS["Megatron-LM"][0])
+    root = fill(tmp_path / "ck", LISTINGS["Megatron-LM's zarr"][0])
     with pytest.raises(StrategyError, match=r"ck: has latest_checkpointed_iteration\.txt, but not the directory iter"):
         read_any_strategy(str(root))

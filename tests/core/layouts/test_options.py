@@ -38,9 +38,10 @@ class DrawerNumber(RequestModel):
     drawer: int = 0
 
 
+CABINETS = LayoutOptions("cabinets", "drawers behind doors.", one_target=DrawerNumber)
 SHELVES = LayoutOptions("shelves", "boards above one another.", ShelfOptions, suffix=".board", refused={"lock": "open"})
 DRAWERS = LayoutOptions("drawers", "boxes.", DrawerOptions, DrawerNumber, refused={"room": "bring no room"})
-FURNITURE = (SHELVES, DRAWERS)
+FURNITURE = (SHELVES, DRAWERS, CABINETS)
 
 
 @with_options_of(FURNITURE)
@@ -80,8 +81,15 @@ def test_own_options_follow_the_part_and_come_before_what_is_derived_from_it() -
 
 
 def test_values_and_names_of_the_layouts() -> None:
-    assert described(FURNITURE) == "shelves: boards above one another. drawers: boxes."
+    assert described(FURNITURE) == (
+        "shelves: boards above one another. drawers: boxes. cabinets: drawers behind doors."
+    )
     assert list(own_names(FURNITURE)) == ["drawer", "handle", "boards"]
+
+
+def test_layouts_may_share_options() -> None:
+    made = [build(layout=layout, drawer=2) for layout in ("drawers", "cabinets")]
+    assert [own_options(each, DrawerNumber).drawer for each in made] == [2, 2]
 
 
 def test_a_layout_sees_its_own_options_in_a_request() -> None:
@@ -94,7 +102,7 @@ def test_a_layout_sees_its_own_options_in_a_request() -> None:
     ("options", "message"),
     [
         ({"handle": "square"}, "handle 'square': only valid with layout='drawers'"),
-        ({"drawer": 2}, "drawer 2: only valid with layout='drawers'"),
+        ({"drawer": 2}, "drawer 2: only valid with layout='drawers' or layout='cabinets'"),
         ({"layout": "drawers", "boards": 4}, "boards 4: only valid with layout='shelves'"),
         ({"lock": True}, "lock True: open"),
         ({"layout": "drawers", "room": "kitchen"}, "layout 'drawers': bring no room"),

@@ -3,11 +3,11 @@
 import gzip
 import json
 import pkgutil
-from collections import Counter
 
 import pytest
 
 from reshard.core import layouts
+from reshard.core.layouts.documents import DocumentKind
 from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.targets import (
     all_sides,
@@ -25,9 +25,12 @@ def test_each_package_is_a_layout_in_the_list() -> None:
     assert [side.record.name for side in all_sides()] == list(TargetLayout)
 
 
-def test_a_name_beside_the_files_is_of_one_layout() -> None:
-    names = Counter(name for side in all_sides() for name in (*side.documents, *side.companions))
-    assert set(names.values()) == {1}
+def test_a_name_beside_the_files_is_the_same_in_all_layouts() -> None:
+    kinds: dict[str, list[DocumentKind]] = {}
+    for side in all_sides():
+        for name, kind in [*side.documents.items(), *side.companions.items()]:
+            kinds.setdefault(name, []).append(kind)
+    assert [name for name, of_name in kinds.items() if len(set(of_name)) > 1] == []
     assert document_kind(".metadata").title == "metadata"
     assert document_kind("config.json").title == "file"
 

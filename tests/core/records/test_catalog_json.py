@@ -80,7 +80,7 @@ def test_shared_index_is_stored_once_and_shared_again() -> None:
         {"records": [[0, "a", 1, "v", 7, {}]]},
         {"records": 3},
         {"assumed": 3},
-        {"format": "pt"},
+        {"format": "pth"},
         {"indexes": [{}]},
         {"indexes": [5]},
         {"notes": None},

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from reshard.core.checkpoint.manifest import IndexSummary, ParameterRecord, ShardRecord
+from reshard.core.layouts.targets import side_named
 from reshard.core.layouts.unified.names import INDEX_NAME
 from reshard.core.layouts.unified.weight_maps import dump_weight_map
 from reshard.core.storage.urls import parse_url
@@ -49,5 +50,5 @@ RIGHT = {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"}
 def test_an_index_says_where_tensors_are(index: bytes, problem: str | None, tmp_path: Path) -> None:
     (tmp_path / INDEX_NAME).write_bytes(index)
     summary = IndexSummary(file=INDEX_NAME, size_bytes=len(index), digest="")
-    found = places_problem(parse_url(str(tmp_path)), summary, RECORDS)
+    found = places_problem(parse_url(str(tmp_path)), side_named("unified"), summary, RECORDS)
     assert found is None if problem is None else problem in (found or "")

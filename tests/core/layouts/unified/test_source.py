@@ -163,7 +163,7 @@ def with_float8(source: Path) -> None:
             "parameter 'a' in '../a.safetensors', which is not",
         ),
         (with_index('{"weight_map": {"a": "pytorch_model.bin"}}'), "not the name of a .safetensors file beside it"),
-        (with_float8, "parameter 'b' has dtype F8_E4M3, which only layout='unified' and layout='dcp' can hold"),
+        (with_float8, "parameter 'b' has dtype F8_E4M3, which only layout='unified', layout='torch_dist' and "),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
