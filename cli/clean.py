@@ -31,7 +31,7 @@ def command(target: str, yes: bool, decrypt_key: str, decrypt_mode: str, storage
     other machines is unfinished as well: the list says how many are done. The same conversion would resume from what is
     listed: remove only what you do not want to finish. Stops if a run is working on TARGET.
 
-    TARGET is the one that 'reshard convert' was given: of a Checkpoint 2.0, all iterations in it are looked at.
+    TARGET is the one that 'reshard convert' was given: of several iterations in it, all are looked at.
 
     Never removes a finished conversion, or a complete one that only lacks its final name. On object stores it removes
     only files that the unfinished conversion wrote, by its records and its plan. On disks it knows files by their

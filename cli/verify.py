@@ -29,7 +29,7 @@ def command(request: VerificationRequest, as_json: bool) -> int:
 
     Compares each file with the record made when it was written. Exits with 0 if all files are right, with 1 if not.
     Needs only TARGET, and its key if it is encrypted; --level content also needs the source. If TARGET holds several
-    iterations of a Checkpoint 2.0, the one that its tracker names is checked.
+    iterations, the one that its tracker names is checked.
 
     \b
     Examples:
