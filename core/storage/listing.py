@@ -106,6 +106,11 @@ def has_no_file(error: StorageError) -> bool:
     return is_missing(error) or is_irregular(error.__cause__)
 
 
+def names_if_directory(directory: Location) -> Sequence[str]:
+    """Return the names in a directory; none if it is a file, or has vanished."""
+    return unless_missing(lambda: names_in(directory)) or ()
+
+
 def unless_missing(work: Callable[[], Result]) -> Result | None:
     """Return the result of `work`; None if it fails because a file or directory does not exist."""
     try:

@@ -14,7 +14,7 @@ from reshard.core.errors import CatalogError
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME, is_dcp
 from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.listing import names_in, unless_missing
+from reshard.core.storage.listing import names_if_directory
 from reshard.core.storage.urls import Location
 
 _STEP = re.compile(r"(?:global_?)?(?:step|iter|checkpoint)[-_=]?(\d{1,18})", re.ASCII)
@@ -37,7 +37,7 @@ def list_dcp_steps(root: Location, names: Sequence[str]) -> dict[int, str]:
         if match := _STEP.fullmatch(name):
             found.setdefault(int(match[1]), []).append(name)
     for number in sorted(found, reverse=True):
-        inside = _names_in(root.child(found[number][0]))
+        inside = names_if_directory(root.child(found[number][0]))
         if not inside:
             continue
         if not is_dcp(inside):
@@ -64,15 +64,10 @@ def choose_dcp_step(root: Location, steps: Mapping[int, str], asked: str) -> tup
         return int(asked), ()
     passed_over: list[str] = []
     for number in newest_first:
-        if DCP_METADATA_NAME in _names_in(root.child(steps[number])):
+        if DCP_METADATA_NAME in names_if_directory(root.child(steps[number])):
             notes = [f"using step {number}, the newest that is complete"] if len(steps) > 1 else []
             if passed_over:
                 notes.append(f"ignored newer steps without {DCP_METADATA_NAME}: {listed(passed_over, _MAX_LISTED)}")
             return number, tuple(notes)
         passed_over.append(str(number))
     raise CatalogError(f"{root}: none of its steps has {DCP_METADATA_NAME}, which is written last: {there}")
-
-
-def _names_in(directory: Location) -> Sequence[str]:
-    """The names in a directory; none if it is a file, or has vanished."""
-    return unless_missing(lambda: names_in(directory)) or ()

@@ -15,7 +15,7 @@ from reshard.core.layouts.megatron.names import (
 )
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.listing import names_in, unless_missing
+from reshard.core.storage.listing import names_if_directory
 from reshard.core.storage.urls import Location
 from reshard.core.text.options import option, source_option, spelled
 
@@ -53,7 +53,7 @@ def list_iterations(root: Location, names: Sequence[str]) -> dict[int, str]:
     """
     found = iteration_names(names)
     for number in reversed(found):
-        inside = _names_in(root.child(found[number]))
+        inside = names_if_directory(root.child(found[number]))
         if inside:
             return found if is_iteration(inside) else {}
     return {}
@@ -76,7 +76,7 @@ def iteration_in(location: Location, names: Sequence[str], step: str = "") -> It
         return None
     number, notes = choose_iteration(location, iterations, step)
     directory = location.child(iterations[number])
-    return Iteration(str(location), directory, number, tuple(_names_in(directory)), tuple(iterations), notes)
+    return Iteration(str(location), directory, number, tuple(names_if_directory(directory)), tuple(iterations), notes)
 
 
 def choose_iteration(root: Location, iterations: dict[int, str], step: str) -> tuple[int, tuple[str, ...]]:
@@ -105,8 +105,8 @@ def choose_iteration(root: Location, iterations: dict[int, str], step: str) -> t
 
 def incomplete(directory: Location) -> str:
     """Return what an iteration's directory lacks, by names alone; empty if nothing."""
-    folders = [name for name in _names_in(directory) if is_rank_folder(name)]
-    lacking = [name for name in folders if MODEL_NAME not in _names_in(directory.child(name))]
+    folders = [name for name in names_if_directory(directory) if is_rank_folder(name)]
+    lacking = [name for name in folders if MODEL_NAME not in names_if_directory(directory.child(name))]
     if lacking:
         return f"{MODEL_NAME} is not in {listed(lacking, _MAX_LISTED)}"
     return "" if folders else "it has no folders of ranks"
@@ -129,8 +129,3 @@ def _newest_complete(root: Location, iterations: dict[int, str]) -> tuple[int, t
             return number, (note, *notes)
         notes.append(f"iteration {number} is passed over: {problem}")
     raise CatalogError(f"{root}: no iteration is complete: {'; '.join(notes[:_MAX_LISTED])}")
-
-
-def _names_in(directory: Location) -> Sequence[str]:
-    """The names in a directory; none if it is a file, or has vanished."""
-    return unless_missing(lambda: names_in(directory)) or ()

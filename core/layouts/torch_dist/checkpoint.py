@@ -13,7 +13,7 @@ from reshard.core.layouts.torch_dist.names import BACKEND, COMMON_NAME, CONFIG_N
 from reshard.core.layouts.torch_dist.unstacking import unstacked
 from reshard.core.runtime.metadata import load_json
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.listing import names_in, unless_missing
+from reshard.core.storage.listing import names_if_directory, names_in
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 from reshard.core.text.options import source_option
@@ -78,7 +78,7 @@ def list_torch_dist_steps(root: Location, names: Sequence[str]) -> Mapping[int, 
     """
     steps = {**({0: RELEASE} if RELEASE in names else {}), **list_dcp_steps(root, names)}
     for number in sorted(steps, reverse=True):
-        inside = _names_in(root.child(steps[number]))
+        inside = names_if_directory(root.child(steps[number]))
         if inside:
             return steps if is_torch_dist(inside) else {}
     return {}
@@ -121,18 +121,13 @@ def _choose(root: Location, steps: Mapping[int, str], asked: str) -> tuple[int, 
         return tracked, (note,) if newer else ()
     incomplete: list[str] = []
     for number in sorted(steps, reverse=True):
-        if not missing_from(_names_in(root.child(steps[number]))):
+        if not missing_from(names_if_directory(root.child(steps[number]))):
             notes = [f"using iteration {number}, the newest that is complete"] if len(steps) > 1 else []
             if incomplete:
                 notes.append(f"ignored newer iterations that are incomplete: {listed(incomplete, _MAX_LISTED)}")
             return number, tuple(notes)
         incomplete.append(str(number))
     raise CatalogError(f"{root}: none of its iterations is complete: {there}")
-
-
-def _names_in(directory: Location) -> Sequence[str]:
-    """The names in a directory; none if it is a file, or has vanished."""
-    return unless_missing(lambda: names_in(directory)) or ()
 
 
 def _check_config(location: Location) -> None:
