@@ -1,12 +1,15 @@
-"""The option of the layouts whose targets are iterations: which one is written."""
+"""What the layouts whose targets are iterations have in common: the option, and what a target's name says."""
 
 import re
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from reshard.core.errors import InputError
+from reshard.core.layouts.options import LayoutOptions
 from reshard.core.options.fields import matching, pattern_of
 from reshard.core.options.validation import RequestModel
+from reshard.core.text.options import option
 
 Iteration = Annotated[
     str,
@@ -28,3 +31,32 @@ class IterationOptions(RequestModel):
 def last_name(url: str) -> str:
     """Return the last name in a URL."""
     return url.rstrip("/").rpartition("/")[2]
+
+
+class IterationsLayout(LayoutOptions):
+    """A target is the directory of one iteration, or that of all iterations, with a tracker.
+
+    `numbered` says which checkpoints have the number of an iteration, for messages.
+    """
+
+    numbered: ClassVar[str] = ""
+
+    def number_in(self, name: str) -> int | None:
+        """Return the number in the name of an iteration's directory; None for other names."""
+        raise NotImplementedError
+
+    def check_for_all_steps(self, target: str) -> None:
+        """Refuse a target that is named after one iteration."""
+        if self.number_in(last_name(target)) is not None:
+            raise ValueError(
+                f"the target {last_name(target)!r} is named after one iteration: name the directory of all"
+            )
+
+    def options_of_step(self, target: str, source: str, step: str) -> dict[str, str]:
+        """A step is an iteration of the same target."""
+        if not step.isdigit():
+            raise InputError(
+                f"step {step} of {source} has no number of an iteration, which {self.numbered}: convert it alone, with "
+                f"{option('iteration', 'N')}"
+            )
+        return {"iteration": step}

@@ -1,14 +1,13 @@
 """Options of a target that only a Checkpoint 2.0 knows."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from reshard.core.errors import InputError
 from reshard.core.layouts.checkpoint2.common_texts import parse_common_texts
 from reshard.core.layouts.checkpoint2.names import iteration_name, parse_iteration
-from reshard.core.layouts.iteration_option import IterationOptions, last_name
-from reshard.core.layouts.options import LayoutOptions, own_options
+from reshard.core.layouts.iteration_option import IterationOptions, IterationsLayout, last_name
+from reshard.core.layouts.options import own_options
 from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.state_numbers import Number
 from reshard.core.options.fields import parsed_by
@@ -50,8 +49,10 @@ def iteration_of(target: str) -> int | None:
     return parse_iteration(last_name(target))
 
 
-class _Checkpoint2(LayoutOptions):
-    """A target is the directory of one iteration, or that of all iterations, with a tracker."""
+class _Checkpoint2(IterationsLayout):
+    """Iterations of MindFormers."""
+
+    numbered: ClassVar[str] = "a Checkpoint 2.0 has"
 
     def directory(self, target: str, options: BaseModel) -> str:
         """Return the URL of the iteration's directory."""
@@ -59,21 +60,9 @@ class _Checkpoint2(LayoutOptions):
             return target
         return f"{target.rstrip('/')}/{iteration_name(int(own_options(options, IterationOptions).iteration))}"
 
-    def check_for_all_steps(self, target: str) -> None:
-        """Refuse a target that is named after one iteration."""
-        if iteration_of(target) is not None:
-            raise ValueError(
-                f"the target {last_name(target)!r} is named after one iteration: name the directory of all"
-            )
-
-    def options_of_step(self, target: str, source: str, step: str) -> dict[str, str]:
-        """A step is an iteration of the same target."""
-        if not step.isdigit():
-            raise InputError(
-                f"step {step} of {source} has no number of an iteration, which a Checkpoint 2.0 has: convert it alone, "
-                f"with {option('iteration', 'N')}"
-            )
-        return {"iteration": step}
+    def number_in(self, name: str) -> int | None:
+        """Return the number in the name of an iteration's directory."""
+        return parse_iteration(name)
 
 
 OPTIONS = _Checkpoint2(

@@ -3,10 +3,11 @@
 Other libraries have one of the same name, in which words may stand for iterations.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
-from reshard.core.errors import CatalogError, CheckpointError, TargetBusyError
+from reshard.core.errors import CatalogError, CheckpointError, TargetBusyError, TargetError
 from reshard.core.layouts.checkpoint2.names import TRACKER_NAME
 from reshard.core.storage.atomic_rename import is_temporary
 from reshard.core.storage.failures import mapped_errors
@@ -99,3 +100,12 @@ def remove_tracker_leftovers(root: Location) -> None:
 
 def _is_unfinished(name: str) -> bool:
     return is_temporary(name) and name.startswith(f".{TRACKER_NAME}.")
+
+
+@contextmanager
+def refused_as_target() -> Iterator[None]:
+    """Refuse a target whose tracker holds no number: a TargetError in place of the CatalogError."""
+    try:
+        yield
+    except CatalogError as error:
+        raise TargetError(f"{error.marked}. Remove it, or correct it") from error

@@ -1,11 +1,8 @@
 """Makes a committed iteration the one to load: checks its tracker beforehand, and advances it afterwards."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from reshard.core.errors import CatalogError, TargetError
+from reshard.core.errors import TargetError
 from reshard.core.layouts.checkpoint2.names import TRACKER_NAME
-from reshard.core.layouts.checkpoint2.tracker import advance_tracker, read_tracker
+from reshard.core.layouts.checkpoint2.tracker import advance_tracker, read_tracker, refused_as_target
 from reshard.core.layouts.foreign import find_foreign
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.publishing import list_names
@@ -23,7 +20,7 @@ def check_tracker(root: Location) -> None:
     foreign = find_foreign(names) if TRACKER_NAME in names else None
     if foreign is not None:
         raise TargetError(f"{root}: is {foreign.title}, whose {TRACKER_NAME} names its own place: name another target")
-    with _refused_as_target():
+    with refused_as_target():
         read_tracker(root)
 
 
@@ -34,15 +31,7 @@ def track(root: Location, number: int) -> None:
         TargetError: the tracker holds no number.
         StorageError: it cannot be read or written.
     """
-    with _refused_as_target():
+    with refused_as_target():
         named = advance_tracker(root, number)
     if named > number:
         current_progress().note(f"{root.child(TRACKER_NAME)} names iteration {named}, which is newer, as before")
-
-
-@contextmanager
-def _refused_as_target() -> Iterator[None]:
-    try:
-        yield
-    except CatalogError as error:
-        raise TargetError(f"{error.marked}. Remove it, or correct it") from error

@@ -1,13 +1,12 @@
 """Options of a target that only Megatron-Core's files of ranks know."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from reshard.core.errors import InputError
-from reshard.core.layouts.iteration_option import IterationOptions, last_name
+from reshard.core.layouts.iteration_option import IterationOptions, IterationsLayout, last_name
 from reshard.core.layouts.megatron.names import iteration_name, parse_iteration
-from reshard.core.layouts.options import LayoutOptions, own_options
+from reshard.core.layouts.options import own_options
 from reshard.core.layouts.registry import TargetLayout
 from reshard.core.options.fields import Metavar
 from reshard.core.options.validation import RequestModel
@@ -91,8 +90,10 @@ class MegatronOptions(HeadsOptions):
         return value
 
 
-class MegatronIterations(LayoutOptions):
-    """A target is the directory of one iteration, or that of all iterations, with a tracker."""
+class MegatronIterations(IterationsLayout):
+    """Iterations of Megatron; one without a number is a release."""
+
+    numbered: ClassVar[str] = "Megatron's checkpoints have"
 
     def directory(self, target: str, options: BaseModel) -> str:
         """Return the URL of the iteration's directory, or of `release`."""
@@ -101,21 +102,9 @@ class MegatronIterations(LayoutOptions):
         number = own_options(options, IterationOptions).iteration
         return f"{target.rstrip('/')}/{iteration_name(int(number or 0))}"
 
-    def check_for_all_steps(self, target: str) -> None:
-        """Refuse a target that is named after one iteration."""
-        if parse_iteration(last_name(target)) is not None:
-            raise ValueError(
-                f"the target {last_name(target)!r} is named after one iteration: name the directory of all"
-            )
-
-    def options_of_step(self, target: str, source: str, step: str) -> dict[str, str]:
-        """A step is an iteration of the same target."""
-        if not step.isdigit():
-            raise InputError(
-                f"step {step} of {source} has no number of an iteration, which Megatron's checkpoints have: convert it "
-                f"alone, with {option('iteration', 'N')}"
-            )
-        return {"iteration": step}
+    def number_in(self, name: str) -> int | None:
+        """Return the number in the name of an iteration's directory."""
+        return parse_iteration(name)
 
 
 class _Megatron(MegatronIterations):

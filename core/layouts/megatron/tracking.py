@@ -1,10 +1,6 @@
 """Makes a committed target the one that Megatron loads: checks its tracker beforehand, and advances it afterwards."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from reshard.core.errors import CatalogError, TargetError
-from reshard.core.layouts.checkpoint2.tracker import advance_tracker, read_tracker
+from reshard.core.layouts.checkpoint2.tracker import advance_tracker, read_tracker, refused_as_target
 from reshard.core.layouts.megatron.names import RELEASE, TRACKER_NAME, iteration_name
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.urls import Location
@@ -19,7 +15,7 @@ def check_tracker(root: Location) -> None:
         TargetError: it names something else than an iteration or a release.
         StorageError: it cannot be read.
     """
-    with _refused_as_target():
+    with refused_as_target():
         read_tracker(root, _WORDS)
 
 
@@ -30,18 +26,10 @@ def track(root: Location, iteration: int) -> None:
         TargetError: the tracker names something else.
         StorageError: it cannot be read or written.
     """
-    with _refused_as_target():
+    with refused_as_target():
         named = advance_tracker(root, iteration, _WORDS)
     if named > iteration:
         current_progress().note(
             f"{root.child(TRACKER_NAME)} names iteration {named}, which is newer than {iteration_name(iteration)}, as "
             "before"
         )
-
-
-@contextmanager
-def _refused_as_target() -> Iterator[None]:
-    try:
-        yield
-    except CatalogError as error:
-        raise TargetError(f"{error.marked}. Remove it, or correct it") from error
