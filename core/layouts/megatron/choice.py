@@ -1,7 +1,5 @@
 """Which target of Megatron's files of ranks a request asks for."""
 
-import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +8,16 @@ from reshard.core.errors import InputError
 from reshard.core.layouts.iteration_option import IterationOptions, last_name
 from reshard.core.layouts.megatron.names import parse_iteration
 from reshard.core.layouts.megatron.options import MegatronOptions
+from reshard.core.layouts.megatron.plan_fields import decoded_common, number_in_plan
 from reshard.core.layouts.megatron.sizes import ParallelSizes
 from reshard.core.layouts.megatron.target import MegatronTarget
 from reshard.core.layouts.options import own_options
 from reshard.core.layouts.survey import find_number
 from reshard.core.layouts.torch_dist.common import common_beside
-from reshard.core.runtime.pickled import PickleError, read_objects
 from reshard.core.storage.urls import parse_url
 from reshard.core.text.options import option
 
+_KIND = "Megatron"
 _SIZE_FIELDS = ("tensor", "pipeline", "virtual", "expert", "expert_tensor")
 
 
@@ -73,28 +72,16 @@ def target_from_fields(fields: Mapping[str, Any]) -> MegatronTarget:
     Raises:
         ValueError: it is damaged.
     """
-    sizes = {name: _number(fields["sizes"][name], 1) for name in _SIZE_FIELDS}
+    sizes = {name: number_in_plan(fields["sizes"][name], _KIND, 1) for name in _SIZE_FIELDS}
     if sizes["tensor"] % sizes["expert_tensor"]:
         raise ValueError("invalid sizes of tensor parallelism")
     first, last = fields["ends"]
-    try:
-        common = base64.b64decode(fields["common"], validate=True)
-        if common:
-            read_objects(common)
-    except (binascii.Error, PickleError) as error:
-        raise ValueError(f"invalid arguments of a Megatron target: {error}") from error
     return MegatronTarget(
         ParallelSizes(**sizes),
-        (_number(first, 0), _number(last, 0)),
-        _number(fields["iteration"], 0),
+        (number_in_plan(first, _KIND, 0), number_in_plan(last, _KIND, 0)),
+        number_in_plan(fields["iteration"], _KIND, 0),
         bool(fields["tracked"]),
-        _number(fields["heads"], 0),
-        _number(fields["vocabulary"], 0),
-        common,
+        number_in_plan(fields["heads"], _KIND, 0),
+        number_in_plan(fields["vocabulary"], _KIND, 0),
+        decoded_common(fields["common"], _KIND),
     )
-
-
-def _number(value: object, lowest: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-        raise ValueError(f"invalid number {value!r} of a Megatron target")
-    return value

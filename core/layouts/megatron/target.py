@@ -1,12 +1,12 @@
 """The record of a target in the form of Megatron-Core's files of ranks."""
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec.structs import asdict
 
 from reshard.core.files.model import CheckpointFormat, FilePlan, OutputEntry
+from reshard.core.layouts.megatron.plan_fields import encoded_common
 from reshard.core.layouts.megatron.sizes import ParallelSizes
 from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.runtime.records import Record
@@ -65,5 +65,5 @@ class MegatronTarget(Record, PlannedLayout):
 
     def plan_fields(self) -> dict[str, Any]:
         """Return its fields in the JSON document of a plan."""
-        common = base64.b64encode(self.common).decode()
+        common = encoded_common(self.common)
         return {"megatron": asdict(self) | {"sizes": asdict(self.sizes), "common": common}}

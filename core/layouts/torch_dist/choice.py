@@ -1,7 +1,5 @@
 """Which target of `torch_dist` a request asks for, and what it takes over of the source's training."""
 
-import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +7,7 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.layouts.dcp.options import DEFAULT_SHARDS, MAX_SHARDS
 from reshard.core.layouts.iteration_option import IterationOptions, last_name
 from reshard.core.layouts.megatron.names import parse_iteration
+from reshard.core.layouts.megatron.plan_fields import decoded_common, number_in_plan
 from reshard.core.layouts.options import own_options
 from reshard.core.layouts.torch_dist.common import (
     common_beside,
@@ -18,7 +17,8 @@ from reshard.core.layouts.torch_dist.common import (
 )
 from reshard.core.layouts.torch_dist.options import TorchDistOptions, TransformerImpl
 from reshard.core.layouts.torch_dist.target import TorchDistTarget
-from reshard.core.runtime.pickled import PickleError, read_objects
+
+_KIND = "torch_dist"
 
 
 def choose_target(options: Any, catalog: CheckpointCatalog) -> TorchDistTarget:
@@ -51,25 +51,13 @@ def target_from_fields(fields: Mapping[str, Any]) -> TorchDistTarget:
     Raises:
         ValueError: it is damaged.
     """
-    try:
-        common = base64.b64decode(fields["common"], validate=True)
-        if common:
-            read_objects(common)
-    except (binascii.Error, PickleError) as error:
-        raise ValueError(f"invalid arguments of a torch_dist target: {error}") from error
     return TorchDistTarget(
-        shards=_number(fields["shards"], 1, MAX_SHARDS),
-        iteration=_number(fields["iteration"], 0, 10**18),
+        shards=number_in_plan(fields["shards"], _KIND, 1, MAX_SHARDS),
+        iteration=number_in_plan(fields["iteration"], _KIND, 0, 10**18),
         tracked=bool(fields["tracked"]),
         is_local=bool(fields["is_local"]),
         is_plain=bool(fields["is_plain"]),
         numbers_layers=bool(fields["numbers_layers"]),
-        heads=_number(fields["heads"], 0, 1 << 40),
-        common=common,
+        heads=number_in_plan(fields["heads"], _KIND, 0, 1 << 40),
+        common=decoded_common(fields["common"], _KIND),
     )
-
-
-def _number(value: object, lowest: int, highest: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-        raise ValueError(f"invalid number {value!r} of a torch_dist target")
-    return value

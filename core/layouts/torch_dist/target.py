@@ -1,12 +1,12 @@
 """The record of a target in the form of Megatron-Core's `torch_dist`."""
 
-import base64
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec.structs import asdict
 
 from reshard.core.files.model import CheckpointFormat
+from reshard.core.layouts.megatron.plan_fields import encoded_common
 from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.runtime.records import Record
 
@@ -56,4 +56,4 @@ class TorchDistTarget(Record, PlannedLayout):
 
     def plan_fields(self) -> dict[str, Any]:
         """Return its fields in the JSON document of a plan."""
-        return {"torch_dist": asdict(self) | {"common": base64.b64encode(self.common).decode()}}
+        return {"torch_dist": asdict(self) | {"common": encoded_common(self.common)}}
