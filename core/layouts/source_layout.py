@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+from msgspec import field
+
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.damage_policy import DamagePolicy
 from reshard.core.checkpoint.record_reader import WantsDigest, no_digest
@@ -77,15 +79,27 @@ class SelfEvident(Record):
 
 
 class ListedParameters(Record):
-    """Parameters that the metadata at `origin` lists; of those, `unheld` are in no file, or cannot be told apart.
+    """Parameters that the metadata at `origin` lists.
 
-    `why` says in the latter case why not.
+    No file holds those in `unheld`, or files hold them without names; `why` says in the latter case why not.
     """
 
     origin: str
     names: Sequence[str]
     unheld: Sequence[str]
     why: str = ""
+
+
+class ModelFacts(Record):
+    """What a checkpoint says of the model itself.
+
+    Attributes:
+        numbers: by the fields of a Hugging Face config.json.
+        row_multiple: what its training pads the rows of a vocabulary to a multiple of; 0: unknown.
+    """
+
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    row_multiple: int = 0
 
 
 class _Remarks(Record, kw_only=True):
@@ -170,18 +184,14 @@ class FoundCheckpoint(_Remarks, dict=True):
         """
         return catalog
 
-    def model_numbers(self, catalog: CheckpointCatalog) -> Mapping[str, int]:
-        """What it says of the model itself, by the fields of a Hugging Face config.json.
+    def model_facts(self, catalog: CheckpointCatalog) -> ModelFacts:
+        """What it says of the model itself.
 
         Raises:
             CatalogError: what says it is damaged.
             StorageError: it cannot be read.
         """
-        return {}
-
-    def row_multiple(self, catalog: CheckpointCatalog) -> int:
-        """What its training pads the rows of a vocabulary to a multiple of; 0: unknown. Raises as `model_numbers`."""
-        return 0
+        return ModelFacts()
 
     def listed_parameters(self, catalog: CheckpointCatalog) -> ListedParameters | None:
         """The parameters that its metadata lists, whether files hold them or not; None if all listed ones are held."""

@@ -14,7 +14,7 @@ from reshard.core.changes.training_config import read_training_config
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.file_names import parse_name
 from reshard.core.layouts.any_layout import is_document
-from reshard.core.layouts.source_layout import FoundCheckpoint
+from reshard.core.layouts.source_layout import FoundCheckpoint, ModelFacts
 from reshard.core.layouts.targets import side_named
 from reshard.core.plan.preset_checks import ROTARY_BUFFERS, check_names, rotary_buffers, rotary_buffers_note
 from reshard.core.plan.preset_route import CompiledPreset, compile_preset
@@ -112,11 +112,11 @@ def compiled_for(choice: PresetChoice, source: SourceRequest, target: Strategy |
         config=config,
         origin=origin,
         allowed_models=choice.allowed_models,
-        numbers=facts.numbers,
+        numbers=facts.model.numbers,
         of_source=facts.settings,
         of_target=choice.of_target,
         padded_vocabulary=choice.padded_vocabulary,
-        row_multiple=facts.row_multiple,
+        row_multiple=facts.model.row_multiple,
     )
     compiled = compile_preset(preset, known, settings)
     buffers = rotary_buffers(known.axes)
@@ -183,15 +183,13 @@ class _Facts(Record):
 
     Attributes:
         names: its names -> number of axes.
-        numbers: what it says of the model, by the fields of config.json.
+        model: what it says of the model itself.
         settings: switch -> the value that its layout always has.
-        row_multiple: what its training pads the rows of a vocabulary to a multiple of; 0: unknown.
     """
 
     names: Mapping[str, int]
-    numbers: Mapping[str, int] = field(default_factory=dict)
+    model: ModelFacts = field(default_factory=ModelFacts)
     settings: Mapping[str, str] = field(default_factory=dict)
-    row_multiple: int = 0
 
 
 def _facts_of(source: SourceRequest) -> _Facts:
@@ -205,7 +203,7 @@ def _facts_of(source: SourceRequest) -> _Facts:
     names = {name: len(entry.shape) for index in catalog.indexes() for name, entry in index.entries.items()}
     if not isinstance(given, FoundCheckpoint):
         return _Facts(names)
-    return _Facts(names, given.model_numbers(catalog), given.preset_settings, given.row_multiple(catalog))
+    return _Facts(names, given.model_facts(catalog), given.preset_settings)
 
 
 def _axes(strategy: Strategy) -> dict[str, int]:

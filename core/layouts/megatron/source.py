@@ -29,6 +29,7 @@ from reshard.core.layouts.source_layout import (
     Document,
     FoundCheckpoint,
     ListedParameters,
+    ModelFacts,
     SelfEvident,
     SourceLayout,
     TrackedSteps,
@@ -104,13 +105,10 @@ class FoundIteration(FoundCheckpoint):
 
         return megatron_catalog(self.iteration, self.opened, options)
 
-    def model_numbers(self, catalog: CheckpointCatalog) -> Mapping[str, int]:
-        """What the arguments of its training say of the model."""
-        return model_numbers(self.opened.args)
-
-    def row_multiple(self, catalog: CheckpointCatalog) -> int:
-        """What its arguments say."""
-        return self.opened.args.row_multiple
+    def model_facts(self, catalog: CheckpointCatalog) -> ModelFacts:
+        """What the arguments of its training say."""
+        args = self.opened.args
+        return ModelFacts(model_numbers(args), args.row_multiple)
 
     def listed_parameters(self, catalog: CheckpointCatalog) -> ListedParameters | None:
         """The states of an optimizer that is not known by names."""

@@ -14,7 +14,7 @@ from reshard.core.layouts.dcp.source import DcpSteps, FoundDcp, found_dcp
 from reshard.core.layouts.megatron.args import model_numbers
 from reshard.core.layouts.megatron.names import TRACKER_NAME, parse_iteration, read_tracker
 from reshard.core.layouts.place import Place, PlaceKind, directory_at
-from reshard.core.layouts.source_layout import CatalogOptions, Document, SourceLayout, TrackedSteps
+from reshard.core.layouts.source_layout import CatalogOptions, Document, ModelFacts, SourceLayout, TrackedSteps
 from reshard.core.layouts.torch_dist.checkpoint import (
     is_torch_dist,
     list_torch_dist_steps,
@@ -43,19 +43,12 @@ class FoundTorchDist(FoundDcp):
         unconvertible = misnamed_state(self.checkpoint, catalog) | unmappable(self.checkpoint.metadata.tensors)
         return replace(catalog, unconvertible=unconvertible)
 
-    def model_numbers(self, catalog: CheckpointCatalog) -> Mapping[str, int]:
-        """What the arguments of its training say of the model."""
-        from reshard.core.layouts.torch_dist.common import args_beside
-
-        args = args_beside(catalog)
-        return {} if args is None else model_numbers(args)
-
-    def row_multiple(self, catalog: CheckpointCatalog) -> int:
+    def model_facts(self, catalog: CheckpointCatalog) -> ModelFacts:
         """What the arguments of its training say."""
         from reshard.core.layouts.torch_dist.common import args_beside
 
         args = args_beside(catalog)
-        return 0 if args is None else args.row_multiple
+        return ModelFacts() if args is None else ModelFacts(model_numbers(args), args.row_multiple)
 
     def describe(self) -> Document:
         """Describe it by its metadata; its files are not opened."""
