@@ -118,7 +118,7 @@ def _read(file: SourceFile, inert: frozenset[str]) -> TorchFile:
 
 
 class _Tree:
-    """Replaces what stands for data by data, and refuses what does not."""
+    """Replaces objects that stand for data with that data, and refuses any other."""
 
     def __init__(
         self, storages: dict[str, tuple[Extent, int]], inert: frozenset[str], parse: Parse, max_visits: int

@@ -1,8 +1,8 @@
 """Finds the way from a source's names to the target's by a preset, and compiles its tables one after another.
 
 A preset knows worlds of names, each with a table to Hugging Face's. The way from one world to another leads through
-these: what both tables do cancels when pieces are composed. Which way is told by the source's names, by what the
-layouts of source and target say, and by what is asked for; it is never guessed.
+these: what both tables do cancels when pieces are composed. The source's names, the layouts of source and target, and
+switches decide the way; it is never guessed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

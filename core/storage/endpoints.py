@@ -1,4 +1,4 @@
-"""Endpoints of servers: checked before the first request, and compared; and how long they are waited for.
+"""Checks endpoints of servers before the first request, compares them, and sets the time limits of requests.
 
 A client reports a wrong endpoint only at the first request, and repeats it, with the password that may be in it.
 """

@@ -218,7 +218,7 @@ def _fits_stages(layers: int, pp: int, vpp: int | None, first: int | None, last:
 
 
 def check_megatron(first: int, directory: Path) -> list[str]:
-    """What is not as it should be, in the cases from seed `first` on."""
+    """Return the problems of the cases from seed `first` on."""
     directory.mkdir()
     with (
         MegatronJudge(directory / "megatron.log") as judge,
