@@ -5,8 +5,8 @@
     {prefix}/byteorder    little
     {prefix}/version, .format_version, .storage_alignment, .data/serialization_id
 
-A pickle names classes and functions. Those that stand for data, such as an OrderedDict, are replaced by it. Any other
-is *inert*: a record of its name and arguments, kept only below top-level keys that the caller names.
+A pickle names classes and functions. Those that stand for data, such as an OrderedDict, are replaced by it. Of others,
+a record of the name and the arguments is kept if the caller knows the name, or below top-level keys that it names.
 """
 
 import codecs
@@ -52,6 +52,7 @@ _BUILDERS = frozenset((each.module, each.name) for each in BUILDERS)
 _WRAPPERS = frozenset([(PARAMETER.module, PARAMETER.name), ("torch._utils", "_rebuild_parameter_with_state")])
 _FROM_TYPE = ("torch._tensor", "_rebuild_from_type_v2")
 _TENSOR_CLASSES = frozenset([("torch", "Tensor"), ("torch.nn.parameter", "Parameter")])
+_Names = frozenset[tuple[str, str]]
 
 
 class TorchFile(Record):
@@ -60,7 +61,8 @@ class TorchFile(Record):
     Attributes:
         root: None, bool, int, float, str, bytes, list, tuple; `Pairs` for dicts of every kind, without attributes;
             `StoredTensor` for tensors; `Global` for dtypes; `PickledObject` for a Namespace, a device, a BytesIO.
-            Below inert keys also any `Global`, `PickledObject` and `PersistentId`.
+            `Global` and `PickledObject` of names that are known to the caller; below inert keys any of these, and
+            `PersistentId`.
         storages: where the bytes of all storages are in the file. Several tensors may be views of one.
     """
 
@@ -68,11 +70,15 @@ class TorchFile(Record):
     storages: tuple[Extent, ...]
 
 
-def read_torch_file(file: SourceFile, *, inert: Collection[str] = ()) -> TorchFile:
+def read_torch_file(
+    file: SourceFile, *, inert: Collection[str] = (), known: Collection[tuple[str, str]] = ()
+) -> TorchFile:
     """Read the tree of a file, and where its tensors are, from its headers alone.
 
     Args:
         inert: top-level keys below which objects of any class are kept as records.
+        known: (module, name) of classes and functions whose calls are kept as records everywhere. A tensor of such a
+            class is a call of the class, with the arguments of the function that makes it, and what is set afterwards.
 
     Raises:
         CheckpointError: it is damaged, of another format, or has an object that is not data elsewhere.
@@ -80,12 +86,20 @@ def read_torch_file(file: SourceFile, *, inert: Collection[str] = ()) -> TorchFi
         StorageError: the file cannot be read.
     """
     try:
-        return _read(file, frozenset(inert))
+        return _read(file, frozenset(inert), _OBJECTS.union(known))
     except (CheckpointError, PickleError) as error:
         raise CheckpointError(f"{file.location}: {error}") from None
 
 
-def _read(file: SourceFile, inert: frozenset[str]) -> TorchFile:
+def text_fields(value: object) -> dict[str, object] | None:
+    """Return a pickled dict's items with texts as keys; None for another value, and if a key is there twice."""
+    if not isinstance(value, Pairs):
+        return None
+    fields = {key: item for key, item in value if isinstance(key, str)}
+    return fields if len(fields) == sum(isinstance(key, str) for key, _ in value) else None
+
+
+def _read(file: SourceFile, inert: frozenset[str], known: _Names) -> TorchFile:
     whole = Extent(0, file.size_bytes)
     tail = min(_TAIL_BYTES, file.size_bytes)
     window = Window(file, [Extent(0, min(1, tail)), Extent(file.size_bytes - tail, tail)])
@@ -111,7 +125,7 @@ def _read(file: SourceFile, inert: frozenset[str]) -> TorchFile:
             extent = aligned.get(each) or archive.in_file(each)
             storages[each.removeprefix(f"{prefix}data/")] = extent, archive.records[each].crc
         try:
-            root = _Tree(storages, inert, parse, 2 * len(data) + _MIN_VISITS).of_root(read_objects(data))
+            root = _Tree(storages, inert, known, parse, 2 * len(data) + _MIN_VISITS).of_root(read_objects(data))
         except (CheckpointError, PickleError) as error:
             raise CheckpointError(f"record {name!r}: {error}") from None
     return TorchFile(root, tuple(extent for extent, _ in storages.values()))
@@ -121,10 +135,16 @@ class _Tree:
     """Replaces objects that stand for data with that data, and refuses any other."""
 
     def __init__(
-        self, storages: dict[str, tuple[Extent, int]], inert: frozenset[str], parse: Parse, max_visits: int
+        self,
+        storages: dict[str, tuple[Extent, int]],
+        inert: frozenset[str],
+        known: _Names,
+        parse: Parse,
+        max_visits: int,
     ) -> None:
         self._storages = storages
         self._inert = inert
+        self._known = known
         self._parse = parse
         self._max_visits = max_visits
         self._path: list[object] = []
@@ -186,7 +206,8 @@ class _Tree:
         return result
 
     def _global(self, value: Global) -> Global:
-        if not self._is_inert and (value.module, value.name) not in _DTYPES:
+        name = (value.module, value.name)
+        if not self._is_inert and name not in _DTYPES and name not in self._known:
             raise self._refusal(value)
         return value
 
@@ -197,6 +218,8 @@ class _Tree:
 
     def _object(self, value: PickledObject) -> object:
         name = (value.made_by.module, value.made_by.name)
+        if name == _FROM_TYPE and (of_class := self._of_known_class(value.arguments)):
+            return self._record(of_class)
         if name in _BUILDERS or name in _WRAPPERS or name == _FROM_TYPE:
             return self._tensor(value)
         if name == _ORDERED_DICT and not value.arguments:
@@ -210,9 +233,16 @@ class _Tree:
                 return b""
             case (tuple(sizes),) if name == _SIZE:
                 return self._of(sizes)
-        if not self._is_inert and name not in _OBJECTS:
+        if not self._is_inert and name not in self._known:
             raise self._refusal(value.made_by)
         return self._record(value)
+
+    def _of_known_class(self, arguments: tuple[object, ...]) -> PickledObject | None:
+        """What makes a tensor of a class that the caller knows; None for another one."""
+        match arguments:
+            case (_, Global() as kind, tuple(own), state) if (kind.module, kind.name) in self._known:
+                return PickledObject(kind, own, state)
+        return None
 
     def _is_factory(self, arguments: tuple[object, ...]) -> bool:
         match arguments:

@@ -4,13 +4,17 @@ A pickle calls `_rebuild_tensor_v2(storage, storage_offset, size, stride, …)`,
 storage is a reference to a record beside the pickle. Nothing is called here.
 """
 
-from reshard.core.errors import CheckpointError
+import math
+
+from msgspec.structs import replace
+
+from reshard.core.errors import CheckpointError, LayoutError
 from reshard.core.files.model import StoredCrc, StridedContent
 from reshard.core.files.zip_layout import STORAGES
 from reshard.core.runtime.pickled import Global, PersistentId, PickledObject
 from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import TORCH_DTYPES, DType, dtype_from_torch
-from reshard.core.tensor.slices import Extent, Shape, is_countable, row_major_strides
+from reshard.core.tensor.slices import Extent, Shape, TensorSlice, is_countable, row_major_strides
 
 _UNTYPED = Global("torch.storage", "UntypedStorage")
 _V2, _V3 = Global("torch._utils", "_rebuild_tensor_v2"), Global("torch._utils", "_rebuild_tensor_v3")
@@ -86,6 +90,39 @@ class TensorView(Record):
             strided = StridedContent(offset, tuple(stride * item if length > 1 else 0 for length, stride in steps))
         stored_crc = StoredCrc(storage, crc) if crc else None
         return StoredTensor(self.dtype, self.shape, extent, strided, self.is_lazy, stored_crc)
+
+
+def reshaped(stored: StoredTensor, shape: Shape) -> StoredTensor:
+    """Return a tensor whose elements are taken, in C order, for one of another shape.
+
+    Raises:
+        LayoutError: they are not in C order.
+    """
+    if stored.shape == shape:
+        return stored
+    if stored.extent is None:
+        raise LayoutError("its bytes are not in order")
+    return replace(stored, shape=shape)
+
+
+def cut_out(stored: StoredTensor, box: TensorSlice) -> StoredTensor:
+    """Return the elements of a box of a tensor."""
+    if box.shape == stored.shape:
+        return stored
+    item = stored.dtype.itemsize
+    if stored.extent is not None:
+        offset, strides = stored.extent.offset, tuple(stride * item for stride in row_major_strides(stored.shape))
+    elif stored.strided is not None:
+        offset, strides = stored.strided.offset, stored.strided.strides
+    else:
+        raise LayoutError("it has no place in its file")
+    start = offset + sum(low * stride for low, stride in zip(box.start, strides, strict=True))
+    size = math.prod(box.shape) * item
+    dense = tuple(stride * item for stride in row_major_strides(box.shape))
+    if size == 0 or all(length == 1 or own == c for length, own, c in zip(box.shape, strides, dense, strict=True)):
+        return replace(stored, shape=box.shape, extent=Extent(start, size), strided=None)
+    steps = tuple(stride if length > 1 else 0 for length, stride in zip(box.shape, strides, strict=True))
+    return replace(stored, shape=box.shape, extent=None, strided=StridedContent(start, steps))
 
 
 def parse_view(record: object) -> TensorView:

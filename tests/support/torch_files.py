@@ -1,5 +1,6 @@
 """Files that torch.save wrote: described as PyTorch's judge describes them, and written as reshard lays them out."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import torch_name
 
 
-def read(path: Path, *inert: str) -> TorchFile:
+def read(path: Path, *inert: str, known: Collection[tuple[str, str]] = ()) -> TorchFile:
     """Read a file."""
-    return read_torch_file(open_source(parse_url(str(path))), inert=inert)
+    return read_torch_file(open_source(parse_url(str(path))), inert=inert, known=known)
 
 
 def items_of(value: object) -> dict[Any, Any]:

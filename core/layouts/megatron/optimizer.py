@@ -19,11 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from reshard.core.errors import LayoutError
+from reshard.core.files.torch_file import text_fields
 from reshard.core.files.torch_views import StoredTensor
 from reshard.core.layouts.megatron.cuts import Part
 from reshard.core.layouts.megatron.names import OPTIMIZER_NAME
 from reshard.core.layouts.megatron.placing import PlacedTensor
-from reshard.core.layouts.megatron.rank_file import RankFile, text_fields
+from reshard.core.layouts.megatron.rank_file import RankFile
 from reshard.core.runtime.pickled import Pairs
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted

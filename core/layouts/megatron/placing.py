@@ -1,20 +1,15 @@
 """Where each tensor of each rank's file belongs in the whole model."""
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 
-from msgspec.structs import replace
-
 from reshard.core.errors import CatalogError, LayoutError, raise_problems
-from reshard.core.files.model import StridedContent
-from reshard.core.files.torch_views import StoredTensor
+from reshard.core.files.torch_views import StoredTensor, cut_out, reshaped
 from reshard.core.layouts.megatron.args import MegatronArgs
 from reshard.core.layouts.megatron.cuts import (
     Cut,
     ModelRank,
     Part,
-    Piece,
     Traits,
     cut_of,
     placed_part,
@@ -27,7 +22,7 @@ from reshard.core.layouts.megatron.tensor_names import EMBEDDING, EXPERT, EXPERT
 from reshard.core.layouts.placed_shards import PlacedShard
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
-from reshard.core.tensor.slices import Extent, Shape, row_major_strides
+from reshard.core.tensor.slices import Shape
 
 _OF_EXPERTS = re.compile(r".*\.mlp\.experts\..*", re.ASCII | re.DOTALL)
 _FIRST = re.compile(r"(.*\.)linear_fc1\.weight(\d*)", re.ASCII)
@@ -54,9 +49,9 @@ class PlacedTensor(Record):
 
     def shards(self, stored: StoredTensor) -> Iterator[PlacedShard]:
         """Yield the shards of a tensor of the file that is cut as this one: it, or a state of its optimizer."""
-        seen = with_shape(stored, self.part.shape)
+        seen = reshaped(stored, self.part.shape)
         for piece in self.part.pieces:
-            yield PlacedShard(self.name, self.part.whole, piece.box, piece_of(seen, piece))
+            yield PlacedShard(self.name, self.part.whole, piece.box, cut_out(seen, piece.local))
 
 
 def model_rank(args: MegatronArgs, position: RankPosition) -> ModelRank:
@@ -266,40 +261,6 @@ def _size_problems(args: MegatronArgs, placed: PlacedTensor) -> Iterator[str]:
     for argument, said, found in expected:
         if said is not None and said != found:
             yield f"{placed.local!r}: has the shape {list(whole)} on all ranks together, {argument} is {said}"
-
-
-def with_shape(stored: StoredTensor, shape: Shape) -> StoredTensor:
-    """Return a tensor whose elements are taken, in C order, for one of another shape.
-
-    Raises:
-        LayoutError: they are not in C order.
-    """
-    if stored.shape == shape:
-        return stored
-    if stored.extent is None:
-        raise LayoutError("its bytes are not in order")
-    return replace(stored, shape=shape)
-
-
-def piece_of(stored: StoredTensor, piece: Piece) -> StoredTensor:
-    """Return the elements of a box of a tensor."""
-    shape = piece.local.shape
-    if shape == stored.shape:
-        return stored
-    item = stored.dtype.itemsize
-    if stored.extent is not None:
-        offset, strides = stored.extent.offset, tuple(stride * item for stride in row_major_strides(stored.shape))
-    elif stored.strided is not None:
-        offset, strides = stored.strided.offset, stored.strided.strides
-    else:
-        raise LayoutError("it has no place in its file")
-    start = offset + sum(low * stride for low, stride in zip(piece.local.start, strides, strict=True))
-    size = math.prod(shape) * item
-    dense = tuple(stride * item for stride in row_major_strides(shape))
-    if size == 0 or all(length == 1 or own == c for length, own, c in zip(shape, strides, dense, strict=True)):
-        return replace(stored, shape=shape, extent=Extent(start, size), strided=None)
-    steps = tuple(stride if length > 1 else 0 for length, stride in zip(shape, strides, strict=True))
-    return replace(stored, shape=shape, extent=None, strided=StridedContent(start, steps))
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from contextlib import closing
 
 from reshard.core.errors import CheckpointError
-from reshard.core.files.torch_file import read_torch_file
+from reshard.core.files.torch_file import read_torch_file, text_fields
 from reshard.core.files.torch_views import StoredTensor
 from reshard.core.layouts.megatron.args import MegatronArgs, parse_args
-from reshard.core.runtime.pickled import Pairs
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.reading import SourceFile, open_source
@@ -89,14 +88,6 @@ def read_rank_file(location: Location, path: str) -> RankFile:
         tuple(key for key in fields if key not in _KNOWN and key != "model" and not _CHUNK.fullmatch(key)),
         extra_states,
     )
-
-
-def text_fields(value: object) -> dict[str, object] | None:
-    """Return a pickled dict's items with texts as keys; None for another value, and if a key is there twice."""
-    if not isinstance(value, Pairs):
-        return None
-    fields = {key: item for key, item in value if isinstance(key, str)}
-    return fields if len(fields) == sum(isinstance(key, str) for key, _ in value) else None
 
 
 def _check_version(version: object, location: Location) -> None:

@@ -127,6 +127,28 @@ def test_parameters_and_tensors_with_attributes_are_tensors(tmp_path: Path, wrap
     assert tensor.shape == (3, 4)
 
 
+def test_a_tensor_of_a_known_class_is_a_record_of_what_it_was_made_of(tmp_path: Path) -> None:
+    pickled = tree(
+        (
+            "sharded",
+            Opcodes()
+            .of(b"ctorch._tensor\n_rebuild_from_type_v2\n(cmake\nit\ncmesh\nSharded\n(cmesh\nSharded\nK\x07t}")
+            .text("local")
+            .of(view().getvalue(), b"stR")
+            .getvalue(),
+        )
+    )
+    assert refusal(tmp_path, file_with(pickled)).startswith(
+        "record 'archive/data.pkl': at ['sharded']: has a tensor of the class 'mesh.Sharded'"
+    )
+    (tmp_path / "file.pt").write_bytes(file_with(pickled))
+    sharded = Global("mesh", "Sharded")
+    root = read(tmp_path / "file.pt", known=[("mesh", "Sharded")]).root
+    found = items_of(root)["sharded"]
+    assert (found.made_by, found.arguments) == (sharded, (sharded, 7))
+    assert content_of(file_with(pickled), items_of(found.state)["local"]) == DATA
+
+
 class Foreign:
     """A class that is not data."""
 
