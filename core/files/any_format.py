@@ -34,7 +34,8 @@ _BLOCK_BYTES = 4 << 20
 _LIGHTNING = b"pytorch-lightning_version"
 """A key of Lightning's checkpoints, near the beginning of the pickle."""
 _HEAD_BYTES = 4096
-_SAVE_WITH_TORCH = "load it with torch.load, and save its tensors with safetensors.torch.save_file"
+_RENAME = "rename it to end in .pt, by which reshard knows such files"
+_SAVE_AGAIN = "load it in PyTorch, and save it again with torch.save, as FILE.pt"
 
 _KINDS = {
     b"\x0a": f"a .{CheckpointFormat.CKPT} file",
@@ -176,12 +177,13 @@ def _foreign_kind(file: SourceFile, start: bytes) -> str | None:
         )
     head = read_bytes(file, 0, min(_HEAD_BYTES, file.size_bytes))
     if _LIGHTNING in head:
-        return f"a checkpoint of PyTorch Lightning: {_SAVE_WITH_TORCH}"
+        weights = f"{source_option('root', 'state_dict')} then takes its weights"
+        return f"a checkpoint of PyTorch Lightning: {_RENAME if is_zip else _SAVE_AGAIN}; {weights}"
     if not is_zip:
-        return f"a Python pickle, as old versions of PyTorch save: {_SAVE_WITH_TORCH}"
+        return f"a Python pickle, as old versions of PyTorch save: {_SAVE_AGAIN}"
     if b".npy" in head:
         return "a NumPy archive: load it with numpy.load, and save its arrays with safetensors.numpy.save_file"
-    return f"a zip archive, as PyTorch saves: {_SAVE_WITH_TORCH}"
+    return f"a zip archive, as PyTorch saves: {_RENAME}"
 
 
 def _kind(start: bytes, size_bytes: int) -> str | None:

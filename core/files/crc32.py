@@ -6,7 +6,7 @@ two consecutive ranges follows from their checksums and the second one's length,
 
 from functools import cache
 
-from isal.isal_zlib import crc32
+from isal import isal_zlib
 
 __all__ = ["combine_crc32", "crc32", "crc32_of_zeros"]
 
@@ -14,6 +14,23 @@ _POLYNOMIAL = 0xEDB88320  # bit-reversed, as everything here: bit 31 is x^0
 _ONE = 1 << 31
 _X8 = 1 << 23
 _ALL_ONES = 0xFFFFFFFF
+
+
+def crc32(data: bytes | bytearray | memoryview, value: int = 0) -> int:
+    """Return the CRC-32 of bytes that follow others with the CRC-32 `value`."""
+    result = isal_zlib.crc32(data, value)
+    _clear_registers()
+    return result
+
+
+def _clear_registers() -> None:
+    """Have a loop of numpy's clear the upper halves of vector registers when it ends.
+
+    isal leaves them in use, which makes the digests of this thread, and of those that it starts, seven times as slow.
+    """
+    import numpy as np  # which a command's help does without
+
+    np.negative(np.zeros(64, np.float32))
 
 
 def combine_crc32(left: int, right: int, right_bytes: int) -> int:

@@ -10,7 +10,7 @@ a record of the name and the arguments is kept if the caller knows the name, or 
 """
 
 import codecs
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 
 from reshard.core.errors import CheckpointError
 from reshard.core.files.torch_views import BUILDERS, PARAMETER, StoredTensor, parse_view
@@ -26,6 +26,7 @@ from reshard.core.runtime.pickled import (
 )
 from reshard.core.runtime.records import Record
 from reshard.core.storage.reading import SourceFile
+from reshard.core.storage.urls import Location
 from reshard.core.tensor.dtypes import TORCH_DTYPES
 from reshard.core.tensor.slices import Extent
 
@@ -34,10 +35,11 @@ _MAX_DIRECTORY_BYTES = 64 << 20
 _MAX_PICKLE_BYTES = 256 << 20
 _TAIL_BYTES = 64 << 10
 _MAX_DEPTH = 100
+_MAX_WRAPPERS = 4
 _MIN_VISITS = 4096
 _LIST_BYTES, _VALUE_BYTES, _PAIR_BYTES, _OBJECT_BYTES = 150, 8, 100, 1000
 """Memory for a part of the tree: shared parts are repeated, so the pickle's size does not bound it."""
-_PICKLE_START = b"\x80"
+_PICKLE_START, _LFS_START = b"\x80", b"version https://git-lfs"
 _BUILTINS = ("builtins", "__builtin__")
 _FACTORIES = frozenset(
     (module, name) for module in _BUILTINS for name in ("dict", "list", "set", "int", "float", "str")
@@ -52,7 +54,29 @@ _BUILDERS = frozenset((each.module, each.name) for each in BUILDERS)
 _WRAPPERS = frozenset([(PARAMETER.module, PARAMETER.name), ("torch._utils", "_rebuild_parameter_with_state")])
 _FROM_TYPE = ("torch._tensor", "_rebuild_from_type_v2")
 _TENSOR_CLASSES = frozenset([("torch", "Tensor"), ("torch.nn.parameter", "Parameter")])
+_DTENSOR = "DTensor"
+_OTHER_TENSORS: Mapping[str, tuple[str, str]] = {
+    "_rebuild_qtensor": ("a quantized tensor", "save what its dequantize() gives"),
+    "_rebuild_sparse_tensor": ("a sparse tensor", "save what its to_dense() gives"),
+    "_rebuild_sparse_csr_tensor": ("a sparse tensor", "save what its to_dense() gives"),
+    "_rebuild_nested_tensor": ("a nested tensor", "save what its unbind() gives"),
+    "_rebuild_meta_tensor_no_storage": ("a tensor on the device 'meta', without values", "save one that has some"),
+    "_rebuild_device_tensor_from_cpu_tensor": ("a tensor of another device", "save what its cpu() gives"),
+    "_rebuild_device_tensor_from_numpy": ("a tensor of another device", "save what its cpu() gives"),
+}
+"""Functions of `torch._utils` whose tensors are not read -> what they make, and what to do."""
+_MODULE_FIELDS = frozenset({"_parameters", "_buffers", "_modules"})
+"""Attributes of every torch.nn.Module."""
 _Names = frozenset[tuple[str, str]]
+
+
+class _Everything(Container[str]):
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
+EVERYTHING: Container[str] = _Everything()
+"""All keys, as those that are inert."""
 
 
 class TorchFile(Record):
@@ -64,19 +88,35 @@ class TorchFile(Record):
             `Global` and `PickledObject` of names that are known to the caller; below inert keys any of these, and
             `PersistentId`.
         storages: where the bytes of all storages are in the file. Several tensors may be views of one.
+        archive: what all its records are below: the name that it was saved under, without its extension, unless it was
+            saved elsewhere first.
     """
 
     root: object
     storages: tuple[Extent, ...]
+    archive: str
+
+    def check_name(self, location: Location, is_of_rank: Callable[[str], object]) -> None:
+        """Check that it was saved under its name, if it was saved as a rank's file: others of a training look alike.
+
+        Raises:
+            CheckpointError: it was saved as another rank's.
+        """
+        saved_as = f"{self.archive}.pt"
+        if saved_as != location.name and is_of_rank(saved_as):
+            raise CheckpointError(
+                f"{location}: was saved as {saved_as}, by the name inside: it was renamed, or copied over another "
+                "file. Restore the file of this name"
+            )
 
 
 def read_torch_file(
-    file: SourceFile, *, inert: Collection[str] = (), known: Collection[tuple[str, str]] = ()
+    file: SourceFile, *, inert: Container[str] = (), known: Collection[tuple[str, str]] = ()
 ) -> TorchFile:
     """Read the tree of a file, and where its tensors are, from its headers alone.
 
     Args:
-        inert: top-level keys below which objects of any class are kept as records.
+        inert: top-level keys below which objects of any class are kept as records; `not_data` refuses one of these.
         known: (module, name) of classes and functions whose calls are kept as records everywhere. A tensor of such a
             class is a call of the class, with the arguments of the function that makes it, and what is set afterwards.
 
@@ -86,7 +126,7 @@ def read_torch_file(
         StorageError: the file cannot be read.
     """
     try:
-        return _read(file, frozenset(inert), _OBJECTS.union(known))
+        return _read(file, inert, _OBJECTS.union(known))
     except (CheckpointError, PickleError) as error:
         raise CheckpointError(f"{file.location}: {error}") from None
 
@@ -99,14 +139,53 @@ def text_fields(value: object) -> dict[str, object] | None:
     return fields if len(fields) == sum(isinstance(key, str) for key, _ in value) else None
 
 
-def _read(file: SourceFile, inert: frozenset[str], known: _Names) -> TorchFile:
+def not_data(value: Global | PickledObject) -> str:
+    """Return why a name, or an object of it, is refused where data is wanted."""
+    if isinstance(value, Global):
+        return _foreign_name(value)
+    value = _innermost(value)
+    name = value.made_by
+    if _name_of(value) == _FROM_TYPE:
+        return _foreign_class(value)
+    if name.module == "torch._utils" and name.name in _OTHER_TENSORS:
+        what, advice = _OTHER_TENSORS[name.name]
+        return f"has {what} ({name}), which reshard does not read; {advice}"
+    fields = text_fields(value.state)
+    if fields is not None and fields.keys() >= _MODULE_FIELDS:
+        return (
+            f"has a whole module, {str(name)[:200]!r}, which is not data and was not run; load it in PyTorch, and save "
+            "its tensors with torch.save(module.state_dict(), FILE)"
+        )
+    return _foreign_name(name)
+
+
+def _foreign_name(name: Global) -> str:
+    return f"has {str(name)[:200]!r}, which is not data and was not run; save the checkpoint without it"
+
+
+def _foreign_class(tensor: PickledObject) -> str:
+    match tensor.arguments:
+        case (_, Global() as kind, *_) if kind.name == _DTENSOR:
+            return (
+                f"has a tensor of the class {str(kind)[:200]!r}, of which this is one rank's part; name the directory "
+                "with the files of all ranks, or save what its full_tensor() gives"
+            )
+        case (_, Global() as kind, *_):
+            return f"has a tensor of the class {str(kind)[:200]!r}; save a plain tensor instead"
+    return "its pickle describes no tensor"
+
+
+def _read(file: SourceFile, inert: Container[str], known: _Names) -> TorchFile:
     whole = Extent(0, file.size_bytes)
     tail = min(_TAIL_BYTES, file.size_bytes)
     window = Window(file, [Extent(0, min(1, tail)), Extent(file.size_bytes - tail, tail)])
     if tail and window.read(0, 1) == _PICKLE_START:
         raise CheckpointError(
-            "is saved in PyTorch's format before 1.6, or is a plain pickle; load it in PyTorch and save it again"
+            "is saved in PyTorch's format before 1.6, or is a plain pickle; load it in PyTorch and save it again: "
+            "torch.save(torch.load(FILE), NEW_FILE)"
         )
+    if window.read(0, min(tail, len(_LFS_START))) == _LFS_START:
+        raise CheckpointError("is a Git LFS pointer; fetch the file itself (git lfs pull)")
     archive = Archive(window, whole, max_records=_MAX_RECORDS, max_directory_bytes=_MAX_DIRECTORY_BYTES)
     name = archive.only("data.pkl")
     prefix = name.removesuffix("data.pkl")
@@ -128,7 +207,7 @@ def _read(file: SourceFile, inert: frozenset[str], known: _Names) -> TorchFile:
             root = _Tree(storages, inert, known, parse, 2 * len(data) + _MIN_VISITS).of_root(read_objects(data))
         except (CheckpointError, PickleError) as error:
             raise CheckpointError(f"record {name!r}: {error}") from None
-    return TorchFile(root, tuple(extent for extent, _ in storages.values()))
+    return TorchFile(root, tuple(extent for extent, _ in storages.values()), prefix.removesuffix("/"))
 
 
 class _Tree:
@@ -137,7 +216,7 @@ class _Tree:
     def __init__(
         self,
         storages: dict[str, tuple[Extent, int]],
-        inert: frozenset[str],
+        inert: Container[str],
         known: _Names,
         parse: Parse,
         max_visits: int,
@@ -149,6 +228,7 @@ class _Tree:
         self._max_visits = max_visits
         self._path: list[object] = []
         self._is_inert = False
+        self._records: dict[tuple[int, bool], PickledObject] = {}
 
     def of_root(self, value: object) -> object:
         try:
@@ -208,20 +288,21 @@ class _Tree:
     def _global(self, value: Global) -> Global:
         name = (value.module, value.name)
         if not self._is_inert and name not in _DTYPES and name not in self._known:
-            raise self._refusal(value)
+            raise CheckpointError(not_data(value))
         return value
 
-    def _refusal(self, name: Global) -> CheckpointError:
-        return CheckpointError(
-            f"has {str(name)[:200]!r}, which is not data and was not run; save the checkpoint without it"
-        )
-
     def _object(self, value: PickledObject) -> object:
-        name = (value.made_by.module, value.made_by.name)
+        name = _name_of(value)
         if name == _FROM_TYPE and (of_class := self._of_known_class(value.arguments)):
             return self._record(of_class)
         if name in _BUILDERS or name in _WRAPPERS or name == _FROM_TYPE:
-            return self._tensor(value)
+            inner = _innermost(value)
+            if _name_of(inner) != _FROM_TYPE:
+                return self._tensor(inner)
+            has_class = len(inner.arguments) > 1 and isinstance(inner.arguments[1], Global)
+            if self._is_inert and has_class:
+                return self._record(value)
+            raise CheckpointError(_foreign_class(inner))
         if name == _ORDERED_DICT and not value.arguments:
             return self._pairs(value.pairs or Pairs())
         if name == _DEFAULT_DICT and self._is_factory(value.arguments):
@@ -234,8 +315,12 @@ class _Tree:
             case (tuple(sizes),) if name == _SIZE:
                 return self._of(sizes)
         if not self._is_inert and name not in self._known:
-            raise self._refusal(value.made_by)
-        return self._record(value)
+            raise CheckpointError(not_data(value))
+        # an object with a long list may be that of each tensor; the tree that is read keeps it, and so its id
+        key = id(value), self._is_inert
+        if key not in self._records:
+            self._records[key] = self._record(value)
+        return self._records[key]
 
     def _of_known_class(self, arguments: tuple[object, ...]) -> PickledObject | None:
         """What makes a tensor of a class that the caller knows; None for another one."""
@@ -268,7 +353,7 @@ class _Tree:
 
     def _tensor(self, value: PickledObject) -> StoredTensor:
         self._parse.take(_OBJECT_BYTES)
-        view = parse_view(_innermost(value))
+        view = parse_view(value)
         if view.is_lazy:
             raise CheckpointError("has a tensor whose stored bytes are conjugated or negated; save it resolved")
         found = self._storages.get(view.key)
@@ -279,28 +364,23 @@ class _Tree:
         return view.placed(*found)
 
 
-def _innermost(value: object) -> object:
-    """The tensor inside what makes a parameter, or a tensor with attributes, of it."""
-    for _ in range(4):
-        if not isinstance(value, PickledObject):
-            break
-        name = (value.made_by.module, value.made_by.name)
-        if name in _WRAPPERS and value.arguments:
-            value = value.arguments[0]
-        elif name == _FROM_TYPE:
-            value = _without_type(value)
-        else:
-            break
+def _innermost(value: PickledObject) -> PickledObject:
+    """The tensor inside what makes a parameter, or a tensor with attributes, of it; one of another class stays."""
+    for _ in range(_MAX_WRAPPERS):
+        match value.arguments:
+            case (PickledObject() as inner, *_) if _name_of(value) in _WRAPPERS:
+                value = inner
+            case (Global() as function, Global() as kind, tuple(arguments), _) if (
+                _name_of(value) == _FROM_TYPE and (kind.module, kind.name) in _TENSOR_CLASSES
+            ):
+                value = PickledObject(function, arguments)
+            case _:
+                break
     return value
 
 
-def _without_type(value: PickledObject) -> PickledObject:
-    match value.arguments:
-        case (Global() as function, Global() as kind, tuple(arguments), _):
-            if (kind.module, kind.name) not in _TENSOR_CLASSES:
-                raise CheckpointError(f"has a tensor of the class {str(kind)[:200]!r}; save a plain tensor instead")
-            return PickledObject(function, arguments)
-    raise CheckpointError("its pickle describes no tensor")
+def _name_of(value: PickledObject) -> tuple[str, str]:
+    return value.made_by.module, value.made_by.name
 
 
 def _shown(key: object) -> str:

@@ -13,6 +13,7 @@ from reshard.core.files.zip_writing import ArchiveLayout
 from reshard.core.runtime.pickle_writing import build_pickle
 from reshard.core.runtime.pickled import Pairs, PickledObject
 from reshard.core.runtime.records import Record
+from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape
 
 
@@ -23,12 +24,21 @@ class TensorPlace(Record):
     shape: Shape | None = None
 
 
+class TensorValue(Record):
+    """A tensor in the tree whose bytes are known, such as a number's."""
+
+    dtype: DType
+    shape: Shape
+    data: bytes
+
+
 def plan_torch_file(root: object, entries: Sequence[OutputEntry], archive: str) -> FilePlan:
     """Lay out the file with a tree whose tensors are `entries`, in their order.
 
     Args:
         root: None, bool, int, float, str, bytes, list, tuple, dict, `Pairs`, `Global`, `PickledObject` and a
-            `TensorPlace` for each tensor; two of one name are tensors that share their storage.
+            `TensorPlace` for each tensor; two of one name are tensors that share their storage. A `TensorValue` is a
+            tensor besides these.
         archive: the prefix of all records: torch takes the file's name without its extension.
 
     Raises:
@@ -43,6 +53,8 @@ def plan_torch_file(root: object, entries: Sequence[OutputEntry], archive: str) 
     add_format(layout)
     for number, entry in enumerate(entries):
         layout.add_data(f"data/{number}", Content(entry.name, 0, entry.size_bytes))
+    for key, data in tree.values.items():
+        layout.add(f"data/{key}", data, aligned=True)
     layout.add("version", VERSION)
     return layout.finish()
 
@@ -56,11 +68,14 @@ class _Tree:
         if len(self._entries) != len(entries):
             raise ValueError("two entries have the same name")
         self._placed: set[str] = set()
+        self.values: dict[str, bytes] = {}
 
     def of(self, value: object) -> object:
         match value:
             case TensorPlace():
                 return self._tensor(value)
+            case TensorValue():
+                return self._value(value)
             case Mapping():
                 return self._pairs(value.items())
             case Pairs():
@@ -93,3 +108,9 @@ class _Tree:
             raise ValueError(f"{place.name!r} has the shape {entry.shape}, which cannot become {shape}")
         self._placed.add(place.name)
         return tensor_record(entry.dtype, writable_name(entry), shape, self._keys[place.name])
+
+    def _value(self, value: TensorValue) -> PickledObject:
+        key = str(len(self._keys) + len(self.values))
+        self.values[key] = value.data
+        entry = OutputEntry("", value.dtype, value.shape)
+        return tensor_record(value.dtype, writable_name(entry), value.shape, key)

@@ -18,8 +18,12 @@ from reshard.core.tensor.slices import Extent, Shape, TensorSlice, is_countable,
 
 _UNTYPED = Global("torch.storage", "UntypedStorage")
 _V2, _V3 = Global("torch._utils", "_rebuild_tensor_v2"), Global("torch._utils", "_rebuild_tensor_v3")
+_NPU = Global("torch_npu.utils.storage", "_rebuild_npu_tensor")
+"""Of older torch_npu: as version 2, with the number of a format after it."""
+_PLAIN_FORMATS = (-1, 0, 2)
+"""ACL_FORMAT_UNDEFINED, _NCHW and _ND: elements are as strides say. Others rearrange them."""
 PARAMETER = Global("torch._utils", "_rebuild_parameter")
-BUILDERS = (_V2, _V3)
+BUILDERS = (_V2, _V3, _NPU)
 TENSOR_NAMES = frozenset(
     [
         *((each.module, each.name) for each in (_V2, _V3, PARAMETER, _UNTYPED)),
@@ -144,6 +148,10 @@ def parse_view(record: object) -> TensorView:
         raise CheckpointError("its pickle describes a tensor without a dtype")
     else:
         dtype, storage_bytes = storage_dtype, elements * storage_dtype.itemsize
+    if record.made_by == _NPU:
+        if len(rest) != 1 or rest[0] not in _PLAIN_FORMATS:
+            raise CheckpointError("its pickle describes a tensor in a format of torch_npu's; save what its cpu() gives")
+        rest = []
     sizes, steps = _numbers(shape), _numbers(strides)
     if len(sizes) != len(steps) or type(start) is not int or not 0 <= start < 2**63:
         raise CheckpointError("its pickle gives no place in the storage: damaged")

@@ -49,11 +49,12 @@ class ArchiveLayout:
         self._places: list[SumPlace] = []
         self._places_in_directory: list[SumPlace] = []
 
-    def add(self, name: str, content: bytes) -> None:
+    def add(self, name: str, content: bytes, *, aligned: bool = False) -> None:
         """Add a record whose content is known."""
         crc = crc32(content)
         self._list(self._entry(name, len(content), crc))
-        self._write(self._local(name, len(content), crc) + content)
+        local = self._aligned_local if aligned else self._local
+        self._write(local(name, len(content), crc) + content)
 
     def add_data(self, name: str, data: Content) -> None:
         """Add an aligned record for bytes that come later."""
@@ -61,7 +62,7 @@ class ArchiveLayout:
         entry = self._entry(name, size)
         self._places_in_directory.append(SumPlace(len(self._directory) + _SUM_IN_ENTRY, data.name))
         self._list(entry)
-        self._write(self._data_local(name, size))
+        self._write(self._aligned_local(name, size, None))
         if size:
             self._segments += [bytes(self._literal), data]
             self._literal.clear()
@@ -95,12 +96,12 @@ class ArchiveLayout:
         fields = (version, flags, 0, 0, _NEW_YEAR_1980, crc, size, size, len(full_name), len(extra))
         return LOCAL.pack(LOCAL_START, *fields) + full_name + extra
 
-    def _data_local(self, name: str, size: int) -> bytes:
-        """The header of bytes that come later, padded so that these are aligned."""
+    def _aligned_local(self, name: str, size: int, crc: int | None) -> bytes:
+        """The header of a record, padded so that its content is aligned."""
         wide = struct.pack("<2H2Q", WIDE_FIELD, 16, size, size) if size >= FULL_32 else b""
-        unpadded = self._offset + len(self._local(name, size, None, wide)) + 4
+        unpadded = self._offset + len(self._local(name, size, crc, wide)) + 4
         padding = -unpadded % ALIGNMENT
-        return self._local(name, size, None, wide + struct.pack("<2H", _PADDING_FIELD, padding) + b"Z" * padding)
+        return self._local(name, size, crc, wide + struct.pack("<2H", _PADDING_FIELD, padding) + b"Z" * padding)
 
     def _entry(self, name: str, size: int, crc: int | None = None) -> bytes:
         """The entry of the next record in the directory; without a CRC, there is a place for it."""

@@ -368,6 +368,10 @@ class _Machine:
 
     def call(self) -> None:
         arguments, made_by = self._stack.pop(), self._stack.pop()
+        if type(made_by) is PickledObject:
+            # only what is short when written out: lists in a list may double at each level
+            names = ", ".join(str(each) for each in made_by.arguments if isinstance(each, Global | str))
+            raise PickleError(f"constructs something without a name, by {made_by.made_by} of {names[:200]!r}")
         if type(made_by) is not Global or type(arguments) is not tuple:
             raise PickleError("constructs something without a name, or not from a tuple")
         self._stack.append(PickledObject(made_by, arguments))

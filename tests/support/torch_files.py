@@ -1,6 +1,6 @@
 """Files that torch.save wrote: described as PyTorch's judge describes them, and written as reshard lays them out."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,13 @@ import numpy as np
 from reshard.core.files.model import CheckpointFormat, Content, OutputEntry
 from reshard.core.files.running_crc import ContentRange, running_crc
 from reshard.core.files.torch_file import TorchFile, read_torch_file
-from reshard.core.files.torch_file_writing import plan_torch_file
+from reshard.core.files.torch_file_writing import TensorPlace, plan_torch_file
 from reshard.core.files.torch_views import StoredTensor
 from reshard.core.runtime.pickled import Global, Pairs, PickledObject
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
-from reshard.core.tensor.dtypes import torch_name
+from reshard.core.tensor.dtypes import dtype_from_name, torch_name
+from tests.support.checkpoints import Contents
 
 
 def read(path: Path, *inert: str, known: Collection[tuple[str, str]] = ()) -> TorchFile:
@@ -44,6 +45,15 @@ def written(root: object, contents: dict[str, tuple[OutputEntry, bytes]], archiv
         file += block
     assert len(file) == plan.size_bytes
     return file
+
+
+def state_dict_file(contents: Contents, shape_tree: Callable[[Any], object] = lambda tensors: tensors) -> bytes:
+    """The file with the state dict of these tensors, in the tree that is made of it."""
+    entries = {
+        name: (OutputEntry(name, dtype_from_name(dtype), shape), data)
+        for name, (dtype, shape, data) in contents.items()
+    }
+    return written(shape_tree({name: TensorPlace(name) for name in contents}), entries)
 
 
 def content_of(data: bytes, tensor: StoredTensor) -> bytes:

@@ -100,10 +100,18 @@ def torch_archive(top: str, data: bytes = b"\x80\x02}q\x00.") -> bytes:
 @pytest.mark.parametrize(
     ("name", "data", "kind"),
     [
-        ("model.safetensors", torch_archive("model"), "a zip archive, as PyTorch saves: load it with torch.load"),
-        ("model.ckpt", torch_archive("archive"), "a zip archive, as PyTorch saves: load it with torch.load"),
-        ("last.ckpt", torch_archive("archive", b"\x80\x02X\x19\0\0\0pytorch-lightning_version"), "PyTorch Lightning"),
-        ("old.ckpt", b"\x80\x02X\x19\0\0\0pytorch-lightning_versionq\x01", "a checkpoint of PyTorch Lightning"),
+        ("model.safetensors", torch_archive("model"), "a zip archive, as PyTorch saves: rename it to end in .pt"),
+        ("model.ckpt", torch_archive("archive"), "a zip archive, as PyTorch saves: rename it to end in .pt"),
+        (
+            "last.ckpt",
+            torch_archive("archive", b"\x80\x02X\x19\0\0\0pytorch-lightning_version"),
+            "PyTorch Lightning: rename it",
+        ),
+        (
+            "old.ckpt",
+            b"\x80\x02X\x19\0\0\0pytorch-lightning_versionq\x01",
+            "a checkpoint of PyTorch Lightning: load it in PyTorch, and save it again",
+        ),
         ("old.ckpt", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a Python pickle, as old versions of PyTorch save"),
         ("w.ckpt", archive({"w.npy": bytes(128)}, prefix=""), "a NumPy archive: load it with numpy.load"),
         ("_rank3_.safetensors", torch_archive("_rank3_"), "a PyTorch archive, which hyper_parallel saves"),

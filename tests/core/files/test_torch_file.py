@@ -14,7 +14,7 @@ import pytest
 
 from reshard.core.errors import CheckpointError, LimitError
 from reshard.core.files.model import OutputEntry, StridedContent
-from reshard.core.files.torch_file import read_torch_file
+from reshard.core.files.torch_file import not_data, read_torch_file
 from reshard.core.files.torch_file_writing import TensorPlace
 from reshard.core.files.torch_views import StoredTensor
 from reshard.core.runtime.metadata import metadata_limited
@@ -149,6 +149,24 @@ def test_a_tensor_of_a_known_class_is_a_record_of_what_it_was_made_of(tmp_path: 
     assert content_of(file_with(pickled), items_of(found.state)["local"]) == DATA
 
 
+def test_a_known_object_of_many_tensors_is_read_once(tmp_path: Path) -> None:
+    """A mesh lists all ranks, and each tensor refers to it: read again for each, it looked like a repeated part."""
+    mesh = Opcodes().of(b"cmesh\nMesh\n)\x81q\x01(K\x01").of(b"K\x02" * 2000, b"tb").bytes()
+    pickled = tree(("first", mesh), *((f"w{number}", b"h\x01") for number in range(3000)))
+    (tmp_path / "file.pt").write_bytes(file_with(pickled))
+    root = items_of(read(tmp_path / "file.pt", known=[("mesh", "Mesh")]).root)
+    assert len(root) == 3001
+    assert all(each is root["first"] for each in root.values())
+
+
+def test_an_inert_object_does_not_serve_elsewhere(tmp_path: Path) -> None:
+    known = Opcodes().of(b"cmesh\nMesh\n)\x81q\x01cother\nThing\n)\x81b").bytes()
+    pickled = tree(("args", known), ("w", b"h\x01"))
+    (tmp_path / "file.pt").write_bytes(file_with(pickled))
+    with pytest.raises(CheckpointError, match="has 'other.Thing', which is not data"):
+        read(tmp_path / "file.pt", "args", known=[("mesh", "Mesh")])
+
+
 class Foreign:
     """A class that is not data."""
 
@@ -193,7 +211,6 @@ def _by_stack(module: str, name: str) -> bytes:
         (b"ccollections\nOrderedDict\n(NtR", "collections.OrderedDict"),
         (b"c_codecs\nencode\n(NNtR", "_codecs.encode"),
         (b"ctorch\nSize\n)R", "torch.Size"),
-        (b"ctorch._utils\n_rebuild_sparse_tensor\n)R", "torch._utils._rebuild_sparse_tensor"),
     ],
 )
 def test_hostile_names_are_refused_by_name(tmp_path: Path, hostile: bytes, name: str) -> None:
@@ -206,6 +223,10 @@ def test_hostile_names_are_refused_by_name(tmp_path: Path, hostile: bytes, name:
     [
         (b"cos\nsystem\n}b", "sets the state of something that has none"),
         (b"cos\nsystem\n)R)R", "constructs something without a name"),
+        (
+            b"c__builtin__\ngetattr\n(cshards\nSharded\nX\x05\x00\x00\x00StatetR)R",
+            "constructs something without a name, by __builtin__.getattr of 'shards.Sharded, State'",
+        ),
         (b"]q\x00h\x00a", "nests deeper than 100 levels, or contains itself"),
         (b"}q\x00(Kah\x00u", "nests deeper than 100 levels, or contains itself"),
         (b"cargparse\nNamespace\n)Rq\x00h\x00b", "nests deeper than 100 levels, or contains itself"),
@@ -247,7 +268,8 @@ def test_a_pickle_that_takes_too_much_memory_is_refused(tmp_path: Path) -> None:
 def test_names_bytes_and_files_that_are_no_archives(tmp_path: Path) -> None:
     assert refusal(tmp_path, b"") == "is not a zip archive: damaged, or not what torch.save writes"
     assert refusal(tmp_path, b"\x80\x02.") == (
-        "is saved in PyTorch's format before 1.6, or is a plain pickle; load it in PyTorch and save it again"
+        "is saved in PyTorch's format before 1.6, or is a plain pickle; load it in PyTorch and save it again: "
+        "torch.save(torch.load(FILE), NEW_FILE)"
     )
     assert "is a TorchScript program" in refusal(tmp_path, file_with(b"N.", **{"constants.pkl": b"N."}))
     assert "is of byte order 'big', reshard reads little" in refusal(tmp_path, file_with(b"N.", byteorder=b"big"))
@@ -270,6 +292,52 @@ def test_records_that_overlap_are_refused(tmp_path: Path) -> None:
 def test_a_changed_pickle_is_refused(tmp_path: Path) -> None:
     data = file_with(tree(("w", W))).replace(b"FloatStorage", b"LongStorage\n", 1)
     assert "does not have its CRC-32" in refusal(tmp_path, data)
+
+
+def _of_npu(*more: bytes) -> bytes:
+    builder = W.replace(b"torch._utils\n_rebuild_tensor_v2", b"torch_npu.utils.storage\n_rebuild_npu_tensor")
+    return builder.removesuffix(b"tR") + b"".join(more) + b"tR"
+
+
+def test_tensors_of_older_torch_npu(tmp_path: Path) -> None:
+    data = file_with(tree(("w", _of_npu(b"K\x02"))))
+    [(_, tensor)] = read_bytes(tmp_path, data)
+    assert content_of(data, tensor) == DATA
+    for more in ((), (b"K\x02", b"K\x02"), (b"}",), (b"K\x1d",)):
+        assert "describes a tensor in a format of torch_npu's; save what its cpu() gives" in refusal(
+            tmp_path, file_with(tree(("w", _of_npu(*more))))
+        )
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            "_rebuild_qtensor",
+            "has a quantized tensor (torch._utils._rebuild_qtensor), which reshard does not read; save",
+        ),
+        ("_rebuild_sparse_csr_tensor", "has a sparse tensor (torch._utils._rebuild_sparse_csr_tensor)"),
+        ("_rebuild_device_tensor_from_numpy", "has a tensor of another device (torch._utils._rebuild_device_tensor_fr"),
+        ("_rebuild_device_tensor_from_cpu_tensor", "which reshard does not read; save what its cpu() gives"),
+    ],
+)
+def test_other_tensors_of_torch_are_called_by_their_names(function: str, message: str, tmp_path: Path) -> None:
+    pickled = tree(("w", f"ctorch._utils\n{function}\n)R".encode()))
+    assert message in refusal(tmp_path, file_with(pickled))
+
+
+def test_tensors_of_other_classes_are_records_below_inert_keys(tmp_path: Path) -> None:
+    made = W.removeprefix(b"ctorch._utils\n_rebuild_tensor_v2\n").removesuffix(b"R")
+    of_class = b"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_tensor_v2\ncmesh\nDTensor\n" + made
+    parameter = b"ctorch._utils\n_rebuild_parameter\n(" + of_class + b"}tR" + b"\x88)tR"
+    for value in (of_class + b"}tR", parameter):
+        data = file_with(tree(("w", value)))
+        assert "has a tensor of the class 'mesh.DTensor', of which this is one rank's part; name" in refusal(
+            tmp_path, data
+        )
+        [(_, found)] = read_bytes(tmp_path, data, "w")
+        assert isinstance(found, PickledObject)
+        assert not_data(found).startswith("has a tensor of the class 'mesh.DTensor', of which")
 
 
 def test_nothing_is_imported_or_run(tmp_path: Path) -> None:

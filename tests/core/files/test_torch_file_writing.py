@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reshard.core.errors import CheckpointError
 from reshard.core.files.model import Content, OutputEntry
-from reshard.core.files.torch_file_writing import TensorPlace, plan_torch_file
+from reshard.core.files.torch_file_writing import TensorPlace, TensorValue, plan_torch_file
 from reshard.core.files.torch_views import StoredTensor
 from reshard.core.runtime.pickled import Global, Pairs, PickledObject
 from reshard.core.tensor.dtypes import INT4, TEXT, dtype_from_name, foreign_dtype
@@ -72,6 +72,19 @@ def test_tensors_come_back(tmp_path: Path) -> None:
         names += [*(f"data/{number}" for number in range(5)), "version"]
         assert file.namelist() == [f"model_optim_rng/{name}" for name in names]
     assert all(tensor.extent.offset % 64 == 0 for tensor in tensors)
+
+
+def test_numbers_are_tensors_of_known_bytes(tmp_path: Path) -> None:
+    step = TensorValue(dtype_from_name("Float32"), (), b"\0\0\x80\x40")
+    root = {"step": step, "param": TensorPlace("a"), "again": [step]}
+    (tmp_path / "x.pt").write_bytes(written(root, contents_of(entry("a"))))
+    found = dict(items_of(read(tmp_path / "x.pt").root))
+    assert isinstance(found["step"], StoredTensor)
+    assert found["step"].extent is not None
+    assert found["step"].extent.offset % 64 == 0
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        assert archive.testzip() is None
+        assert [archive.read(f"archive/data/{key}") for key in (1, 2)] == [step.data] * 2
 
 
 def test_objects_come_back(tmp_path: Path) -> None:
