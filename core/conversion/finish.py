@@ -104,7 +104,7 @@ def check_crcs(session: Session) -> None:
         for rank in sorted(session.workspace.recorded_ranks()):
             if not problems.keys().isdisjoint(_places_read(session.plan, rank)):
                 session.workspace.remove_record(rank)
-    what = "\n  ".join(listed_lines(list(problems.values())))
+    what = "\n  ".join(listed_lines(list(dict.fromkeys(problems.values()))))
     raise CheckpointError(
         f"{what}. {session.workspace.directory} holds what was made of the rest: get the damaged files again, and "
         f"begin again with {option('overwrite', True)}"

@@ -1,16 +1,17 @@
 """The check of CRCs in files of known shards, as zip archives have them for each storage."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from threading import Event
 
 from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CatalogRecord
+from reshard.core.errors import CatalogError
 from reshard.core.files.model import StoredCrc
 from reshard.core.files.remote_reads import WholeFiles, whole_file_readers
 from reshard.core.files.torch_zip import check_crcs
-from reshard.core.layouts.placed_shards import ShardFile
+from reshard.core.layouts.placed_shards import PlacedShard, ShardFile
 from reshard.core.layouts.source_layout import CatalogOptions
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.threads import in_threads
@@ -26,53 +27,47 @@ def with_crcs(
 ) -> Mapping[int, CatalogRecord]:
     """Return the records of the parts of files, with CRCs of tensors that are checked when these are read.
 
-    Storages that several tensors are in are read here: later, a wrong CRC would be found by one name only. All are if
-    the caller reads no tensors.
+    All are read here if the caller reads no tensors.
 
     Raises:
         CheckpointError: a CRC is wrong.
         StorageError: a file cannot be read.
     """
-    later: dict[int, dict[str, StoredCrc]] = {}
-    now: list[tuple[ShardFile, dict[str, StoredCrc]]] = []
-    rank = 0
-    for file in files:
-        storages: dict[StoredCrc, str] = {}
-        shared = _shared(file)
-        for part in file.parts:
-            of_rank = later.setdefault(rank, {})
-            for name, shard in part.items():
-                crc = shard.stored.crc
-                if crc is None or name in unwanted:
-                    continue
-                if options.crc_later and crc not in shared:
-                    of_rank[name] = crc
-                else:
-                    storages[crc] = name
-            rank += 1
-        if storages:
-            now.append((file, {name: crc for crc, name in storages.items()}))
-    _check_now(now, options.workers)
+    if not options.crc_later:
+        check_placed_crcs(files, unwanted, options.workers)
+        return records
+    parts = [_wanted_crcs(part, unwanted) for file in files for part in file.parts]
     return {
         rank: replace(record, index=replace(record.index, has_crc=bool(crcs), crcs=crcs))
-        for rank, (record, crcs) in enumerate(zip(records.values(), later.values(), strict=True))
+        for (rank, record), crcs in zip(records.items(), parts, strict=True)
     }
 
 
-def _shared(file: ShardFile) -> frozenset[StoredCrc]:
-    """The storages of a file that several tensors are in."""
-    first: dict[StoredCrc, str] = {}
-    crcs = ((shard.stored.crc, shard.name) for shard in file.shards)
-    return frozenset(crc for crc, name in crcs if crc is not None and first.setdefault(crc, name) != name)
+@contextmanager
+def damage_first(files: Sequence[ShardFile], unwanted: frozenset[str], options: CatalogOptions) -> Iterator[None]:
+    """Compare values inside the block: if they differ because some are damaged, it ends in that error instead."""
+    try:
+        yield
+    except CatalogError:
+        if options.check_crc and options.crc_later:
+            check_placed_crcs(files, unwanted, options.workers)
+        raise
 
 
-def _check_now(files: list[tuple[ShardFile, dict[str, StoredCrc]]], workers: int) -> None:
-    if not files:
-        return
+def check_placed_crcs(files: Sequence[ShardFile], unwanted: frozenset[str], workers: int) -> None:
+    """Read the storages of wanted tensors, and check their CRCs.
+
+    Raises:
+        CheckpointError: a CRC is wrong.
+        StorageError: a file cannot be read.
+    """
     progress, whole_files = current_progress(), WholeFiles()
-    progress.begin("checking CRCs", sum(crc.extent.length for _, crcs in files for crc in crcs.values()))
+    by_file = [(file, crcs) for file in files if (crcs := _storages(file, unwanted))]
+    if not by_file:
+        return
+    progress.begin("checking CRCs", sum(crc.extent.length for _, crcs in by_file for crc in crcs.values()))
 
-    def check(item: tuple[ShardFile, dict[str, StoredCrc]]) -> None:
+    def check(item: tuple[ShardFile, Mapping[str, StoredCrc]]) -> None:
         shard_file, crcs = item
         with (
             closing(open_source(parse_url(shard_file.location), shard_file.version)) as file,
@@ -80,4 +75,15 @@ def _check_now(files: list[tuple[ShardFile, dict[str, StoredCrc]]], workers: int
         ):
             check_crcs(file, crcs, progress.advance)
 
-    in_threads(check, files, whole_file_readers(parse_url(files[0][0].location), workers), Event())
+    in_threads(check, by_file, whole_file_readers(parse_url(by_file[0][0].location), workers), Event())
+
+
+def _storages(file: ShardFile, unwanted: frozenset[str]) -> dict[str, StoredCrc]:
+    """The CRC of each storage in a file, by the name of one tensor in it."""
+    names = {crc: name for part in file.parts for name, crc in _wanted_crcs(part, unwanted).items()}
+    return {name: crc for crc, name in names.items()}
+
+
+def _wanted_crcs(part: Mapping[str, PlacedShard], unwanted: frozenset[str]) -> dict[str, StoredCrc]:
+    stored = ((name, shard.stored.crc) for name, shard in part.items() if name not in unwanted)
+    return {name: crc for name, crc in stored if crc is not None}

@@ -40,12 +40,8 @@ class ReportedCrcs:
 
     def watch(self, record: CatalogRecord, file: SourceFile) -> SourceFile:
         """Return the file of a source rank, whose reads are counted from now on."""
-        tensors = [
-            TensorCrc(entry.name, extent)
-            for entry in record.index.entries.values()
-            for extent in entry.extents
-            if extent.length
-        ]
+        extents = (extent for entry in record.index.entries.values() for extent in entry.extents)
+        tensors = [ExtentCrc(extent) for extent in extents if extent.length]
         _, crcs = self._files.setdefault(record.rank, (record.location, FileCrcs(tensors)))
         return crcs.watched(file)
 
@@ -57,18 +53,16 @@ class ReportedCrcs:
         return {location: np.array(of_file, np.int64) for location, of_file in rows.items() if of_file}
 
 
-class TensorCrc:
-    """The CRC-32 of a tensor's bytes in a file.
+class ExtentCrc:
+    """The CRC-32 of bytes in a file: of a tensor, or of a storage of several.
 
     Attributes:
-        name: the tensor's name.
-        start: its first byte.
-        stop: its end.
-        actual: the CRC-32 of all of it, once that was read.
+        start: the first byte.
+        stop: their end.
+        actual: the CRC-32 of all of them, once they were read.
     """
 
-    def __init__(self, name: str, extent: Extent) -> None:
-        self.name = name
+    def __init__(self, extent: Extent) -> None:
         self.start, self.stop = extent.offset, extent.offset + extent.length
         self.actual: int | None = None
         self._parts: list[list[int]] = []  # in order, apart, as [start, stop, CRC-32]
@@ -119,7 +113,7 @@ class TensorCrc:
 class FileCrcs:
     """The CRC-32s of tensors in one file, which share no bytes; for any number of threads."""
 
-    def __init__(self, tensors: Iterable[TensorCrc]) -> None:
+    def __init__(self, tensors: Iterable[ExtentCrc]) -> None:
         self.tensors = sorted(tensors, key=lambda tensor: tensor.start)
         self._starts = [tensor.start for tensor in self.tensors]
         self._lock = Lock()

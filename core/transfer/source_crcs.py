@@ -1,7 +1,8 @@
 """CRCs of source tensors, checked with the bytes that a conversion reads anyway.
 
-A tensor of a DCP checkpoint has a CRC-32 over its storage. What target ranks do not read, as those that an earlier run
-has done, is read before the target is committed. Bytes that are read again are not checked again.
+A tensor in a file of PyTorch's has a CRC-32 over its storage, which may have other tensors in it, too. What target
+ranks do not read, as those that an earlier run has done, is read before the target is committed. Bytes that are read
+again are not checked again.
 """
 
 from collections.abc import Callable
@@ -16,8 +17,7 @@ from reshard.core.files.torch_zip import crc_problem
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.threads import in_threads
 from reshard.core.storage.reading import SourceFile
-from reshard.core.tensor.slices import Extent
-from reshard.core.transfer.read_crcs import CrcParts, FileCrcs, TensorCrc
+from reshard.core.transfer.read_crcs import CrcParts, ExtentCrc, FileCrcs
 
 
 class SourceCrcs:
@@ -28,20 +28,19 @@ class SourceCrcs:
 
     def __init__(self, plan: ConversionPlan) -> None:
         self._records: dict[str, CatalogRecord] = {}
-        self._tensors: dict[str, list[tuple[TensorCrc, StoredCrc]]] = {}
+        self._names: dict[tuple[str, StoredCrc], list[str]] = {}
         with_crcs = [record for record in plan.inputs.catalog.records.values() if record.index.crcs]
         names = _source_names(plan) if with_crcs else set()
-        known: set[tuple[str, Extent]] = set()
         for record in with_crcs:
             for name, stored in record.index.crcs.items():
-                if name in names and stored.extent.length and (record.location, stored.extent) not in known:
-                    known.add((record.location, stored.extent))  # parameters may be parts of one stored tensor
+                if name in names and stored.extent.length:
                     self._records.setdefault(record.location, record)
-                    tensor = TensorCrc(name, stored.extent)
-                    self._tensors.setdefault(record.location, []).append((tensor, stored))
-        self._files = {
-            location: FileCrcs(tensor for tensor, _ in of_file) for location, of_file in self._tensors.items()
-        }
+                    self._names.setdefault((record.location, stored), []).append(name)
+        self._sums = {place: ExtentCrc(place[1].extent) for place in self._names}
+        of_files: dict[str, list[ExtentCrc]] = {}
+        for (location, _), found in self._sums.items():
+            of_files.setdefault(location, []).append(found)
+        self._files = {location: FileCrcs(of_file) for location, of_file in of_files.items()}
         self.read_bytes = 0
         """Bytes that were read for no other reason than their CRC."""
 
@@ -100,13 +99,14 @@ class SourceCrcs:
             raise ConversionError(f"{self.left_bytes()} bytes of the source have no CRC. This is a bug in reshard")
 
     def problems(self) -> dict[tuple[str, str], str]:
-        """The tensors that do not have their CRC, of those read whole: (URL of the file, name) -> what is wrong."""
-        return {
-            (location, tensor.name): crc_problem(location, tensor.name, stored, tensor.actual)
-            for location, of_file in self._tensors.items()
-            for tensor, stored in of_file
-            if tensor.actual is not None and tensor.actual != stored.crc
-        }
+        """The tensors in storages without their CRC, of those read whole: (URL of the file, name) -> what is wrong."""
+        problems: dict[tuple[str, str], str] = {}
+        for (location, stored), names in self._names.items():
+            actual = self._sums[location, stored].actual
+            if actual is not None and actual != stored.crc:
+                problem = crc_problem(location, names[0], stored, actual)
+                problems |= {(location, name): problem for name in names}
+        return problems
 
 
 def _source_names(plan: ConversionPlan) -> set[str]:

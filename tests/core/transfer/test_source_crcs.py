@@ -32,10 +32,13 @@ RIGHT = {name: zlib.crc32(CONTENT[each.offset : each.offset + each.length]) for 
 
 def opened(path: Path, crcs: dict[str, int]) -> tuple[SourceCrcs, CatalogRecord]:
     """The CRCs that a file of bytes is said to have."""
+    return opened_with(path, {name: StoredCrc(EXTENTS[name], crc) for name, crc in crcs.items()})
+
+
+def opened_with(path: Path, stored: dict[str, StoredCrc]) -> tuple[SourceCrcs, CatalogRecord]:
     path.write_bytes(CONTENT)
     int8 = dtype_from_name("Int8")
     entries = {name: TensorEntry(name, int8, (extent.length,), (extent,)) for name, extent in EXTENTS.items()}
-    stored = {name: StoredCrc(EXTENTS[name], crc) for name, crc in crcs.items()}
     index = FileIndex(CheckpointFormat.SAFETENSORS, SIZE, entries, crcs=stored)
     version = open_source(parse_url(str(path))).version
     record = CatalogRecord(0, str(path), SIZE, version, index)
@@ -109,6 +112,20 @@ def test_what_other_processes_report_counts_as_read_and_only_the_rest_is_read(
         left = crcs.left_bytes()
         assert read_rest(crcs) == left == crcs.read_bytes
     assert {name for _, name in crcs.problems()} == wrong
+
+
+@pytest.mark.parametrize("flipped", [0, 1])
+def test_a_storage_that_tensors_share_is_checked_with_what_is_read_of_them(tmp_path: Path, flipped: int) -> None:
+    storage = Extent(3, 897)
+    crc = StoredCrc(storage, zlib.crc32(CONTENT[3:900]) ^ flipped)
+    crcs, record = opened_with(tmp_path / "file", {"a": crc, "b": crc, "c": crc})
+    file = crcs.watch(record, open_source(parse_url(record.location)))
+    file.read_many([(each.offset, each.length) for each in (EXTENTS["c"], EXTENTS["a"], EXTENTS["b"])])
+    assert crcs.left_bytes() == read_rest(crcs) == 96, "what lies between b and c"
+    problems = crcs.problems()
+    assert [name for _, name in problems] == ["a", "b", "c"] * flipped
+    assert all("its 897 bytes at 3 have the CRC-32" in problem for problem in problems.values())
+    assert len({*problems.values()}) == flipped, "they are listed once"
 
 
 def test_parts_of_another_file_or_of_no_tensor_are_passed_over(tmp_path: Path) -> None:
