@@ -33,7 +33,7 @@ class Listing(Record):
     """The names allowed in a directory.
 
     Attributes:
-        is_file: predicate of the names that files may have.
+        is_file: predicate of the paths that files may have, and folders, if they end in a slash.
         folders: patterns of directory names, each with its listing.
     """
 
@@ -119,7 +119,7 @@ def _target_listing(state: Listing, is_own: IsOwn) -> Listing:
     return Listing(is_own, {RANK_FOLDER: _RANK_LISTING, re.compile(re.escape(STATE_DIRECTORY)): state})
 
 
-def check_unlinked(directory: Location, names: Listing) -> None:
+def check_unlinked(directory: Location, names: Listing, is_own: IsOwn) -> None:
     """Check that no directory of a finished local target is a link: repairs would write through it.
 
     Raises:
@@ -134,6 +134,17 @@ def check_unlinked(directory: Location, names: Listing) -> None:
             for inner in _entries(entry.path) if state else []:
                 if inner.is_symlink() and state and state.of_folder(inner.name):
                     raise _link(inner.path)
+            _check_own_folder(entry, "", is_own)
+
+
+def _check_own_folder(entry: os.DirEntry[str], prefix: str, is_own: IsOwn) -> None:
+    path = f"{prefix}{entry.name}/"
+    if not is_own(path):
+        return
+    if entry.is_symlink():
+        raise _link(entry.path)
+    for inner in _entries(entry.path) if entry.is_dir() else ():
+        _check_own_folder(inner, path, is_own)
 
 
 def _check_directory(path: str) -> None:
@@ -147,14 +158,17 @@ def _check_directory(path: str) -> None:
             )
 
 
-def _check_entries(path: str, listing: Listing, reason: str) -> None:
+def _check_entries(path: str, listing: Listing, reason: str, prefix: str = "") -> None:
     for entry in _entries(path):
-        inner = listing.of_folder(entry.name)
+        inner = None if prefix else listing.of_folder(entry.name)
+        name = prefix + entry.name
         if entry.is_symlink():
             raise _link(entry.path)
         if inner is not None and entry.is_dir(follow_symlinks=False):
             _check_entries(entry.path, inner, reason)
-        elif not entry.is_file(follow_symlinks=False) or not (listing.is_file(entry.name) or is_leftover(entry.name)):
+        elif entry.is_dir(follow_symlinks=False) and listing.is_file(f"{name}/"):
+            _check_entries(entry.path, listing, reason, f"{name}/")
+        elif not entry.is_file(follow_symlinks=False) or not (listing.is_file(name) or is_leftover(entry.name)):
             if not os.path.lexists(entry.path):  # removed just now by the run that wrote it
                 continue
             raise TargetError(f"{entry.path}: is not a file that conversions write. {reason}: move it away")

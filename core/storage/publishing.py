@@ -27,7 +27,8 @@ from reshard.core.storage.store import Entry
 from reshard.core.storage.urls import Location
 
 IsOwn = Callable[[str], bool]
-"""Predicate of the names that files may have that a conversion writes into the target's directory itself."""
+"""Predicate of the paths that files may have that a conversion writes into the target's directory, outside of rank
+folders; of folders with such files, if they end in a slash."""
 PARTIAL_SUFFIX = ".reshard-partial"
 REPLACED_SUFFIX = ".reshard-replaced"
 RANK_FOLDER = re.compile(r"(mp_)?rank_[0-9]+(_[0-9]+)*")
@@ -87,12 +88,24 @@ def _entries(location: Location) -> Sequence[Entry]:
 
 
 def foreign_names(location: Location, is_own: IsOwn) -> list[str]:
-    """Return the names in a directory that do not belong to a checkpoint."""
+    """Return the names in a directory that do not belong to a checkpoint, and the paths in folders that do."""
+    names = list_names(location)
+    folders = _own_folders(names, is_own)
+    start = len(location.path.rstrip("/")) + 1
+    inside = [file for folder in folders for file in find_files(location.child(folder))]
     return [
-        name
-        for name in list_names(location)
-        if not (RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY or is_own(name))
+        *(
+            name
+            for name in names
+            if not (RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY or name in folders or is_own(name))
+        ),
+        *(file.path[start:] for file in inside if not (is_own(file.path[start:]) or is_temporary(file.name))),
     ]
+
+
+def _own_folders(names: Iterable[str], is_own: IsOwn) -> list[str]:
+    """Those of the names in a directory, rank folders apart, that are folders that conversions write files into."""
+    return [name for name in names if is_own(f"{name}/")]
 
 
 def remove_tree(location: Location) -> None:
@@ -125,9 +138,12 @@ def other_files(directory: Location, known: Iterable[str], is_own: IsOwn) -> lis
 
 
 def remove_others(working: Location, kept: Iterable[str], is_own: IsOwn) -> None:
-    """Remove a checkpoint's files that are not among `kept` (paths below the directory), and empty rank folders."""
+    """Remove a checkpoint's files that are not among `kept` (paths below the directory), and empty folders."""
     remove_files(other_files(working, kept, is_own))
     remove_empty_folders(working, _rank_folders(working))
+    for folder in _own_folders(list_names(working), is_own) if working.store.has_paths else ():
+        inner = [path for path, _, _ in os.walk(working.child(folder).path, topdown=False)]
+        remove_empty_folders(working, [Location(working.store, path) for path in inner])
 
 
 def _rank_folders(directory: Location) -> Iterator[Location]:
@@ -156,12 +172,12 @@ def remove_unfinished(directory: Location, wanted: Callable[[str], bool], unchan
         remove_abandoned(directory.path, wanted, unchanged_seconds)
 
 
-def temporary_files(directory: Location) -> list[Location]:
+def temporary_files(directory: Location, is_own: IsOwn) -> list[Location]:
     """Return the files of a checkpoint, and of its state directory, that a killed run did not finish."""
     if not directory.store.has_paths:
         return []
     names = list_names(directory)
-    folders = [name for name in names if RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY]
+    folders = [name for name in names if RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY or is_own(f"{name}/")]
     with mapped_errors(directory, "list its files"):
         paths = [directory.child(name).path for name in names] + [
             os.path.join(path, name)

@@ -68,7 +68,7 @@ def _leave(final: Location) -> None:
 def remove_leftovers(workspace: Workspace, final: Location, files: Iterable[str], *, in_place: bool) -> None:
     """Remove temporary files of killed runs, and any file but `files` unless a finished target is mended in place."""
     check_beside(final)
-    for left in temporary_files(workspace.directory):
+    for left in temporary_files(workspace.directory, is_target_name):
         remove_file(left)
     if not (is_built_beside(final) and in_place):  # there only our own files were ever written
         remove_others(workspace.directory, files, is_target_name)

@@ -178,7 +178,7 @@ def _survey_beside(final: Location, run: str) -> _Survey:
     working, replaced = working_location(final), replaced_location(final)
     state = final.child(STATE_DIRECTORY)
     check_beside(final)
-    check_unlinked(final, STATE_LISTING)
+    check_unlinked(final, STATE_LISTING, is_target_name)
     moved_leases = state.child(LEASES_DIRECTORY)
     _refuse_living(final, [*seen_holders(leases_of(final)), *seen_holders(moved_leases)], run)
     manifest = read_manifest(final)
@@ -213,7 +213,7 @@ def _survey_beside(final: Location, run: str) -> _Survey:
             _Found(describe_leftover(LeftoverKind.REPLACED, replaced, entries), partial(remove_tree, replaced))
         )
     if is_finished:
-        found += [_temporary(file) for file in (*temporary_files(final), *_outdated_mark(state))]
+        found += [_temporary(file) for file in (*temporary_files(final, is_target_name), *_outdated_mark(state))]
         if exists(moved_leases):
             leases = find_entries(moved_leases)
             found.append(

@@ -193,7 +193,7 @@ class Target(Record, dict=True):
             check_new_place(self.final)
             check_beside(self.final)
             if self.is_mended_in_place:
-                check_unlinked(self.final, STATE_LISTING)
+                check_unlinked(self.final, STATE_LISTING, is_target_name)
         self.side.check_place(self.final, self.plan.inputs.layout)
         look = self._look()
         is_unfinished = look.identity is not None and look.manifest is None
@@ -390,7 +390,7 @@ class Target(Record, dict=True):
             remove_file(state.child(IDENTITY_NAME))
         remove_files(left)
         remove_others(directory, (), is_target_name)
-        for unfinished in temporary_files(directory):
+        for unfinished in temporary_files(directory, is_target_name):
             if unfinished.parent.name != LEASES_DIRECTORY:  # those belong to living runs
                 remove_file(unfinished)  # it may contain unencrypted values
 

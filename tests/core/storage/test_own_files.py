@@ -11,6 +11,10 @@ from reshard.core.storage.own_files import Listing, check_replaced, check_unlink
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.own_names import may_be_own
 
+LINKED = (
+    *("", "rank_0", "rank_0/a_0.ckpt", ".reshard", ".reshard/records", ".reshard/plan"),
+    *("zero", "zero/w", "zero/w/fp32.pt"),
+)
 STATE = Listing({"plan", "identity"}.__contains__, {re.compile("records"): Listing({"rank_0.json"}.__contains__)})
 
 
@@ -34,6 +38,9 @@ def test_what_conversions_leave(tmp_path: Path) -> None:
         "model-00001-of-00002.safetensors",
         "model.safetensors.index.json",
         ".model-00002-of-00002.safetensors.0123abcd.tmp",
+        "zero/optimizer_state.pt",
+        "zero/lm_head.weight/fp32.pt",
+        "zero/lm_head.weight/.step.pt.0123abcd.tmp",
     ]
     check_working(put(tmp_path / "work", *own), STATE, may_be_own)
     check_working(put(tmp_path / "nothing"), STATE, may_be_own)
@@ -51,6 +58,10 @@ def test_what_conversions_leave(tmp_path: Path) -> None:
         "rank_0/notes.txt",
         "rank_0/deeper/a.ckpt",
         "models/a.ckpt",
+        "zero/notes.txt",
+        "zero/w/notes.txt",
+        "zero/w/deeper/fp32.pt",
+        "zero/w/rank_0/a.ckpt",
         ".reshard/thesis.tex",
         ".reshard/records/rank_².json",
         ".reshard/records/deeper/rank_0.json",
@@ -64,9 +75,10 @@ def test_what_no_conversion_writes_is_named(tmp_path: Path, foreign: str) -> Non
     assert f"{tmp_path}/work/{foreign}".startswith(named)
 
 
-@pytest.mark.parametrize("linked", ["", "rank_0", "rank_0/a_0.ckpt", ".reshard", ".reshard/records", ".reshard/plan"])
+@pytest.mark.parametrize("linked", LINKED)
 def test_links_are_named(tmp_path: Path, linked: str) -> None:
-    directory = put(tmp_path / "work", ".reshard/plan", ".reshard/records/rank_0.json", "rank_0/a_0.ckpt")
+    files = (".reshard/plan", ".reshard/records/rank_0.json", "rank_0/a_0.ckpt", "zero/w/fp32.pt")
+    directory = put(tmp_path / "work", *files)
     place = tmp_path / "work" / linked
     place.rename(tmp_path / "elsewhere")
     place.symlink_to(tmp_path / "elsewhere")
@@ -98,23 +110,28 @@ def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
 
 
 def test_what_a_target_was_before(tmp_path: Path) -> None:
-    former = put(tmp_path / "former", ".reshard/plan", "rank_0/a.ckpt", "rank_0/log", ".part0.safetensors.0123abcd.tmp")
+    own = ".reshard/plan", "rank_0/a.ckpt", "rank_0/log", ".part0.safetensors.0123abcd.tmp", "zero/w/step.pt"
+    former = put(tmp_path / "former", *own)
     check_replaced(former, may_be_own)
     check_replaced(parse_url(str(tmp_path / "nothing")), may_be_own)
     put(tmp_path / "former", "thesis.tex")
     with pytest.raises(TargetError, match=r"former: holds foreign files \(thesis\.tex\)"):
+        check_replaced(former, may_be_own)
+    (tmp_path / "former/thesis.tex").rename(tmp_path / "former/zero/w/thesis.tex")
+    with pytest.raises(TargetError, match=r"former: holds foreign files \(zero/w/thesis\.tex\)"):
         check_replaced(former, may_be_own)
     (tmp_path / "link").symlink_to(tmp_path / "former")
     with pytest.raises(TargetError, match="link: is a link to"):
         check_replaced(Location(former.store, str(tmp_path / "link")), may_be_own)
 
 
-@pytest.mark.parametrize("linked", ["rank_0", ".reshard", ".reshard/records"])
+@pytest.mark.parametrize("linked", ["rank_0", ".reshard", ".reshard/records", "zero", "zero/w"])
 def test_links_in_a_finished_target(tmp_path: Path, linked: str) -> None:
-    directory = put(tmp_path / "out", ".reshard/records/rank_0.json", "rank_0/a.ckpt", "notes.txt")
+    files = (".reshard/records/rank_0.json", "rank_0/a.ckpt", "notes.txt", "zero/w/fp32.pt")
+    directory = put(tmp_path / "out", *files)
     (tmp_path / "out/my link").symlink_to("notes.txt")
-    check_unlinked(directory, STATE)
+    check_unlinked(directory, STATE, may_be_own)
     (tmp_path / "out" / linked).rename(tmp_path / "elsewhere")
     (tmp_path / "out" / linked).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(TargetError, match=f"out/{linked}: is a link to"):
-        check_unlinked(directory, STATE)
+        check_unlinked(directory, STATE, may_be_own)

@@ -254,7 +254,7 @@ def test_room(final: Location, memory: Location, monkeypatch: pytest.MonkeyPatch
 def test_only_storages_with_temporary_names_have_unfinished_files(anywhere: Location) -> None:
     name = ".a.ckpt.0123abcd.tmp"
     put(anywhere, **{f"rank_0/{name}": "begun", name: "begun"})
-    found = {file.path for file in temporary_files(anywhere)}
+    found = {file.path for file in temporary_files(anywhere, is_target_name)}
     shows_them = anywhere.store.has_paths
     assert found == ({anywhere.child(name).path, anywhere.child("rank_0", name).path} if shows_them else set())
     remove_unfinished(anywhere, lambda _: True)

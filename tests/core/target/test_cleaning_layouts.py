@@ -180,10 +180,10 @@ def killed_at_the_tracker(tmp_path: Path) -> Path:
     root = tmp_path / "out"
     script = (
         "import os, sys\n"
-        "from reshard.core.layouts.checkpoint2.tracker import advance_tracker\n"
+        "from reshard.core.layouts.tracker import Tracker, advance_tracker\n"
         "from reshard.core.storage.urls import parse_url\n"
         "os.replace = lambda *_: os._exit(9)\n"
-        "advance_tracker(parse_url(sys.argv[1]), 7)\n"
+        "advance_tracker(parse_url(sys.argv[1]), 7, Tracker())\n"
     )
     convert(build_request(target=str(root), **OPTIONS["checkpoint2"], iteration="6"))
     assert subprocess.run([sys.executable, "-c", script, str(root)]).returncode == 9
