@@ -1,0 +1,69 @@
+"""The steps that a training with FSDP saves into one directory.
+
+The tracker is written last; but a training that saves asynchronously may name a step in it whose files still grow, or
+have none. So files are read to see whether they are whole, and without a tracker they have to settle, too.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from reshard.core.errors import CatalogError, CheckpointError, StrategyError
+from reshard.core.files.file_names import NO_EPOCH, Step
+from reshard.core.layouts.fsdp.checkpoint import open_checkpoint
+from reshard.core.layouts.fsdp.names import TRACKER
+from reshard.core.layouts.fsdp.places import incomplete, model_in
+from reshard.core.layouts.lost_files import lost_text
+from reshard.core.layouts.seen_steps import SeenStep, StepObserver
+from reshard.core.layouts.tracker import read_tracker
+from reshard.core.runtime.records import Record
+from reshard.core.storage.listing import names_in
+from reshard.core.storage.urls import Location
+
+
+class FsdpSteps(Record):
+    """The steps in a directory, number -> name."""
+
+    root: Location
+    steps: Mapping[int, str]
+
+    @property
+    def source(self) -> str:
+        """The directory's URL."""
+        return str(self.root)
+
+    def look(self, observer: StepObserver) -> Iterator[SeenStep]:
+        """Yield the steps, newest first."""
+        tracked = read_tracker(self.root, TRACKER)
+        for number in sorted(self.steps, reverse=True):
+            step, directory = Step(NO_EPOCH, number), self.root.child(self.steps[number])
+            if tracked is not None and number > tracked:
+                yield observer.growing(directory, step, f"{TRACKER.name} does not name it yet")
+                continue
+            try:
+                problem, files = incomplete(directory), dict[int, Location]()
+                if not problem:
+                    files = _files(directory)
+            except (CatalogError, CheckpointError, StrategyError) as error:
+                problem = str(error)
+            if tracked is None and not problem:
+                seen = observer.growing(directory, step, "its files have just changed")
+                problem = seen.incomplete if seen.quiet_seconds < observer.options.settle_seconds else ""
+            if problem:
+                yield observer.growing(directory, step, problem)
+            else:
+                yield observer.finished(step, self.source, files, [])
+
+
+def _files(directory: Location) -> dict[int, Location]:
+    """The file of each rank, as a conversion counts them.
+
+    Raises:
+        CatalogError: one is missing or damaged, or they contradict each other.
+    """
+    saved = model_in(directory, names_in(directory))
+    if saved is None:
+        raise CatalogError(f"{directory}: has no files of ranks")
+    opened = open_checkpoint(saved)
+    if lost := {**opened.lost, **opened.optimizer.lost}:
+        raise CatalogError(lost_text(opened.origin, lost))
+    files = [file for file in opened.files for _ in file.parts]
+    return {rank: saved.location.child(file.path) for rank, file in enumerate(files)}
