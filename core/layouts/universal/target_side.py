@@ -1,0 +1,81 @@
+"""DeepSpeed's universal checkpoint as a target: steps below a directory with `latest_universal`."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.files.model import FileIndex
+from reshard.core.layouts.target_side import TargetSide
+from reshard.core.layouts.tracker import check_tracker, remove_tracker_leftovers, track, tracker_leftovers
+from reshard.core.layouts.universal.names import LATEST, is_own_path, parse_tag, tag_name
+from reshard.core.layouts.universal.target import UniversalTarget
+from reshard.core.plan.planned_layout import PlannedLayout
+from reshard.core.storage.reading import SourceFile
+from reshard.core.storage.urls import Location
+
+
+class UniversalSide(TargetSide):
+    """The answers about universal targets."""
+
+    record: ClassVar[type[PlannedLayout]] = UniversalTarget
+
+    def fill_in(self, request: Any) -> Mapping[str, str]:
+        """Return the number of the step, and the step of a source that has several."""
+        from reshard.core.layouts.universal.choice import choose_number
+
+        return choose_number(request)
+
+    def choose(self, options: Any, catalog: CheckpointCatalog) -> UniversalTarget:
+        """Return the record of the target that a request with all options asks for."""
+        from reshard.core.layouts.universal.choice import choose_target
+
+        return choose_target(options, catalog)
+
+    def from_plan(self, document: Mapping[str, Any]) -> UniversalTarget | None:
+        """Return the record in the JSON document of a plan."""
+        fields = document.get("universal")
+        if fields is None:
+            return None
+        from reshard.core.layouts.universal.choice import target_from_fields
+
+        return target_from_fields(fields)
+
+    def place(self, location: Location, value: UniversalTarget) -> Location:
+        """Return the step's directory, in that of all steps if the tracker there is to name it."""
+        return location.child(tag_name(value.iteration)) if value.tracked else location
+
+    def check_place(self, final: Location, value: UniversalTarget) -> None:
+        """Refuse a tracker that cannot be advanced."""
+        if value.tracked:
+            check_tracker(final.parent, LATEST)
+
+    def announce(self, final: Location, value: UniversalTarget) -> None:
+        """Name the step in the tracker, unless that names a newer one."""
+        if value.tracked:
+            track(final.parent, value.iteration, LATEST)
+
+    def owns(self, name: str) -> bool:
+        """True for the path of one of its files."""
+        return is_own_path(name)
+
+    def read_index(self, file: SourceFile, record: ShardRecord) -> FileIndex:
+        """Index a file, and compare what it says of every tensor with its record."""
+        from reshard.core.layouts.universal.written_files import read_written
+
+        return read_written(file, record)
+
+    def targets_in(self, names: Collection[str]) -> list[str]:
+        """Return the tags of steps."""
+        return sorted(name for name in names if parse_tag(name) is not None)
+
+    def leftovers(self, root: Location) -> list[Location]:
+        """Find what is left of runs that were killed while they advanced the tracker."""
+        return tracker_leftovers(root, LATEST)
+
+    def remove_leftovers(self, root: Location) -> None:
+        """Remove what `leftovers` finds."""
+        remove_tracker_leftovers(root, LATEST)
+
+
+SIDE = UniversalSide()
