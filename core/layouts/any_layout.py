@@ -13,7 +13,7 @@ from reshard.core.strategy.model import Strategy
 
 
 def is_document(name: str) -> bool:
-    """True for the name of an index or of metadata, which may be named in place of a checkpoint's directory."""
+    """True for the name of an index, of metadata, or of a whole model's file, which may be named themselves."""
     return any(layout.is_document(name) for layout in source_layouts())
 
 
@@ -27,6 +27,16 @@ def tracked_steps(root: Location, names: Sequence[str]) -> TrackedSteps | None:
     """Return the steps in a directory with these names, of a layout with a tracker; None if it has none."""
     found = (layout.tracked_steps(root, names) for layout in source_layouts())
     return next((steps for steps in found if steps is not None), None)
+
+
+def notes_beside(root: Location, names: Sequence[str]) -> tuple[str, ...]:
+    """Return notes on checkpoints that lie beside the whole tensors of a directory, which has these names as well.
+
+    Raises:
+        StorageError: the storage does not answer.
+    """
+    notes = (layout.note_beside(root, names) for layout in source_layouts())
+    return tuple(note for note in notes if note)
 
 
 def numbers_beside(catalog: CheckpointCatalog) -> Mapping[str, Number] | None:

@@ -13,6 +13,7 @@ from reshard.core.errors import CatalogError, InputError
 from reshard.core.files.any_format import format_of
 from reshard.core.layouts.source_layout import CatalogOptions, FoundCheckpoint
 from reshard.core.storage.urls import Location
+from reshard.core.text.options import source_option
 from reshard.core.text.printing import listed_lines
 
 _MAX_FILE_ERRORS = 20
@@ -33,7 +34,7 @@ def catalog_of(found: FoundCheckpoint, options: CatalogOptions = _NO_OPTIONS) ->
     """
     check_usable(found, options)
     catalog = found.catalog(options)
-    if found.is_self_described:
+    if found.is_self_described and not found.may_share_bytes:
         check_bytes_apart(catalog, found.strategy)
     return catalog
 
@@ -44,6 +45,11 @@ def check_usable(found: FoundCheckpoint, options: CatalogOptions) -> None:
         raise CatalogError(
             f"{found.url}: an unfinished conversion (its .reshard folder has no manifest): complete it first, "
             "or name another checkpoint"
+        )
+    if options.root and not found.has_trees:
+        raise CatalogError(
+            f"{found.url}: its tensors are not in trees of dicts, as PyTorch saves them: leave out "
+            f"{source_option('root')}"
         )
     found.check_options(options)
 

@@ -37,16 +37,18 @@ _AS_SAFETENSORS = "as model.safetensors with safetensors.numpy.save_file"
 
 FOREIGN_LAYOUTS = (
     ForeignLayout(
-        "a DeepSpeed checkpoint",
+        "one rank's part of a DeepSpeed checkpoint",
         (
-            _sign("latest", r"global_step\d+"),
-            _sign(r"zero_to_fp32\.py"),
-            _sign(r"mp_rank_\d+_model_states\.pt"),
-            _sign(r"([a-z0-9]+_)?zero_pp_rank_\d+_mp_rank_\d+_(model|optim)_states\.pt"),
-            _sign(r"layer_\d+-model_\d+-model_states\.pt"),
+            _sign(r"([a-z0-9]+_)?(zero_pp|expp)_rank_\d+_mp_rank_\d+_(model|optim)_states\.pt"),
+            _sign(r"(layer_\d+_)?(expert_\d+_)?mp_rank_\d+_model_states\.pt"),
+            _sign(r"layer_\d+-(model_\d+-)?model_states\.pt"),
         ),
-        "put its weights together with `python zero_to_fp32.py CHECKPOINT DIRECTORY --safe_serialization`, the script "
-        "that DeepSpeed leaves in it, and convert DIRECTORY",
+        "name the directory of its tag, which has the files of all ranks",
+    ),
+    ForeignLayout(
+        "a DeepSpeed training's directory without files of ranks",
+        (_sign("latest", r"global_step\d+"), _sign(r"zero_to_fp32\.py")),
+        "get the files of a tag as well (global_stepN/…_states.pt)",
     ),
     ForeignLayout(
         "one rank's part of a Megatron-LM checkpoint",
@@ -60,22 +62,21 @@ FOREIGN_LAYOUTS = (
         "DIRECTORY",
     ),
     ForeignLayout(
-        "an FSDP checkpoint of verl, one file for each rank",
+        "one rank's part of an FSDP checkpoint",
         (_sign(r"(model|optim|extra_state)_world_size_\d+_rank_\d+\.pt"),),
-        "merge it with `python -m verl.model_merger merge --backend fsdp --local_dir CHECKPOINT --target_dir "
-        "DIRECTORY`, and convert DIRECTORY",
+        "name the directory that has the files of all its ranks",
     ),
     ForeignLayout(
-        "a verl training's directory of checkpoints",
+        "a model that verl saved with Megatron",
+        (_sign(r"ckpt_contents\.json"), _sign("dist_ckpt")),
+        "name the directory dist_ckpt in it, of which reshard reads torch_dist",
+    ),
+    ForeignLayout(
+        "a training's directory of verl's",
         (_sign(_TRACKER, r"global_step_\d+"),),
-        "merge one with `python -m verl.model_merger merge --backend fsdp --local_dir global_step_N/actor --target_dir "
-        "DIRECTORY`, --backend megatron if Megatron trained it, and convert DIRECTORY",
-    ),
-    ForeignLayout(
-        "a Hugging Face model saved by PyTorch (.bin)",
-        (_sign(r"(pytorch|adapter|diffusion_pytorch)_model.*\.bin(\.index\.json)?"),),
-        "load it with transformers, save it with save_pretrained(DIRECTORY, safe_serialization=True), and convert "
-        "DIRECTORY",
+        "its steps have no files of FSDP's ranks. If Megatron trained it, name the directory dist_ckpt of a step, such "
+        "as global_step_40/actor/dist_ckpt; if none has one, merge a step with `python -m verl.model_merger merge "
+        "--backend megatron --local_dir global_step_N/actor --target_dir DIRECTORY`, and convert DIRECTORY",
     ),
     ForeignLayout(
         "a GGUF model of llama.cpp",
@@ -116,11 +117,6 @@ FOREIGN_LAYOUTS = (
         "a NumPy archive",
         (_sign(r".+\.np[zy]"),),
         f"load it with numpy.load, and save its arrays {_AS_SAFETENSORS}",
-    ),
-    ForeignLayout(
-        "a PyTorch checkpoint",
-        (_sign(r".+\.(pt|pth)"),),
-        "load it with torch.load, and save its tensors as model.safetensors with safetensors.torch.save_file",
     ),
 )
 """Particular ones first: a file of DeepSpeed's is also one of PyTorch's."""

@@ -23,8 +23,8 @@ class IterationOptions(RequestModel):
 
     iteration: Iteration = Field(
         default="",
-        description="Number of the iteration to write (checkpoint2, megatron and torch_dist layouts only). Empty: the "
-        "source's, or the one in TARGET's name; else Megatron's release.",
+        description="Number of the iteration to write (checkpoint2, megatron, torch_dist and universal "
+        "layouts only). Empty: the source's, or the one in TARGET's name; else Megatron's release, or 0.",
     )
 
 

@@ -53,6 +53,13 @@ class LayoutOptions(Record):
         """Return the URL of the checkpoint that a target is modelled on; empty if there is none."""
         return ""
 
+    def modelled_on(self, options: BaseModel, url: str) -> dict[str, str]:
+        """Return the options by which a target is modelled on the Hugging Face directory that its source brings.
+
+        They are none if the request names another one.
+        """
+        return {}
+
     def padded_vocabulary(self, options: BaseModel) -> int:
         """Return how many rows embedding and head get, padding included; 0: those of the vocabulary."""
         return 0
@@ -99,7 +106,8 @@ def _composed(part: type[Model], models: Sequence[type[BaseModel]], *checks: typ
 
     pydantic takes fields and validators from the last base to the first.
     """
-    own = dict.fromkeys(each for each in models if each is not RequestModel)  # layouts may share a model
+    own = dict.fromkeys(each for each in models if each is not RequestModel)  # layouts may share a model, or extend it
+    own = {each: None for each in own if not any(each is not other and issubclass(other, each) for other in own)}
     bases = (*own, *checks, part)
     about = {name: getattr(part, name) for name in ("__doc__", "__module__", "__qualname__")}
     composed: type[Model] = new_class(part.__name__, bases, exec_body=lambda body: body.update(about))

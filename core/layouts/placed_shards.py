@@ -36,6 +36,11 @@ class PlacedShard(Record):
     box: TensorSlice
     stored: StoredTensor
 
+    @classmethod
+    def whole(cls, name: str, stored: StoredTensor) -> "PlacedShard":
+        """Return the one shard of a parameter that is whole in a file."""
+        return cls(name, stored.shape, TensorSlice.whole(stored.shape), stored)
+
 
 class ShardFile(Record):
     """A file and the shards in it; `path` is below the checkpoint's directory, `location` its URL."""

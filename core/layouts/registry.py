@@ -22,9 +22,21 @@ class TargetLayout(StrEnum):
     TORCH_DIST = "torch_dist"
     DCP = "dcp"
     MEGATRON = "megatron"
+    UNIVERSAL = "universal"
 
 
-SOURCE_NAMES: tuple[str, ...] = ("torch_dist", "dcp", "megatron", "checkpoint2", "unified", "ranks")
+SOURCE_NAMES: tuple[str, ...] = (
+    "torch_dist",
+    "dcp",
+    "fsdp",
+    "megatron",
+    "checkpoint2",
+    "unified",
+    "universal",
+    "deepspeed",
+    "torch",
+    "ranks",
+)
 """What can be read, in the order in which they are asked: those that are sure by their names first."""
 
 

@@ -6,7 +6,7 @@ other code asks these two, and names no layout.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from reshard.core.files.file_names import Step
 from reshard.core.layouts.place import FoundFile, Place
 from reshard.core.layouts.seen_steps import TrainingSteps
 from reshard.core.layouts.state_numbers import Number
+from reshard.core.layouts.tracker import Tracker, read_tracker
 from reshard.core.runtime.records import Record
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
@@ -38,6 +39,7 @@ class CatalogOptions(Record):
         ranks: ranks of the source strategy; None without a strategy: rank 0 holds everything.
         step: the step to use, `10_5` or `10_5_breakpoint`; None for the newest one that every rank has.
         source_prefix: the prefix of the files to use, if there are several.
+        root: keys, joined by dots, that lead to the dict of tensors in files that have trees.
         digest: selects the parameters of each rank whose contents are digested; by default none.
         check_crc: read files that carry a CRC whole to check it.
         crc_later: CRCs of single tensors, where files have them, are not checked here; the indexes have them for later.
@@ -51,6 +53,7 @@ class CatalogOptions(Record):
     ranks: range | None = None
     step: str | None = None
     source_prefix: str | None = None
+    root: str = ""
     digest: WantsDigest = no_digest
     check_crc: bool = True
     crc_later: bool = False
@@ -127,6 +130,10 @@ class FoundCheckpoint(_Remarks, dict=True):
     """Its own files say how it is sharded: no strategy may be named for it."""
     has_whole_tensors: ClassVar[bool] = False
     """Its tensors are whole, each in one file."""
+    has_trees: ClassVar[bool] = False
+    """Its tensors are in trees of dicts, one of which an option may choose."""
+    may_share_bytes: ClassVar[bool] = False
+    """Any of its tensors may be views of the same bytes; where only tied ones are, its catalog names these (`tied`)."""
     preset_settings: ClassVar[Mapping[str, str]] = {}
     """Switches of presets that its layout always sets alike; `names` is the world of its names."""
     no_steps: ClassVar[str] = "is one checkpoint, and has no steps. Name the directory that training saves into"
@@ -155,6 +162,11 @@ class FoundCheckpoint(_Remarks, dict=True):
     @property
     def self_evident(self) -> SelfEvident | None:
         """Why it needs no strategy; None if samples of its contents have to be looked at, too."""
+        return None
+
+    @property
+    def model_directory(self) -> Location | None:
+        """The Hugging Face directory that belongs to it, with the model's configuration; None without one."""
         return None
 
     def check_options(self, options: CatalogOptions) -> None:
@@ -215,16 +227,17 @@ class TrackedSteps(Record):
     """Steps in one directory, of which a file beside them, the tracker, names the one to use.
 
     Attributes:
+        root: the directory.
         directories: number of the step -> its directory's name, ascending.
-        word: what the layout calls a step.
-        tracker: name of the tracker.
-        read_tracker: reads the number in it; None without a tracker.
     """
 
+    root: Location
     directories: Mapping[int, str]
-    word: str
-    tracker: str
-    read_tracker: Callable[[], int | None]
+    tracker: Tracker
+
+    def read_tracker(self) -> int | None:
+        """Return the number of the step that the tracker names; None without a tracker."""
+        return read_tracker(self.root, self.tracker)
 
 
 class SourceLayout(ABC):
@@ -252,12 +265,21 @@ class SourceLayout(ABC):
     def holds(self, names: Sequence[str]) -> bool:
         """True if a directory with these names has files of this layout, complete or not."""
 
+    def note_beside(self, root: Location, names: Sequence[str]) -> str:
+        """Return a note on a checkpoint of this layout that lies beside a model's whole tensors; empty without one.
+
+        Args:
+            root: the directory of the tensors.
+            names: what else it has.
+        """
+        return ""
+
     def number_at(self, place: Place, step: str) -> int | None:
         """Return the number of the step that `recognize` would choose, by names alone; None if steps have none."""
         return None
 
     def is_document(self, name: str) -> bool:
-        """True for the name of an index or of metadata, which may be named in place of its directory."""
+        """True for the name of an index, of metadata, or of a whole model's file, which may be named themselves."""
         return False
 
     def whole_of(self, name: str) -> str:

@@ -4,22 +4,26 @@ A checkpoint is named by its directory, its pattern, its file, its index or its 
 outputs of a training of MindFormers. Only indexes and metadata are read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from reshard.core.errors import CatalogError
+from reshard.core.errors import CatalogError, InputError, StorageError
 from reshard.core.files.model import SELF_CONTAINED
+from reshard.core.layouts.any_layout import is_document
 from reshard.core.layouts.foreign import foreign_below, foreign_text
 from reshard.core.layouts.output_directory import find_output_checkpoint
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, look_at
 from reshard.core.layouts.registry import source_layouts
 from reshard.core.layouts.seen_steps import TrainingSteps
 from reshard.core.layouts.source_layout import FoundCheckpoint
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.input_errors import storage_errors_as_input
 from reshard.core.storage.listing import unless_missing
-from reshard.core.storage.urls import parse_url
+from reshard.core.storage.urls import Location, parse_url
 from reshard.core.text.options import source_option
 
 _EXTENSIONS = " or ".join(f".{file_format}" for file_format in SELF_CONTAINED)
+_MAX_LISTED = 6
+_MAX_LOOKED_INTO = 8
 
 
 def survey(url: str, step: str = "") -> FoundCheckpoint:
@@ -119,6 +123,27 @@ def _without_checkpoint(place: Place) -> str:
     """Return the refusal of a directory without anything to read; it says so if another library wrote it."""
     if foreign := foreign_text(place.location, place.names):
         return foreign
-    below = foreign_below([item.location for item in place.items if item.kind == "directory"])
     nothing = f"{place.location}: holds neither rank_N folders nor checkpoint files ({_EXTENSIONS})"
-    return f"{nothing}; {below}" if below else nothing
+    folders = [item.location for item in place.items if item.kind == "directory"]
+    if near := _self_described([place.location.parent]) or _self_described(folders[-_MAX_LOOKED_INTO:]):
+        return f"{nothing}; name the directory that is meant, if it is one of these: {listed(near, _MAX_LISTED)}"
+    if below := foreign_below(folders):
+        return f"{nothing}; {below}"
+    named = [item.name for item in place.items if item.kind == "file" and is_document(item.name)]
+    if not named:
+        return nothing
+    return f"{nothing}; name the file that is meant, if it is one of these: {listed(named, _MAX_LISTED)}"
+
+
+def _self_described(directories: Sequence[Location]) -> list[str]:
+    """Return those of some directories that hold a checkpoint which says itself how it is sharded, complete or not."""
+    return [str(each) for each in directories if _is_self_described(each)]
+
+
+def _is_self_described(directory: Location) -> bool:
+    try:
+        return find_self_described(str(directory)) is not None
+    except StorageError:
+        return False  # who may read a directory may not be allowed to list those around it
+    except InputError:
+        return True

@@ -86,7 +86,10 @@ class TargetSide:
         """
 
     def owns(self, name: str) -> bool:
-        """True for the name of a file of tensors that conversions write into the target's directory itself."""
+        """True for the path of a file of tensors that conversions write below the target's directory.
+
+        And for folders with such files, if they end in a slash; rank folders are known.
+        """
         return False
 
     def read_index(self, file: SourceFile, record: ShardRecord) -> FileIndex:

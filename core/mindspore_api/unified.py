@@ -17,8 +17,8 @@ from reshard.core.files.model import CheckpointFormat, FileIndex
 from reshard.core.layouts.cataloging import catalog_files
 from reshard.core.layouts.foreign import check_not_foreign
 from reshard.core.layouts.ranks.target import RankFolders
-from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME
-from reshard.core.layouts.unified.weight_maps import read_weight_map
+from reshard.core.layouts.unified.names import MAP_NAME
+from reshard.core.layouts.weight_maps import OTHERS_NAME, read_weight_map
 from reshard.core.layouts.whole_tensors import strategy_of_files
 from reshard.core.mindspore_api.chosen_entries import chosen_index, with_chosen_entries
 from reshard.core.plan.model import PlanInputs

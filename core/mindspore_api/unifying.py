@@ -14,8 +14,8 @@ from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.place import FoundFile
 from reshard.core.layouts.ranks.checkpoint import FoundRanks
 from reshard.core.layouts.ranks.target import RankFolders
-from reshard.core.layouts.unified.names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names
-from reshard.core.layouts.unified.weight_maps import dump_weight_map
+from reshard.core.layouts.unified.names import MAP_NAME, UnifiedNaming, file_names
+from reshard.core.layouts.weight_maps import OTHERS_NAME, dump_weight_map
 from reshard.core.mindspore_api.arguments import check_type
 from reshard.core.mindspore_api.chosen_entries import with_chosen_entries
 from reshard.core.mindspore_api.failures import reading, writing

@@ -16,8 +16,13 @@ from tests.support.places import FIXTURES
 
 MEGATRON_FIXTURES = FIXTURES / "megatron"
 LEGACY_CASES = sorted(path.name for path in MEGATRON_FIXTURES.glob("legacy_*"))
-_DTYPES = {"torch.BFloat16Storage": "BFloat16", "torch.FloatStorage": "Float32", "torch.HalfStorage": "Float16"}
-_SIZES = {"BFloat16": 2, "Float16": 2, "Float32": 4}
+_DTYPES = {
+    "torch.BFloat16Storage": "BFloat16",
+    "torch.FloatStorage": "Float32",
+    "torch.HalfStorage": "Float16",
+    "torch.LongStorage": "Int64",
+}
+_SIZES = {"BFloat16": 2, "Float16": 2, "Float32": 4, "Int64": 8}
 
 
 @dataclass(frozen=True)
@@ -70,12 +75,17 @@ class _Unpickler(pickle.Unpickler):
         return StoredArray(dtype, tuple(shape), data, key)
 
 
-def read_rank_file(path: Path) -> dict[str, Any]:
-    """The dict that torch.load returns."""
+def read_tree(path: Path) -> Any:
+    """What torch.load returns."""
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-        found = _Unpickler(archive, name.removesuffix("data.pkl")).load()
+        return _Unpickler(archive, name.removesuffix("data.pkl")).load()
+
+
+def read_rank_file(path: Path) -> dict[str, Any]:
+    """The dict that torch.load returns of a rank's file."""
+    found = read_tree(path)
     assert isinstance(found["args"], Namespace)
     return dict(found)
 

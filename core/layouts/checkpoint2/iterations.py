@@ -15,13 +15,13 @@ from reshard.core.layouts.checkpoint2.names import (
     MAX_METADATA_BYTES,
     METADATA_NAME,
     MODEL,
-    TRACKER_NAME,
+    TRACKER,
     TensorFileName,
     iteration_name,
     parse_iteration,
     parse_tensor_file,
 )
-from reshard.core.layouts.checkpoint2.tracker import read_tracker
+from reshard.core.layouts.step_choice import NumberedSteps, choose_step
 from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
@@ -31,7 +31,7 @@ from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
-from reshard.core.text.options import option, source_option, spelled
+from reshard.core.text.options import source_option
 
 if TYPE_CHECKING:
     from reshard.core.layouts.checkpoint2.metadata import Metadata
@@ -193,42 +193,9 @@ def incomplete(names: Sequence[str]) -> str:
 
 def _choose(root: Location, names: Sequence[str], step: str) -> tuple[int, tuple[str, ...]]:
     """The number of the iteration to read, and notes on the choice."""
-    numbers = list_iterations(names)
-    there = listed(list(map(str, reversed(numbers))), _MAX_LISTED)
-    if step:
-        if not step.isdigit() or int(step) not in numbers:
-            raise CatalogError(f"{root}: has no iteration {step}; it has {there}")
-        return int(step), ()
-    tracked = read_tracker(root)
-    if tracked is None:
-        return _newest_complete(root, numbers)
-    if tracked not in numbers:
-        raise CatalogError(
-            f"{root}: {TRACKER_NAME} names iteration {tracked}, which is not there; there are {there}: name one with "
-            f"{source_option('step')}"
-        )
-    newer = [number for number in numbers if number > tracked]
-    return tracked, tuple(_newer_note(root, number, tracked) for number in newer)
-
-
-def _newer_note(root: Location, number: int, tracked: int) -> str:
-    problem = incomplete(names_in(_directory(root, number)))
-    if problem:
-        why = f"it is incomplete: {problem}"
-    else:
-        why = spelled(f"the tracker names {tracked}; {option('step', str(number))} reads it")
-    return f"iteration {number} is newer, and passed over: {why}"
-
-
-def _newest_complete(root: Location, numbers: Sequence[int]) -> tuple[int, tuple[str, ...]]:
-    notes: list[str] = []
-    for number in reversed(numbers):
-        problem = incomplete(names_in(_directory(root, number)))
-        if not problem:
-            note = f"there is no {TRACKER_NAME}: iteration {number} is the newest complete one"
-            return number, (note, *notes)
-        notes.append(f"iteration {number} is passed over: {problem}")
-    raise CatalogError(f"{root}: no iteration is complete: {'; '.join(notes[:_MAX_LISTED])}")
+    directories = {number: iteration_name(number) for number in list_iterations(names)}
+    steps = NumberedSteps(root, directories, lambda directory: incomplete(names_in(directory)), TRACKER.word)
+    return choose_step(steps, step, TRACKER)
 
 
 def _of_number(root: Location, number: int, notes: tuple[str, ...]) -> Iteration:

@@ -10,9 +10,10 @@ The number in a file's name is the writer's rank only where nothing was deduplic
 
 import re
 
+from reshard.core.layouts.tracker import Tracker
 from reshard.core.runtime.records import Record
 
-TRACKER_NAME = "latest_checkpointed_iteration.txt"
+TRACKER = Tracker()
 METADATA_NAME = "metadata.json"
 COMMON_NAME = "common.json"
 COMMON_KEYS = ("epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size", "ckpt_status")

@@ -1,7 +1,6 @@
 """An iteration of a Checkpoint 2.0 as a source."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, StrategyError
@@ -20,13 +19,12 @@ from reshard.core.layouts.checkpoint2.iterations import (
 from reshard.core.layouts.checkpoint2.names import (
     COMMON_NAME,
     METADATA_NAME,
-    TRACKER_NAME,
+    TRACKER,
     iteration_name,
     parse_iteration,
     parse_tensor_file,
 )
 from reshard.core.layouts.checkpoint2.strategy import read_tracked_strategy
-from reshard.core.layouts.checkpoint2.tracker import read_tracker
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, lacks_manifest, whole_file
 from reshard.core.layouts.seen_steps import SeenStep, StepObserver
 from reshard.core.layouts.source_layout import (
@@ -38,6 +36,7 @@ from reshard.core.layouts.source_layout import (
     TrackedSteps,
 )
 from reshard.core.layouts.state_numbers import Number
+from reshard.core.layouts.tracker import read_tracker
 from reshard.core.runtime.records import Record
 from reshard.core.storage.links import check_links
 from reshard.core.storage.listing import names_in
@@ -115,11 +114,11 @@ class IterationSteps(Record):
 
     def look(self, observer: StepObserver) -> Iterator[SeenStep]:
         """Yield the iterations, newest first."""
-        tracked = read_tracker(self.root)
+        tracked = read_tracker(self.root, TRACKER)
         for number in reversed(self.numbers):
             step, directory = Step(NO_EPOCH, number), self.root.child(iteration_name(number))
             if tracked is None or number > tracked:
-                yield observer.growing(directory, step, f"{TRACKER_NAME} does not name it yet")
+                yield observer.growing(directory, step, f"{TRACKER.name} does not name it yet")
                 continue
             try:
                 iteration = read_iteration(directory, names_in(directory))
@@ -179,7 +178,7 @@ class Checkpoint2Source(SourceLayout):
         if not holds_iterations(names):
             return None
         directories = {number: iteration_name(number) for number in list_iterations(names)}
-        return TrackedSteps(directories, "iteration", TRACKER_NAME, partial(read_tracker, root))
+        return TrackedSteps(root, directories, TRACKER)
 
     def read_strategy(self, location: Location, names: Sequence[str] | None) -> Strategy | None:
         """Read the layouts in `metadata.json`, of the iteration that the tracker names if there are several."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from reshard.core.errors import StrategyError
-from reshard.core.layouts.checkpoint2.names import MAX_METADATA_BYTES, METADATA_NAME, TRACKER_NAME, iteration_name
-from reshard.core.layouts.checkpoint2.tracker import read_tracker
+from reshard.core.layouts.checkpoint2.names import MAX_METADATA_BYTES, METADATA_NAME, TRACKER, iteration_name
+from reshard.core.layouts.tracker import read_tracker
 from reshard.core.storage.listing import exists
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
@@ -25,12 +25,12 @@ def read_tracked_strategy(location: Location, names: Sequence[str] | None) -> St
         return _read(location) if location.name == METADATA_NAME else None
     if METADATA_NAME in names:
         return _read(location.child(METADATA_NAME))
-    if TRACKER_NAME not in names:
+    if TRACKER.name not in names:
         return None
-    tracked = iteration_name(read_tracker(location) or 0)
+    tracked = iteration_name(read_tracker(location, TRACKER) or 0)
     if not exists(location.child(tracked)):
         raise StrategyError(
-            f"{location}: has {TRACKER_NAME}, but not the directory {tracked}: it is not a Checkpoint 2.0, or that "
+            f"{location}: has {TRACKER.name}, but not the directory {tracked}: it is not a Checkpoint 2.0, or that "
             "iteration was removed. Name the directory or the file of a strategy"
         )
     return _read(location.child(tracked, METADATA_NAME))

@@ -10,6 +10,7 @@ from reshard.core.layouts.checkpoint2.names import (
     MAX_COMMON_BYTES,
     MAX_METADATA_BYTES,
     METADATA_NAME,
+    TRACKER,
     iteration_name,
     parse_iteration,
     parse_tensor_file,
@@ -70,9 +71,9 @@ class Checkpoint2Side(TargetSide):
     def announce(self, final: Location, value: IterationTarget) -> None:
         """Name the iteration in the tracker, unless that names a newer one."""
         if value.tracked:
-            from reshard.core.layouts.checkpoint2.tracking import track
+            from reshard.core.layouts.tracker import track
 
-            track(final.parent, value.number)
+            track(final.parent, value.number, TRACKER)
 
     def owns(self, name: str) -> bool:
         """True for the name of a file of tensors."""
@@ -107,15 +108,15 @@ class Checkpoint2Side(TargetSide):
 
     def leftovers(self, root: Location) -> list[Location]:
         """Find leftovers of runs that were killed while they advanced a tracker."""
-        from reshard.core.layouts.checkpoint2.tracker import tracker_leftovers
+        from reshard.core.layouts.tracker import tracker_leftovers
 
-        return tracker_leftovers(root)
+        return tracker_leftovers(root, TRACKER)
 
     def remove_leftovers(self, root: Location) -> None:
         """Remove what `leftovers` finds."""
-        from reshard.core.layouts.checkpoint2.tracker import remove_tracker_leftovers
+        from reshard.core.layouts.tracker import remove_tracker_leftovers
 
-        remove_tracker_leftovers(root)
+        remove_tracker_leftovers(root, TRACKER)
 
 
 SIDE = Checkpoint2Side()

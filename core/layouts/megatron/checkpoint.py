@@ -8,10 +8,11 @@ from math import lcm
 from msgspec.structs import replace
 
 from reshard.core.checkpoint.damage_policy import is_damage
-from reshard.core.errors import CatalogError, InputError, LayoutError, StrategyError, raise_problems
+from reshard.core.errors import CatalogError, InputError, LayoutError, raise_problems
 from reshard.core.files.remote_index.indexing import workers_on
 from reshard.core.files.torch_file import read_torch_file
 from reshard.core.layouts.cataloging import joined_errors
+from reshard.core.layouts.lost_files import MISSING, strategy_without
 from reshard.core.layouts.megatron.args import MegatronArgs, differences
 from reshard.core.layouts.megatron.iterations import Iteration
 from reshard.core.layouts.megatron.names import (
@@ -33,7 +34,7 @@ from reshard.core.layouts.megatron.optimizer import (
 )
 from reshard.core.layouts.megatron.placing import PlacedTensor, placed_tensors
 from reshard.core.layouts.megatron.rank_file import OpenedFile, RankFile, read_rank_file
-from reshard.core.layouts.placed_shards import PlacedShard, ShardFile, placed_strategy
+from reshard.core.layouts.placed_shards import PlacedShard, ShardFile
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.listing import unless_missing
@@ -42,7 +43,6 @@ from reshard.core.strategy.model import Strategy
 
 _WORKERS = 8
 _MAX_LISTED = 8
-_MISSING = "is missing"
 _MAX_RANKS = 1 << 20
 
 
@@ -79,23 +79,11 @@ class OpenedCheckpoint(Record, dict=True):
     @cached_property
     def strategy(self) -> Strategy:
         """The boxes of all parameters over the parts of the files."""
-        try:
-            return placed_strategy(self.files, self.origin)
-        except StrategyError as error:
-            if not self.lost:
-                raise
-            why = "The other files do not hold the whole model: restore these"
-            raise CatalogError(f"{self.lost_text}. {why}") from error
+        return strategy_without(self.files, self.origin, self.lost)
 
     def check_complete(self) -> None:
         """Raise a CatalogError, or a StrategyError, unless the usable files hold the whole model."""
         _ = self.strategy
-
-    @property
-    def lost_text(self) -> str:
-        """Which files cannot be used, and why."""
-        lines = [f"{path} {why}" for path, why in self.lost.items()]
-        return f"{self.origin}: files cannot be used: {listed(lines, _MAX_LISTED, '; ')}"
 
     @cached_property
     def states(self) -> tuple[str, ...]:
@@ -132,9 +120,9 @@ def open_iteration(iteration: Iteration) -> OpenedCheckpoint:
         positions = _positions(iteration, ranks)
         placed = _placed(origin, ranks, positions)
         buffers = threads.outcomes(partial(_read_buffers, iteration), [path for path in paths if path in ranks])
-    lost = {path: _MISSING for path, each in outcomes.items() if each is None}
+    lost = {path: MISSING for path, each in outcomes.items() if each is None}
     lost |= {path: f"is damaged: {error.marked}" for path, error in errors.items()}
-    lost |= {f"{folder}/{MODEL_NAME}": _MISSING for folder in _missing_folders(iteration, ranks)}
+    lost |= {f"{folder}/{MODEL_NAME}": MISSING for folder in _missing_folders(iteration, ranks)}
     states, problem = _states(ranks, placed, dict(zip(ranks, buffers, strict=True)))
     first = next(iter(ranks.values()))
     return OpenedCheckpoint(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from reshard.core.layouts.megatron.args import model_numbers
 from reshard.core.layouts.megatron.checkpoint import OpenedCheckpoint
 from reshard.core.layouts.megatron.iterations import Iteration
+from reshard.core.layouts.placed_description import describe_shards
 from reshard.core.layouts.source_layout import Document
 
 
@@ -13,16 +14,6 @@ def describe_iteration(
 ) -> Document:
     """Describe an iteration by the headers of its files."""
     args = opened.args
-    parameters: dict[str, Document] = {}
-    for file in opened.files:
-        for shard in file.shards:
-            parameter = parameters.setdefault(
-                shard.name,
-                {"name": shard.name, "dtype": shard.stored.dtype.name, "shape": list(shard.shape), "shards": []},
-            )
-            parameter["shards"].append(
-                {"start": list(shard.box.start), "shape": list(shard.box.shape), "file": file.path}
-            )
     return {
         "kind": "Megatron checkpoint",
         "url": iteration.url,
@@ -33,8 +24,7 @@ def describe_iteration(
         "expert_parallel": args.expert_size,
         "expert_tensor_parallel": args.expert_tensor_size,
         "model": dict(model_numbers(args)),
-        "files": [{"file": file.path, "shards": len(file.shards)} for file in opened.files],
-        "parameters": [parameters[name] for name in sorted(parameters)],
+        **describe_shards(opened.files),
         "optimizer": opened.state_problem or ("by names" if opened.state_files else "none"),
         "unusable": [{"file": path, "why": why} for path, why in opened.lost.items()],
         "notes": [*iteration.notes, *opened.notes],

@@ -5,19 +5,18 @@ from collections.abc import Sequence
 from reshard.core.errors import CatalogError
 from reshard.core.layouts.megatron.names import (
     MODEL_NAME,
-    RELEASE,
-    TRACKER_NAME,
+    TRACKER,
     is_iteration,
     is_rank_folder,
     iteration_names,
     parse_iteration,
-    read_tracker,
 )
+from reshard.core.layouts.step_choice import NumberedSteps, choose_step
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import names_if_directory
 from reshard.core.storage.urls import Location
-from reshard.core.text.options import option, source_option, spelled
+from reshard.core.text.options import source_option
 
 _MAX_LISTED = 6
 
@@ -86,21 +85,7 @@ def choose_iteration(root: Location, iterations: dict[int, str], step: str) -> t
         CatalogError: there is no such iteration, or none is complete.
         StorageError: the storage does not answer.
     """
-    there = listed([str(number) for number in reversed(iterations)], _MAX_LISTED)
-    if step:
-        if not step.isdigit() or int(step) not in iterations:
-            raise CatalogError(f"{root}: has no iteration {step}; it has {there}")
-        return int(step), ()
-    tracked = read_tracker(root)
-    if tracked is None:
-        return _newest_complete(root, iterations)
-    if tracked not in iterations:
-        raise CatalogError(
-            f"{root}: {TRACKER_NAME} names iteration {tracked}, which is not there; there are {there}: name one with "
-            f"{source_option('step')}"
-        )
-    newer = [number for number in iterations if number > tracked]
-    return tracked, tuple(_newer_note(root.child(iterations[number]), number, tracked) for number in newer)
+    return choose_step(NumberedSteps(root, iterations, incomplete, TRACKER.word), step, TRACKER)
 
 
 def incomplete(directory: Location) -> str:
@@ -110,22 +95,3 @@ def incomplete(directory: Location) -> str:
     if lacking:
         return f"{MODEL_NAME} is not in {listed(lacking, _MAX_LISTED)}"
     return "" if folders else "it has no folders of ranks"
-
-
-def _newer_note(directory: Location, number: int, tracked: int) -> str:
-    problem = incomplete(directory)
-    if problem:
-        return f"iteration {number} is newer, and passed over: it is incomplete: {problem}"
-    why = f"the tracker names {tracked or RELEASE}; {option('step', str(number))} reads it"
-    return spelled(f"iteration {number} is newer, and passed over: {why}")
-
-
-def _newest_complete(root: Location, iterations: dict[int, str]) -> tuple[int, tuple[str, ...]]:
-    notes: list[str] = []
-    for number in reversed(iterations):
-        problem = incomplete(root.child(iterations[number]))
-        if not problem:
-            note = f"there is no {TRACKER_NAME}: iteration {number} is the newest complete one"
-            return number, (note, *notes)
-        notes.append(f"iteration {number} is passed over: {problem}")
-    raise CatalogError(f"{root}: no iteration is complete: {'; '.join(notes[:_MAX_LISTED])}")

@@ -10,20 +10,15 @@ iter_0000003/, or release/
 import re
 from collections.abc import Sequence
 
-from reshard.core.errors import CatalogError, CheckpointError
+from reshard.core.layouts.tracker import Tracker
 from reshard.core.runtime.records import Record
-from reshard.core.storage.listing import unless_missing
-from reshard.core.storage.reading import read_small_file
-from reshard.core.storage.urls import Location
 
-TRACKER_NAME = "latest_checkpointed_iteration.txt"
 MODEL_NAME, OPTIMIZER_NAME = "model_optim_rng.pt", "distrib_optim.pt"
 RELEASE = "release"
 """Tracker and directory of a checkpoint that is not of a training's iteration; it counts as iteration 0."""
+TRACKER = Tracker(problem="names no iteration", words={RELEASE: 0})
 _ITERATION = re.compile(r"iter_(\d{7,18})", re.ASCII)
 _RANK_FOLDER = re.compile(r"mp_rank_(\d{2,6})(?:_(\d{3,6}))?(?:_(\d{3,6}))?", re.ASCII)
-_MAX_TRACKER_BYTES = 64
-_MAX_DIGITS = 18
 
 
 class RankPosition(Record, order=True):
@@ -89,25 +84,3 @@ def parse_iteration(name: str) -> int | None:
         return 0
     match = _ITERATION.fullmatch(name)
     return int(match[1]) if match else None
-
-
-def read_tracker(root: Location) -> int | None:
-    """Return the iteration that the tracker names, 0 for a release; None without a tracker.
-
-    Raises:
-        CatalogError: it holds neither.
-        StorageError: it cannot be read.
-    """
-    location = root.child(TRACKER_NAME)
-    try:
-        data = unless_missing(lambda: read_small_file(location, _MAX_TRACKER_BYTES))
-    except CheckpointError as error:
-        raise CatalogError(f"{location}: names no iteration") from error
-    if data is None:
-        return None
-    text = data.strip()
-    if text == RELEASE.encode():
-        return 0
-    if not text.isdigit() or len(text) > _MAX_DIGITS:
-        raise CatalogError(f"{location}: names no iteration: {text[:40].decode(errors='replace')!r}")
-    return int(text)

@@ -1,12 +1,11 @@
 """An iteration of Megatron-Core's training, or of MindSpeed's, as a source."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError
-from reshard.core.files.file_names import NO_EPOCH, Step
 from reshard.core.layouts.megatron.args import model_numbers
 from reshard.core.layouts.megatron.iterations import (
     Iteration,
@@ -17,20 +16,17 @@ from reshard.core.layouts.megatron.iterations import (
 from reshard.core.layouts.megatron.names import (
     MODEL_NAME,
     OPTIMIZER_NAME,
-    TRACKER_NAME,
+    TRACKER,
     is_iteration,
     is_rank_folder,
     parse_iteration,
-    read_tracker,
 )
 from reshard.core.layouts.place import Place, PlaceKind, lacks_manifest, whole_file
+from reshard.core.layouts.placed_source import FoundShards
 from reshard.core.layouts.source_layout import (
     CatalogOptions,
     Document,
-    FoundCheckpoint,
-    ListedParameters,
     ModelFacts,
-    SelfEvident,
     SourceLayout,
     TrackedSteps,
 )
@@ -38,8 +34,6 @@ from reshard.core.layouts.state_numbers import Number
 from reshard.core.storage.links import check_links
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.strategy.model import Strategy
-from reshard.core.text.options import option, source_option
 
 if TYPE_CHECKING:
     from reshard.core.layouts.megatron.checkpoint import OpenedCheckpoint
@@ -48,11 +42,13 @@ if TYPE_CHECKING:
 _TITLE = "Megatron checkpoint"
 
 
-class FoundIteration(FoundCheckpoint):
+class FoundIteration(FoundShards):
     """An iteration that was found; its files are opened when its sharding is asked for."""
 
     iteration: Iteration
 
+    title = _TITLE
+    evidence = "the arguments in its files say how tensors are sharded, and names and shapes agree"
     preset_settings: ClassVar[Mapping[str, str]] = {"names": "megatron"}
     no_steps = "is one iteration. Name the directory that training saves all into"
 
@@ -64,40 +60,9 @@ class FoundIteration(FoundCheckpoint):
         return open_iteration(self.iteration)
 
     @property
-    def strategy(self) -> Strategy:
-        """Every tensor's boxes over the parts of its files."""
-        return self.opened.strategy
-
-    @property
-    def strategy_refusal(self) -> str:
-        """Its arguments are the only right ones."""
-        return (
-            f"{self.url}: is a {_TITLE}, whose files say how it is sharded, so leave out "
-            f"{source_option('source_strategy')}"
-        )
-
-    @property
-    def self_evident(self) -> SelfEvident:
-        """Its arguments and its files say all."""
-        why = "the arguments in its files say how tensors are sharded, and names and shapes agree"
-        return SelfEvident(_TITLE, len(self.opened.files), why)
-
-    def check_options(self, options: CatalogOptions) -> None:
-        """Refuse options about ranks and prefixes."""
-        if options.about_ranks:
-            raise CatalogError(
-                f"{self.url}: is a {_TITLE}, which says itself what each file holds, and is never encrypted: leave out "
-                f"{' and '.join(options.about_ranks)}"
-            )
-        if options.source_prefix:
-            raise CatalogError(
-                f"{self.url}: is a {_TITLE}, whose files have fixed names: leave out {option('source_prefix')}"
-            )
-        if options.damage.faulty:
-            raise CatalogError(
-                f"{self.url}: is a {_TITLE}, whose files are not numbered: leave out {option('fault_ranks')}, and move "
-                "away what is faulty"
-            )
+    def numbers(self) -> Sequence[int]:
+        """The iterations of the training."""
+        return self.iteration.numbers
 
     def catalog(self, options: CatalogOptions) -> CheckpointCatalog:
         """Compare what its files hold in common."""
@@ -109,17 +74,6 @@ class FoundIteration(FoundCheckpoint):
         """What the arguments of its training say."""
         args = self.opened.args
         return ModelFacts(model_numbers(args), args.row_multiple)
-
-    def listed_parameters(self, catalog: CheckpointCatalog) -> ListedParameters | None:
-        """The states of an optimizer that is not known by names."""
-        opened = self.opened
-        if not opened.state_problem:
-            return None
-        return ListedParameters(self.url, opened.names, opened.states, opened.state_problem)
-
-    def other_steps(self, source_prefix: str, chosen: Step) -> list[Step]:
-        """The iterations beside it."""
-        return [Step(NO_EPOCH, number) for number in reversed(self.iteration.numbers)]
 
     def describe(self) -> Document:
         """Describe it by the headers of its files."""
@@ -165,9 +119,7 @@ class MegatronSource(SourceLayout):
     def tracked_steps(self, root: Location, names: Sequence[str]) -> TrackedSteps | None:
         """Return the iterations, and what reads the tracker."""
         iterations: Mapping[int, str] = list_iterations(root, names)
-        if not iterations:
-            return None
-        return TrackedSteps(iterations, "iteration", TRACKER_NAME, partial(read_tracker, root))
+        return TrackedSteps(root, iterations, TRACKER) if iterations else None
 
     def numbers_beside(self, catalog: CheckpointCatalog) -> Mapping[str, Number] | None:
         """Return the iteration that its files name, which is the training's step; a release is none."""

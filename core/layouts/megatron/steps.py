@@ -6,8 +6,9 @@ from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.files.file_names import NO_EPOCH, Step
 from reshard.core.layouts.megatron.checkpoint import open_iteration
 from reshard.core.layouts.megatron.iterations import Iteration, incomplete
-from reshard.core.layouts.megatron.names import TRACKER_NAME, read_tracker
+from reshard.core.layouts.megatron.names import TRACKER
 from reshard.core.layouts.seen_steps import SeenStep, StepObserver
+from reshard.core.layouts.tracker import read_tracker
 from reshard.core.runtime.records import Record
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.urls import Location
@@ -26,11 +27,11 @@ class IterationSteps(Record):
 
     def look(self, observer: StepObserver) -> Iterator[SeenStep]:
         """Yield the iterations, newest first."""
-        tracked = read_tracker(self.root)
+        tracked = read_tracker(self.root, TRACKER)
         for number in sorted(self.iterations, reverse=True):
             step, directory = Step(NO_EPOCH, number), self.root.child(self.iterations[number])
             if tracked is None or number > tracked:
-                yield observer.growing(directory, step, f"{TRACKER_NAME} does not name it yet")
+                yield observer.growing(directory, step, f"{TRACKER.name} does not name it yet")
                 continue
             problem = incomplete(directory)
             if problem:

@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.files.model import FileIndex
-from reshard.core.layouts.megatron.names import is_rank_path, iteration_name, parse_iteration
+from reshard.core.layouts.megatron.names import TRACKER, is_rank_path, iteration_name, parse_iteration
 from reshard.core.layouts.megatron.target import MegatronTarget
 from reshard.core.layouts.target_side import TargetSide
+from reshard.core.layouts.tracker import check_tracker, track
 from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
@@ -47,16 +48,12 @@ class MegatronSide(TargetSide):
     def check_place(self, final: Location, value: MegatronTarget) -> None:
         """Refuse a tracker that cannot be advanced, and one of another library, which would lose its own place."""
         if value.tracked:
-            from reshard.core.layouts.megatron.tracking import check_tracker
-
-            check_tracker(final.parent)
+            check_tracker(final.parent, TRACKER)
 
     def announce(self, final: Location, value: MegatronTarget) -> None:
         """Name the iteration in the tracker, unless that names a newer one."""
         if value.tracked:
-            from reshard.core.layouts.megatron.tracking import track
-
-            track(final.parent, value.iteration)
+            track(final.parent, value.iteration, TRACKER)
 
     def owns(self, name: str) -> bool:
         """True for the path of a rank's file."""

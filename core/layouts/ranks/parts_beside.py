@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, StorageError
 from reshard.core.files.file_names import parse_name, rank_in, rank_template
+from reshard.core.layouts.numbered_shards import parse_shard
 from reshard.core.layouts.place import RANK_FOLDER
-from reshard.core.layouts.unified.names import parse_shard
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import rank_names
 from reshard.core.storage.listing import names_in

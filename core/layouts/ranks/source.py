@@ -150,7 +150,10 @@ def _named_file(item: Item) -> FoundFile:
     name = parse_name(item.name)
     if name is None:
         check_not_foreign(item.location, [item.name])
-        raise CatalogError(f"{item.location}: not a checkpoint file: its name has to end in {EXTENSIONS}")
+        raise CatalogError(
+            f"{item.location}: not a checkpoint file: its name has to end in {EXTENSIONS}. A checkpoint of other files "
+            "is named by its directory"
+        )
     return FoundFile(name, item.location)
 
 

@@ -8,9 +8,10 @@ from reshard.core.errors import CatalogError
 from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, read_dcp
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME, is_dcp
 from reshard.core.layouts.dcp.steps import list_dcp_steps
-from reshard.core.layouts.megatron.names import RELEASE, TRACKER_NAME, parse_iteration, read_tracker
+from reshard.core.layouts.megatron.names import RELEASE, TRACKER, parse_iteration
 from reshard.core.layouts.torch_dist.names import BACKEND, COMMON_NAME, CONFIG_NAME
 from reshard.core.layouts.torch_dist.unstacking import unstacked
+from reshard.core.layouts.tracker import read_tracker
 from reshard.core.runtime.metadata import load_json
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import names_if_directory, names_in
@@ -109,15 +110,15 @@ def _choose(root: Location, steps: Mapping[int, str], asked: str) -> tuple[int, 
         if not asked.isdigit() or int(asked) not in steps:
             raise CatalogError(f"{root}: has no iteration {asked}; it has {there}")
         return int(asked), ()
-    tracked = read_tracker(root)
+    tracked = read_tracker(root, TRACKER)
     if tracked is not None:
         if tracked not in steps:
             raise CatalogError(
-                f"{root}: {TRACKER_NAME} names iteration {tracked}, which is not there; there are {there}: name one "
+                f"{root}: {TRACKER.name} names iteration {tracked}, which is not there; there are {there}: name one "
                 f"with {source_option('step')}"
             )
         newer = [str(number) for number in steps if number > tracked]
-        note = f"using iteration {tracked}, which {TRACKER_NAME} names, and not {listed(newer, _MAX_LISTED)}"
+        note = f"using iteration {tracked}, which {TRACKER.name} names, and not {listed(newer, _MAX_LISTED)}"
         return tracked, (note,) if newer else ()
     incomplete: list[str] = []
     for number in sorted(steps, reverse=True):

@@ -1,7 +1,6 @@
 """A `torch_dist` checkpoint of Megatron-Core as a source."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -12,7 +11,7 @@ from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME
 from reshard.core.layouts.dcp.source import DcpSteps, FoundDcp, found_dcp
 from reshard.core.layouts.megatron.args import model_numbers
-from reshard.core.layouts.megatron.names import TRACKER_NAME, parse_iteration, read_tracker
+from reshard.core.layouts.megatron.names import TRACKER, parse_iteration
 from reshard.core.layouts.place import Place, PlaceKind, directory_at
 from reshard.core.layouts.source_layout import CatalogOptions, Document, ModelFacts, SourceLayout, TrackedSteps
 from reshard.core.layouts.torch_dist.checkpoint import (
@@ -104,7 +103,7 @@ class TorchDistSource(SourceLayout):
         directories = list_torch_dist_steps(root, names)
         if not directories:
             return None
-        return TrackedSteps(directories, "iteration", TRACKER_NAME, partial(read_tracker, root))
+        return TrackedSteps(root, directories, TRACKER)
 
 
 def _directory(place: Place) -> Place:

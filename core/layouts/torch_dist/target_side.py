@@ -7,10 +7,11 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME, MAX_METADATA_BYTES
 from reshard.core.layouts.documents import DocumentKind, Documents
-from reshard.core.layouts.megatron.names import iteration_name, parse_iteration
+from reshard.core.layouts.megatron.names import TRACKER, iteration_name, parse_iteration
 from reshard.core.layouts.target_side import TargetSide
 from reshard.core.layouts.torch_dist.names import COMMON_NAME, CONFIG_NAME, MAX_COMMON_BYTES, OBJECTS_NAME
 from reshard.core.layouts.torch_dist.target import TorchDistTarget
+from reshard.core.layouts.tracker import check_tracker, track
 from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.storage.urls import Location
 
@@ -57,16 +58,12 @@ class TorchDistSide(TargetSide):
     def check_place(self, final: Location, value: TorchDistTarget) -> None:
         """Refuse a tracker that cannot be advanced."""
         if value.tracked:
-            from reshard.core.layouts.megatron.tracking import check_tracker
-
-            check_tracker(final.parent)
+            check_tracker(final.parent, TRACKER)
 
     def announce(self, final: Location, value: TorchDistTarget) -> None:
         """Name the iteration in the tracker, unless that names a newer one."""
         if value.tracked:
-            from reshard.core.layouts.megatron.tracking import track
-
-            track(final.parent, value.iteration)
+            track(final.parent, value.iteration, TRACKER)
 
     def document_names(self, plan: "ConversionPlan", value: TorchDistTarget) -> tuple[str, ...]:
         """Return the names of its documents."""

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from itertools import chain
 
 from reshard.core.checkpoint.manifest import ShardRecord
-from reshard.core.layouts.unified.names import INDEX_NAME, OTHERS_NAME
-from reshard.core.layouts.unified.weight_maps import dump_sorted_weight_map, dump_weight_map, read_weight_map
+from reshard.core.layouts.unified.names import INDEX_NAME
+from reshard.core.layouts.weight_maps import OTHERS_NAME, dump_sorted_weight_map, dump_weight_map, read_weight_map
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan

@@ -17,7 +17,7 @@ class UnifiedOptions(RequestModel):
         default="",
         description="Hugging Face directory to model the target on (unified layout only). Its config.json, with the "
         "dtype that is written, and its tokenizer are copied; names, shapes and dtypes must match its weights, if it "
-        "has any.",
+        "has any. Empty: the one that the source brings beside its files, if it brings one.",
     )
     max_shard_size: ShardSize = Field(
         default="5GB",
@@ -50,6 +50,11 @@ class _Unified(LayoutOptions):
     def reference(self, options: BaseModel) -> str:
         """Return the URL of that directory."""
         return own_options(options, UnifiedOptions).like
+
+    def modelled_on(self, options: BaseModel, url: str) -> dict[str, str]:
+        """Return the option `like`, if the target is itself a Hugging Face directory."""
+        own = own_options(options, UnifiedOptions)
+        return {} if own.like or own.unified_naming is UnifiedNaming.MINDSPORE else {"like": url}
 
 
 OPTIONS = _Unified(

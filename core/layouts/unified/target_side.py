@@ -20,7 +20,7 @@ from reshard.core.layouts.unified.names import (
 )
 from reshard.core.layouts.unified.options import UnifiedOptions
 from reshard.core.layouts.unified.target import UnifiedTarget
-from reshard.core.layouts.unified.weight_maps import MAX_INDEX_BYTES
+from reshard.core.layouts.weight_maps import MAX_INDEX_BYTES
 from reshard.core.plan.planned_layout import CompanionFile, PlannedLayout
 from reshard.core.storage.urls import Location
 

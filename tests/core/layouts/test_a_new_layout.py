@@ -139,7 +139,7 @@ def test_a_changed_file_of_its_target_is_found(ran: Commands, directory: Path) -
 
 
 def test_its_option_is_one_of_the_command(ran: Commands, directory: Path) -> None:
-    assert "[ranks|unified|checkpoint2|torch_dist|dcp|megatron|npy]" in ran.text("help")
+    assert "[ranks|unified|checkpoint2|torch_dist|dcp|megatron|universal|npy]" in ran.text("help")
     assert "--npy-version 1|2" in ran.text("help")
     assert "Version of the heads." in ran.text("help")
     assert (directory / "out" / "w.npy").read_bytes()[6:8] == b"\x02\x00"
@@ -164,7 +164,7 @@ def test_its_option_is_a_field_of_the_forms(shown: dict[str, Any]) -> None:
         assert properties["npy_version"]["description"] == "Version of the heads."
         assert properties["layout"]["description"].endswith(" npy: a .npy file for each tensor.")
     assert shown["group"]["npy_version"]["default"] == 1
-    assert shown["layouts"] == ["ranks", "unified", "checkpoint2", "torch_dist", "dcp", "megatron", "npy"]
+    assert shown["layouts"] == ["ranks", "unified", "checkpoint2", "torch_dist", "dcp", "megatron", "universal", "npy"]
 
 
 def test_its_option_is_in_job_files(shown: dict[str, Any]) -> None:
@@ -175,7 +175,8 @@ def test_its_option_is_in_job_files(shown: dict[str, Any]) -> None:
 def test_its_option_is_a_keyword_and_in_the_reference(shown: dict[str, Any]) -> None:
     assert "        npy_version: Version of the heads.\n" in shown["keywords"]
     assert "    npy_version: int\n" in shown["keywords"]
-    assert 'Literal["ranks", "unified", "checkpoint2", "torch_dist", "dcp", "megatron", "npy"]' in shown["keywords"]
+    names = '"ranks", "unified", "checkpoint2", "torch_dist", "dcp", "megatron", "universal", "npy"'
+    assert f"Literal[{names}]" in shown["keywords"]
     assert "`--npy-version 1|2`: Version of the heads. (default: 1)" in shown["reference"]
 
 

@@ -23,23 +23,17 @@ LISTINGS: dict[str, tuple[Sequence[str], str]] = {
         ["model_optim_rng.pt", "distrib_optim.pt"],
         "one rank's part of a Megatron-LM checkpoint",
     ),
-    "DeepSpeed": (["latest", "zero_to_fp32.py", "global_step40/mp_rank_00_model_states.pt"], "a DeepSpeed checkpoint"),
-    "DeepSpeed without its script": (["latest", "global_step40/x"], "a DeepSpeed checkpoint"),
-    "a tag of DeepSpeed": (
-        ["mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"],
-        "a DeepSpeed checkpoint",
+    "DeepSpeed without files": (["latest", "zero_to_fp32.py", "global_step40/x"], "a DeepSpeed training's directory"),
+    "DeepSpeed without its script": (["latest", "global_step40/x"], "a DeepSpeed training's directory"),
+    "a rank of FSDP": (["model_world_size_0_rank_0.pt"], "one rank's part of an FSDP checkpoint"),
+    "a model by verl with Megatron": (["dist_ckpt/common.pt", "huggingface/config.json"], "a model that verl saved"),
+    "a model by verl with Megatron in parts": (
+        ["ckpt_contents.json", "model/dist_ckpt/x", "optimizer/dist_ckpt/x", "extra/x"],
+        "a model that verl saved",
     ),
-    "FSDP": (
-        ["fsdp_config.json", "model_world_size_8_rank_0.pt", "model_world_size_8_rank_7.pt", "huggingface/config.json"],
-        "an FSDP checkpoint of verl",
-    ),
-    "a training by verl": (
-        [TRACKER, "global_step_40/actor/model_world_size_1_rank_0.pt"],
-        "a verl training's directory",
-    ),
-    "Hugging Face's .bin": (
-        ["config.json", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin"],
-        "a Hugging Face model saved by PyTorch",
+    "a training by verl with Megatron": (
+        [TRACKER, "global_step_40/data.pt", "global_step_40/actor/dist_ckpt/common.pt"],
+        "a training's directory of verl's",
     ),
     "GGUF": (["README.md", "model-q4_k_m.gguf"], "a GGUF model"),
     "NumPy": (["weights.npz"], "a NumPy archive"),
@@ -50,9 +44,15 @@ LISTINGS: dict[str, tuple[Sequence[str], str]] = {
     "Flax": (["config.json", "flax_model.msgpack"], "a Flax model"),
     "PaddlePaddle": (["model_state.pdparams"], "a PaddlePaddle model"),
     "NeMo": (["llama.nemo"], "a NeMo archive"),
-    "PyTorch": (["params.json", "consolidated.00.pth"], "a PyTorch checkpoint"),
 }
 """What is listed -> the names below a directory, and what it is called."""
+PARTS = (
+    "mp_rank_00_model_states.pt",
+    "bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt",
+    "layer_03-model_00-model_states.pt",
+    "layer_3_expert_1_mp_rank_00_model_states.pt",
+)
+"""Files of a checkpoint that is read as a whole."""
 
 
 def fill(root: Path, names: Sequence[str]) -> Path:
@@ -72,8 +72,15 @@ def test_a_foreign_checkpoint_is_called_by_its_name(names: Sequence[str], title:
 
 
 def test_every_layout_has_a_listing_here() -> None:
-    tops = [[name.partition("/")[0] for name in names] for names, _ in LISTINGS.values()]
+    tops = [[name.partition("/")[0] for name in names] for names, _ in LISTINGS.values()] + [[name] for name in PARTS]
     assert {layout.title for layout in FOREIGN_LAYOUTS} == {each.title for top in tops if (each := find_foreign(top))}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_a_checkpoint_is_called_one(name: str) -> None:
+    found = find_foreign([name])
+    assert found is not None
+    assert found.title == "one rank's part of a DeepSpeed checkpoint"
 
 
 def test_a_foreign_checkpoint_one_folder_further_is_named(tmp_path: Path) -> None:

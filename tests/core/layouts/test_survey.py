@@ -1,4 +1,5 @@
 import os
+import shutil
 from pathlib import Path
 
 import fsspec
@@ -11,6 +12,8 @@ from reshard.core.layouts.ranks.rank_files import RankShape
 from reshard.core.layouts.survey import survey
 from reshard.core.layouts.unified.source import FoundUnified
 from reshard.core.storage.urls import Location
+from tests.support.deepspeed_files import deepspeed_case
+from tests.support.fsdp import fsdp_case
 from tests.support.source_directories import found_ranks
 
 
@@ -88,9 +91,9 @@ def test_single_file(root: str) -> None:
 
 
 def test_single_file_of_another_kind(root: str) -> None:
-    fill(root, "model.bin")
-    with pytest.raises(CatalogError, match=r"model\.bin: not a checkpoint file.*\.ckpt or \.safetensors"):
-        survey(f"{root}/model.bin")
+    fill(root, "model.onnx")
+    with pytest.raises(CatalogError, match=r"model\.onnx: not a checkpoint file.*\.ckpt or \.safetensors"):
+        survey(f"{root}/model.onnx")
 
 
 def test_pattern_of_folders(root: str) -> None:
@@ -286,3 +289,20 @@ def test_numbered_shards_that_are_not_one_whole_set_are_refused_by_name(
     fill(root, *(f"{name}.safetensors" for name in names))
     with pytest.raises(CatalogError, match=message):
         survey(root)
+
+
+def test_a_directory_above_or_beside_a_checkpoint_names_it(tmp_path: Path) -> None:
+    shutil.copytree(fsdp_case("fsdp2_mixed_tied").root, tmp_path / "all/verl/global_step_40/actor")
+    actor = tmp_path / "all/verl/global_step_40/actor"
+    (tmp_path / "all/verl/latest_checkpointed_iteration.txt").write_text("40")
+    (tmp_path / "all/other").mkdir()
+    for named, meant in ((tmp_path / "all", tmp_path / "all/verl"), (actor / "huggingface", actor)):
+        with pytest.raises(CatalogError, match=f"; name the directory that is meant, if it is one of these: {meant}$"):
+            survey(str(named))
+
+
+def test_a_damaged_checkpoint_below_is_named_too(tmp_path: Path) -> None:
+    shutil.copytree(deepspeed_case("case_zero3_bf16").root, tmp_path / "output/checkpoint-40")
+    (tmp_path / "output/checkpoint-40/latest").write_text("global_step60")
+    with pytest.raises(CatalogError, match="if it is one of these: .*output/checkpoint-40$"):
+        survey(str(tmp_path / "output"))

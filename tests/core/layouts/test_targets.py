@@ -8,7 +8,7 @@ import pytest
 
 from reshard.core import layouts
 from reshard.core.layouts.documents import DocumentKind
-from reshard.core.layouts.registry import TargetLayout
+from reshard.core.layouts.registry import SOURCE_NAMES, TargetLayout
 from reshard.core.layouts.targets import (
     all_sides,
     document_kind,
@@ -21,7 +21,8 @@ from tests.support.places import FIXTURES
 
 
 def test_each_package_is_a_layout_in_the_list() -> None:
-    assert {module.name for module in pkgutil.iter_modules(layouts.__path__) if module.ispkg} == set(TargetLayout)
+    packages = {module.name for module in pkgutil.iter_modules(layouts.__path__) if module.ispkg}
+    assert packages == {*TargetLayout, *SOURCE_NAMES}
     assert [side.record.name for side in all_sides()] == list(TargetLayout)
 
 

@@ -208,8 +208,8 @@ def test_files_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_another_library_is_called_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(ValueError, match="is a Hugging Face model saved by PyTorch"):
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ValueError, match="is a GGUF model of llama.cpp"):
         mindspore.load_segmented_checkpoints(str(tmp_path))
 
 

@@ -240,7 +240,7 @@ class TestPlace:
                 is_over.wait(1)
             write_bytes(location, data)
 
-        monkeypatch.setattr("reshard.core.layouts.checkpoint2.tracker.write_bytes", write_later)
+        monkeypatch.setattr("reshard.core.layouts.tracker.write_bytes", write_later)
         strategy = own_strategy(SEVERAL)
         older = iteration_request(SEVERAL.source, tmp_path, target_strategy=strategy, step="33")
         with ThreadPoolExecutor() as threads:

@@ -8,7 +8,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from reshard.core.conversion.convert import convert
-from reshard.core.errors import CatalogError, InputError
+from reshard.core.errors import CatalogError
 from reshard.core.request.source import SourceRequest
 from reshard.core.source.description import describe
 from reshard.core.source.diagnosis import diagnose
@@ -72,7 +72,7 @@ def test_a_part_is_refused_with_the_name_of_the_whole(part: str) -> None:
 
 
 def test_a_part_is_not_described_alone() -> None:
-    with pytest.raises(InputError, match="is one rank's part of a Megatron-LM checkpoint.*: name the directory"):
+    with pytest.raises(CatalogError, match="is a part of a Megatron checkpoint: name the directory of its iteration"):
         describe(str(DENSE.file("mp_rank_00_001")))
 
 
@@ -108,7 +108,7 @@ def test_doctor_needs_no_strategy() -> None:
         ),
         ({"integrated_save": "yes"}, "which says itself what each file holds, and is never encrypted: leave out"),
         ({"source_prefix": "x"}, "whose files have fixed names: leave out"),
-        ({"recover": True, "fault_ranks": "1"}, "whose files are not numbered: leave out"),
+        ({"recover": True, "fault_ranks": "1"}, "whose files are not counted as ranks: leave out"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:

@@ -348,7 +348,7 @@ def test_iterations_and_their_tracker(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="iteration='7': the target is named iter_0000012: leave it out"):
         convert(DENSE.request(source, tmp_path / "alone" / "iter_0000012", iteration="7"))
     tracker.write_text("mine")
-    with pytest.raises(TargetError, match="is not the number of an iteration: 'mine'. Remove it, or correct it"):
+    with pytest.raises(TargetError, match="names no iteration: 'mine'. Remove it, or correct it"):
         convert(DENSE.request(source, tmp_path / "out", iteration="50"))
 
 

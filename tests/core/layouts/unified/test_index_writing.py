@@ -7,7 +7,7 @@ import pytest
 from reshard.core.checkpoint.manifest import IndexSummary, ParameterRecord, ShardRecord
 from reshard.core.layouts.targets import side_named
 from reshard.core.layouts.unified.names import INDEX_NAME
-from reshard.core.layouts.unified.weight_maps import dump_weight_map
+from reshard.core.layouts.weight_maps import dump_weight_map
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.documents import places_problem
 

@@ -3,13 +3,11 @@
 import pytest
 
 from reshard.core.layouts.unified.names import (
-    ShardName,
     UnifiedNaming,
     file_names,
     index_name,
     is_index_name,
     is_unified_name,
-    parse_shard,
 )
 
 
@@ -26,12 +24,6 @@ def test_written_names_are_recognized(naming: UnifiedNaming, count: int) -> None
 def test_a_single_file_of_hugging_face_needs_no_index() -> None:
     assert file_names(UnifiedNaming.HUGGINGFACE, 1) == ("model.safetensors",)
     assert index_name(UnifiedNaming.HUGGINGFACE, 1) == ""
-
-
-def test_files_of_several() -> None:
-    assert parse_shard("model.fp16-00001-of-00002.safetensors") == ShardName("model.fp16", "00001", "00002")
-    assert parse_shard("model-00001-of-00001.safetensors") is None
-    assert parse_shard("model.safetensors") is None
 
 
 def test_other_names() -> None:

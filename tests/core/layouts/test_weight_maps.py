@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from reshard.core.errors import CatalogError
-from reshard.core.layouts.unified.weight_maps import check_file_names, dump_weight_map, read_weight_map
+from reshard.core.layouts.weight_maps import check_file_names, dump_weight_map, read_weight_map
 from reshard.core.storage.urls import Location, parse_url
 
 WEIGHTS = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}

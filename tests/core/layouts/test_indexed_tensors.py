@@ -3,8 +3,8 @@ import pytest
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.errors import CatalogError
 from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry, text_entry
-from reshard.core.layouts.unified.index import WeightIndex, check_index, file_order, names_outside
-from reshard.core.layouts.unified.names import OTHERS_NAME
+from reshard.core.layouts.indexed_tensors import WeightIndex, check_index, file_order, names_outside
+from reshard.core.layouts.weight_maps import OTHERS_NAME
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.slices import Extent

@@ -1,7 +1,7 @@
-"""The index of a unified checkpoint: which of its files each tensor is in.
+"""The index of several files of whole tensors: which of them each tensor is in.
 
-Hugging Face's `*.safetensors.index.json` and MindSpore's `param_name_map.json` are the same JSON:
-`{"metadata": {"total_size": bytes}, "weight_map": {name: file}}`; MindSpore's may be the bare map.
+Hugging Face's `*.safetensors.index.json` and `*.bin.index.json`, and MindSpore's `param_name_map.json`, are the same
+JSON: `{"metadata": {"total_size": bytes}, "weight_map": {name: file}}`; MindSpore's may be the bare map.
 """
 
 import json
@@ -14,6 +14,8 @@ from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 
 MAX_INDEX_BYTES = 64 << 20
+OTHERS_NAME = "hyper_param.safetensors"
+"""MindSpore's file of parameters that no strategy covers, which its map does not list."""
 
 
 def dump_sorted_weight_map(weights: Mapping[str, str], total_bytes: int, element_count: int) -> bytes:
@@ -47,11 +49,12 @@ def read_weight_map(location: Location) -> dict[str, str]:
     return found
 
 
-def check_file_names(weights: Mapping[str, str], location: Location) -> None:
-    """Raise a CatalogError unless an index names only `.safetensors` files beside it."""
+def check_file_names(
+    weights: Mapping[str, str], location: Location, suffix: str = f".{CheckpointFormat.SAFETENSORS}"
+) -> None:
+    """Raise a CatalogError unless an index names only files with a suffix beside it."""
     for name, file in weights.items():
-        if "/" in file or "\\" in file or "\0" in file or not file.endswith(f".{CheckpointFormat.SAFETENSORS}"):
+        if "/" in file or "\\" in file or "\0" in file or not file.endswith(suffix):
             raise CatalogError(
-                f"{location}: places parameter {name!r} in {file!r}, which is not the name of a .safetensors "
-                "file beside it"
+                f"{location}: places parameter {name!r} in {file!r}, which is not the name of a {suffix} file beside it"
             )
