@@ -146,8 +146,29 @@ def _print_megatron(document: Document) -> None:
         ("model", ", ".join(f"{name} {number}" for name, number in document["model"].items())),
         ("optimizer", document["optimizer"]),
     ]
-    facts += [("UNUSABLE", f"{each['file']} {each['why']}") for each in document["unusable"]]
-    _print_placed_facts(document, facts)
+    _print_rank_files(document, facts)
+
+
+def _print_fsdp(document: Document) -> None:
+    facts = [("directory", document["directory"])] if document["directory"] != document["url"] else []
+    _print_rank_files(document, [*facts, ("ranks", str(document["ranks"])), ("optimizer", document["optimizer"])])
+
+
+def _print_deepspeed(document: Document) -> None:
+    stage = f"stage {document['zero_stage']}, {counted(document['ranks'], 'rank')}"
+    facts = [
+        ("tag", document["tag"]),
+        ("ZeRO", stage if document["zero_stage"] else "none"),
+        ("version", document["deepspeed_version"] or "?"),
+        ("optimizer", document["optimizer"]),
+    ]
+    _print_rank_files(document, facts)
+
+
+def _print_rank_files(document: Document, own: list[tuple[str, str]]) -> None:
+    """Print a training's files of ranks, with facts of their layout."""
+    unusable = [("UNUSABLE", f"{each['file']} {each['why']}") for each in document["unusable"]]
+    _print_placed_facts(document, [*own, *unusable])
     click.echo()
     print_table(("file", "shards"), [(each["file"], each["shards"]) for each in document["files"]], right=("shards",))
     _print_placed_parameters(document)
@@ -187,12 +208,12 @@ def _shards_text(parameter: Document) -> tuple[int, str]:
     return len(parameter["shards"]), listed(shapes, 4)
 
 
-def _print_unified(document: Document) -> None:
+def _print_whole_tensors(document: Document) -> None:
     files = document["files"]
     parameters = [each for file in files for each in file["parameters"]]
     dtypes = sorted({each["dtype"] for each in parameters})
     facts = [
-        ("unified checkpoint", document["url"]),
+        (document["kind"], document["url"]),
         ("index", document["index"] or "none; none is needed"),
         ("parameters", f"{len(parameters)}, whole: {', '.join(dtypes)}"),
         ("size", size_text(sum(file["size_bytes"] for file in files))),
@@ -209,6 +230,24 @@ def _print_unified(document: Document) -> None:
         [(file["file"], len(file["parameters"]), size_text(file["size_bytes"])) for file in files],
         right=("parameters", "size"),
     )
+
+
+def _print_universal(document: Document) -> None:
+    parameters = document["parameters"]
+    dtypes = sorted({each["dtype"] for each in parameters})
+    facts = [
+        (document["kind"], document["url"]),
+        ("tag", document["tag"]),
+        *([("other steps", listed(list(map(str, document["other_steps"])), 8))] if document["other_steps"] else []),
+        ("parameters", f"{len(parameters)}, whole: {', '.join(dtypes)}"),
+        *([("missing", listed(document["missing"], 8))] if document["missing"] else []),
+        *([("ignored", listed(document["ignored"], 8))] if document["ignored"] else []),
+        *([("unfinished", "yes")] if document["unfinished"] else []),
+    ]
+    print_facts(facts)
+    click.echo()
+    rows = [(each["name"], each["dtype"], str(each["shape"]), each["file"]) for each in parameters]
+    print_table(("parameter", "dtype", "shape", "file"), rows)
 
 
 def _print_converted(document: Document) -> None:
@@ -300,7 +339,11 @@ _PRINTERS: dict[str, Callable[[Document], None]] = {
     "DCP checkpoint": _print_dcp,
     "torch_dist checkpoint": _print_dcp,
     "Megatron checkpoint": _print_megatron,
+    "FSDP checkpoint": _print_fsdp,
+    "DeepSpeed checkpoint": _print_deepspeed,
     "converted checkpoint": _print_converted,
-    "unified checkpoint": _print_unified,
+    "unified checkpoint": _print_whole_tensors,
+    "PyTorch checkpoint": _print_whole_tensors,
+    "universal checkpoint of DeepSpeed": _print_universal,
     "strategy": _print_strategy,
 }

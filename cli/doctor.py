@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "--step", metavar="E_S", type=STEP, default="", help="The step to check; by default the newest that all ranks have."
 )
 @click.option("--source-prefix", metavar="TEXT", default="", help="The prefix of the files, if there are several.")
-@conversion_options(("integrated_save",))
+@conversion_options(("root", "integrated_save"))
 @click.option(
     "--like",
     metavar="URL",
@@ -45,6 +45,7 @@ def command(
     source_strategy: str,
     step: str,
     source_prefix: str,
+    root: str,
     integrated_save: str,
     like: str,
     preset: str,
@@ -88,6 +89,7 @@ def command(
             source_strategy,
             step=step,
             source_prefix=source_prefix,
+            root=root,
             integrated_save=IntegratedSave(integrated_save),
             like=like,
             preset=preset,

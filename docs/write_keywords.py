@@ -133,8 +133,16 @@ def module_text() -> str:
     for kind in enums:
         by_module.setdefault(kind.__module__, []).append(kind.__name__)
     imports = "".join(f"from {module} import {', '.join(names)}\n" for module, names in sorted(by_module.items()))
-    names = "".join(f"{kind.__name__}Name = {kind.__name__} | {_literal(kind)}\n" for kind in enums)
+    names = "".join(map(_alias, enums))
     return _HEAD + imports + _TYPES + names + "".join(f"\n\n{_class(each)}" for each in classes)
+
+
+def _alias(kind: type[StrEnum]) -> str:
+    """The name of an enumeration's choices, in lines as the formatter breaks them."""
+    line = f"{kind.__name__}Name = {kind.__name__} | {_literal(kind)}"
+    if len(line) > _WIDTH:
+        line = line.replace(" = ", " = (\n    ", 1) + "\n)"
+    return f"{line}\n"
 
 
 def _fields(*models: type[BaseModel]) -> set[str]:

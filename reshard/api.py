@@ -338,6 +338,7 @@ def doctor(
             request.source_strategy,
             step=request.step,
             source_prefix=request.source_prefix,
+            root=request.root,
             integrated_save=request.integrated_save,
             like=_text(like),
             preset=_text(preset),

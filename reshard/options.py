@@ -26,7 +26,9 @@ IntegratedSaveName = IntegratedSave | Literal["auto", "yes", "no"]
 OutputFormatName = OutputFormat | Literal["same", "ckpt", "safetensors"]
 OverflowPolicyName = OverflowPolicy | Literal["fail", "allow"]
 SelectionName = Selection | Literal["all", "weights-only"]
-TargetLayoutName = TargetLayout | Literal["ranks", "unified", "checkpoint2", "torch_dist", "dcp", "megatron"]
+TargetLayoutName = (
+    TargetLayout | Literal["ranks", "unified", "checkpoint2", "torch_dist", "dcp", "megatron", "universal"]
+)
 TransformerImplName = TransformerImpl | Literal["source", "transformer_engine", "local"]
 UnifiedNamingName = UnifiedNaming | Literal["huggingface", "mindspore"]
 UnmatchedPolicyName = UnmatchedPolicy | Literal["drop", "fail"]
@@ -124,12 +126,15 @@ class StepOptions(TypedDict, total=False):
     Attributes:
         step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
             iteration: 40. Empty: the newest that every rank has, or the iteration that the tracker names.
+        root: Where the model's tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined
+            by dots, such as state_dict or model.module. Empty: at the top.
         recover: If source files are missing, truncated, fail their CRC or are named as faulty, read their slices from
             other ranks that hold the same, and report it.
         fault_ranks: Source ranks (3,7) whose files to ignore; needs 'recover'.
     """
 
     step: str
+    root: str
     recover: bool
     fault_ranks: str
 
@@ -146,6 +151,8 @@ class WriteOptions(TypedDict, total=False):
             dcp: PyTorch's Distributed Checkpoint, .distcp files and .metadata, which any number of processes can load.
             megatron: Megatron-Core's files of ranks (--ckpt-format torch), which MindSpeed loads as well:
             TARGET/iter_0000040/mp_rank_00/model_optim_rng.pt or TARGET/release/…, and a tracker that names it.
+            universal: DeepSpeed's universal checkpoint, TARGET/global_step40_universal with a file for each tensor,
+            which trainings of any world size and ZeRO stage load, and latest_universal that names it.
         attention_heads: Number of attention heads, if neither shapes nor the source's own arguments tell it (megatron
             and torch_dist layouts only).
         tensor_parallel: Size of tensor parallelism (megatron layout only).
@@ -168,6 +175,7 @@ class WriteOptions(TypedDict, total=False):
             (checkpoint2 layout only).
         like: Hugging Face directory to model the target on (unified layout only). Its config.json, with the dtype that
             is written, and its tokenizer are copied; names, shapes and dtypes must match its weights, if it has any.
+            Empty: the one that the source brings beside its files, if it brings one.
         max_shard_size: Maximum shard size (unified layout only): 5GB, 512MiB. A larger tensor gets a file of its own.
         unified_naming: File names (unified layout only). huggingface: model-00001-of-00003.safetensors and
             model.safetensors.index.json. mindspore: part0.safetensors and param_name_map.json.
@@ -222,13 +230,16 @@ class ConvertOptions(TransformOptions, StepOptions, WriteOptions, total=False):
     Attributes:
         ranks: Convert only these target ranks (0-3,7), or files of a unified target, counted from 0; other machines
             convert the rest. Empty: all.
-        iteration: Number of the iteration to write (checkpoint2, megatron and torch_dist layouts only). Empty: the
-            source's, or the one in TARGET's name; else Megatron's release.
+        iteration: Number of the iteration to write (checkpoint2, megatron, torch_dist and universal layouts only).
+            Empty: the source's, or the one in TARGET's name; else Megatron's release, or 0.
+        optimizer_step: How many steps the optimizer has made whose moments are converted (universal layout only): those
+            of the training, without skipped ones. 0: as the source says.
         overwrite: Replace the checkpoint at the target; it stays until the new one is complete.
     """
 
     ranks: str
     iteration: str
+    optimizer_step: int
     overwrite: bool
 
 
@@ -260,6 +271,8 @@ class DoctorOptions(TypedDict, total=False):
         step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
             iteration: 40. Empty: the newest that every rank has, or the iteration that the tracker names.
         source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
+        root: Where the model's tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined
+            by dots, such as state_dict or model.module. Empty: at the top.
         integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
             shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
             if contents look whole and no shape is known, refuse.
@@ -272,6 +285,7 @@ class DoctorOptions(TypedDict, total=False):
 
     step: str
     source_prefix: str
+    root: str
     integrated_save: IntegratedSaveName
     decrypt_key: str
     decrypt_mode: EncryptionModeName
@@ -332,6 +346,9 @@ class DiffOptions(TypedDict, total=False):
     Attributes:
         step_a: Epoch and step, as in its file names: 10_5. Empty: the newest that every rank has.
         step_b: Epoch and step of B.
+        root_a: Where the tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined by
+            dots, such as state_dict. Empty: at the top.
+        root_b: The same in the files of B.
         integrated_save_a: yes: every rank of A holds whole tensors (integrated_save), whatever its strategy shards. no:
             ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; if contents
             look whole and no shape is known, refuse.
@@ -371,6 +388,8 @@ class DiffOptions(TypedDict, total=False):
 
     step_a: str
     step_b: str
+    root_a: str
+    root_b: str
     integrated_save_a: IntegratedSaveName
     integrated_save_b: IntegratedSaveName
     trust_strategy_a: bool

@@ -82,6 +82,11 @@ _RULES = (
         ),
     ),
     _Rule(
+        "PyTorch: SGD; DeepSpeed: Muon, as ZeRO's rank files are named here",
+        StateKind.OPTIMIZER,
+        shaped=("momentum_buffer.",),
+    ),
+    _Rule(
         "MindSpore: mint's Adam and AdamW, Adafactor, RMSProp, SGD, Adagrad, Adadelta, Ftrl, Rprop, ASGD, NAdam; "
         "PyTorch, as FSDP's and ZeRO's rank files are named here: step",
         StateKind.OPTIMIZER,

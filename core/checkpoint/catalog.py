@@ -55,6 +55,7 @@ class CheckpointCatalog(Record):
         state_paths: parameter -> its keys in a nested state dict, if it is in one; not part of a plan's document.
         unconvertible: parameters whose place in the whole model is unknown -> what they are; they can only be left out.
             Not part of a plan's document.
+        tied: parameter -> another one, which is the same bytes of its files. Not part of a plan's document.
     """
 
     url: str
@@ -68,6 +69,7 @@ class CheckpointCatalog(Record):
     outside: tuple[str, ...] = ()
     state_paths: Mapping[str, StatePath] = field(default_factory=dict)
     unconvertible: Mapping[str, str] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
 
     def indexes(self, ranks: Iterable[int] | None = None) -> list[FileIndex]:
         """The distinct indexes of the files of some ranks, or of all."""

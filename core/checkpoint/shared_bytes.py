@@ -168,16 +168,17 @@ def _files_of(record: CatalogRecord) -> list[tuple[object, int]]:
 
 def _described(piece: Piece, catalog: CheckpointCatalog, strategy: Strategy | None) -> str:
     entry = catalog.records[piece.owner].index.entries[piece.name]
+    name = catalog.tied.get(piece.name, piece.name)
     stage = strategy.stage_of(piece.owner) if strategy is not None and piece.owner in strategy.ranks else None
     layout = stage.layouts.get(piece.name) if stage is not None else None
     if strategy is None or stage is None or layout is None or entry.dtype in (TEXT, MAP_TENSOR):
-        return repr(piece.name)
+        return repr(name)
     stage_rank = piece.owner - strategy.stage_ranks(stage).start
     try:
         box = box_text(layout.shard_grid(len(entry.shape)), stage_rank, entry.shape)
     except LayoutError:
-        return repr(piece.name)  # the plan reports it, with the parameter's name
-    return f"{piece.name!r}, {box},"
+        return repr(name)  # the plan reports it, with the parameter's name
+    return f"{name!r}, {box},"
 
 
 def box_text(grid: ShardGrid, stage_rank: int, shape: Shape) -> str:

@@ -17,6 +17,7 @@ from reshard.core.conversion.session import (
 from reshard.core.errors import CatalogError, PlanError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.any_layout import read_any_strategy
+from reshard.core.layouts.source_layout import FoundCheckpoint
 from reshard.core.layouts.targets import float8_layouts, side_named
 from reshard.core.layouts.training_state import with_lost_state_noted
 from reshard.core.plan.matching import check_convertible
@@ -37,7 +38,7 @@ from reshard.core.runtime.wording import listed
 from reshard.core.source.exchanged import check_not_exchanged, naming_exchanged
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.match_checks import match_warnings
-from reshard.core.source.opening import Source, TargetOutline, find_strategy, open_by_strategy
+from reshard.core.source.opening import GivenStrategy, Source, TargetOutline, find_strategy, open_by_strategy
 from reshard.core.source.other_stages import check_part
 from reshard.core.source.outside_samples import outside_warnings
 from reshard.core.source.strategy_warnings import WARNING, sibling_warnings, strategy_warnings
@@ -95,9 +96,21 @@ def plan_in_steps(request: ConversionRequest, step: Step, *, crc_later: bool = F
     """
     source_request = SourceRequest.of(request)
     strategy = step(find_strategy, source_request)
+    request = _modelled_on_source(request, strategy)
     target = replace(step(outline_target, request), crc_later=crc_later)
     source = step(open_by_strategy, source_request, strategy, target)
     return step(plan_conversion, request, source, target)
+
+
+def _modelled_on_source(request: ConversionRequest, given: GivenStrategy) -> ConversionRequest:
+    """A request whose target is modelled on the Hugging Face directory that its source brings, if it brings one.
+
+    A preset leads to names of another world, of which that directory is not.
+    """
+    directory = given.model_directory if isinstance(given, FoundCheckpoint) else None
+    if directory is None or request.preset:
+        return request
+    return request.model_copy(update=request.layout_options.modelled_on(request, str(directory)))
 
 
 def _at_once(work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:

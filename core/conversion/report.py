@@ -49,7 +49,7 @@ class PlanFacts(Summary):
         step: the source's epoch and step, if its names carry one.
         source_world_size: number of source ranks.
         target_world_size: number of target ranks.
-        source_kind: `rank`, or `file` if its tensors are whole.
+        source_kind: `rank`, or `file` if each of its files counts, however many a rank has.
         target_kind: `rank`, or `file` if the target's ranks are its files.
         dropped: parameters of the source's strategy that are not in the target's.
         excused: parameters of the target's strategy that may be missing, and are.
@@ -274,8 +274,8 @@ def facts_of(plan: ConversionPlan, *notes: str) -> PlanFacts:
 
 
 def source_kind(plan: ConversionPlan) -> str:
-    """Return `file` if the tensors of a plan's source are whole, else `rank`."""
-    return FILE if plan.inputs.catalog.has_whole_tensors else RANK
+    """Return `file` if each file of a plan's source counts, however many a rank has, else `rank`."""
+    return FILE if plan.inputs.counts_source_files else RANK
 
 
 def target_kind(plan: ConversionPlan) -> str:

@@ -80,6 +80,12 @@ class PlanInputs(Record):
         """Copies of each slice that the target has; 0: one on every rank that owns the slice."""
         return self.layout.kept_replicas(self.replicas)
 
+    @property
+    def counts_source_files(self) -> bool:
+        """True if the source's "ranks" are its files: those of whole tensors, or those that say their own boxes."""
+        strategy = self.source_strategy
+        return self.catalog.has_whole_tensors or (strategy is not None and strategy.lists_boxes)
+
 
 class SourceTensor(Record):
     """A parameter of the source.

@@ -45,6 +45,13 @@ class ComparisonRequest(RequestModel):
         description="Epoch and step, as in its file names: 10_5. Empty: the newest that every rank has.",
     )
     step_b: Step = Field(default="", title="Step of B", description="Epoch and step of B.")
+    root_a: str = Field(
+        default="",
+        title="Root of A",
+        description="Where the tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined "
+        "by dots, such as state_dict. Empty: at the top.",
+    )
+    root_b: str = Field(default="", title="Root of B", description="The same in the files of B.")
     integrated_save_a: IntegratedSave = Field(
         default=IntegratedSave.AUTO,
         title="Integrated save of A",
@@ -126,6 +133,7 @@ class ComparisonRequest(RequestModel):
             source_strategy=getattr(self, f"strategy_{letter}"),
             source_storage=getattr(self, f"storage_{letter}"),
             step=getattr(self, f"step_{letter}"),
+            root=getattr(self, f"root_{letter}"),
             integrated_save=getattr(self, f"integrated_save_{letter}"),
             trust_strategy=getattr(self, f"trust_strategy_{letter}"),
             decrypt_key=getattr(self, f"decrypt_key_{letter}"),

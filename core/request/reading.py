@@ -37,8 +37,9 @@ class SourcePlace(RequestModel):
 
     source: RequiredUrl = Field(
         description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, one file, a "
-        "directory of whole tensors with an index, as Hugging Face's, a Checkpoint 2.0 of MindFormers, or a "
-        "Distributed Checkpoint (DCP) of PyTorch. A path or any URL that fsspec knows, without a password."
+        "directory of whole tensors with an index, as Hugging Face's, a Checkpoint 2.0 of MindFormers, or what "
+        "PyTorch's trainings save: a Distributed Checkpoint (DCP), ranks' files of Megatron, FSDP or DeepSpeed, a "
+        "state dict. A path or any URL that fsspec knows, without a password."
     )
     source_strategy: Url = Field(
         default="",
@@ -133,6 +134,11 @@ class FileChoice(RequestModel):
         default="",
         description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint "
         "2.0, the iteration: 40. Empty: the newest that every rank has, or the iteration that the tracker names.",
+    )
+    root: str = Field(
+        default="",
+        description="Where the model's tensors are in PyTorch's files that hold more: the keys that lead to their "
+        "dict, joined by dots, such as state_dict or model.module. Empty: at the top.",
     )
     recover: bool = Field(
         default=False,

@@ -10,7 +10,10 @@ from reshard.core.request.conversion import ConversionOptions
 from reshard.core.request.reading import FileChoice, SourceOptions
 from reshard.core.strategy.integrated_save import IntegratedSave
 
-DIAGNOSIS_OPTIONS = ("step", "source_prefix", "integrated_save", "source_storage", "decrypt_key", "decrypt_mode")
+DIAGNOSIS_OPTIONS = (
+    *("step", "source_prefix", "root", "integrated_save"),
+    *("source_storage", "decrypt_key", "decrypt_mode"),
+)
 """Options of `doctor`, which checks a strategy against a source."""
 RECOVERY_OPTIONS = (
     *("source_strategy", "source_storage", "integrated_save", "trust_strategy", "step", "source_prefix", "workers"),
@@ -18,7 +21,7 @@ RECOVERY_OPTIONS = (
 )
 """Options of `recover`, which assesses a damaged source."""
 FINGERPRINT_OPTIONS = (
-    *("source_strategy", "integrated_save", "trust_strategy", "step", "source_prefix"),
+    *("source_strategy", "integrated_save", "trust_strategy", "step", "source_prefix", "root"),
     *("select", "include", "exclude"),
     *("decrypt_key", "decrypt_mode", "source_storage", "workers", "memory_limit", "bandwidth_limit"),
 )

@@ -100,7 +100,7 @@ def _holds_strategies(directory: Location) -> bool:
         return False
     files = sorted(name for name, kind in names.items() if kind in ("file", "link") and not name.startswith("."))
     of_checkpoints = [name for name in files if parse_name(name)]
-    if not of_checkpoints and find_foreign(names) is not None:
+    if not of_checkpoints and (find_foreign(names) is not None or any(map(is_document, files))):
         return False
     return _is_strategy(directory.child(of_checkpoints[0])) if of_checkpoints else bool(files)
 

@@ -98,6 +98,7 @@ def diagnose(
     *,
     step: str = "",
     source_prefix: str = "",
+    root: str = "",
     integrated_save: IntegratedSave = IntegratedSave.AUTO,
     like: str = "",
     preset: str = "",
@@ -113,6 +114,7 @@ def diagnose(
         source_strategy: URL of the strategy; empty: the one in the checkpoint's own records.
         step: epoch and step; empty: the newest that every rank has.
         source_prefix: the prefix of the files, if there are several.
+        root: keys, joined by dots, that lead to the tensors in files that have trees.
         integrated_save: whether every rank holds whole tensors, even of parameters that the strategy cuts.
         like: URL of a checkpoint or a JSON strategy with whose shapes those of the whole tensors are compared.
         preset: the preset by which parameters get the names of `like`, and shapes of its config.json, or of one
@@ -128,7 +130,9 @@ def diagnose(
     """
     reference = _Reference(like, preset, tuple(switches), training_config, tuple(allowed_models))
     found = survey(source, step)
-    options = CatalogOptions(step=step or None, source_prefix=source_prefix or None, check_crc=False, workers=workers)
+    options = CatalogOptions(
+        step=step or None, source_prefix=source_prefix or None, root=root, check_crc=False, workers=workers
+    )
     evident = found.self_evident
     is_finding = evident is not None and bool(evident.superfluous)
     if source_strategy and found.is_self_described and not is_finding:

@@ -53,6 +53,7 @@ def _fits(request: SourceRequest, strategy: str) -> bool:
             strategy,
             step=request.step,
             source_prefix=request.source_prefix,
+            root=request.root,
             integrated_save=request.integrated_save,
         )
     except InputError:

@@ -196,6 +196,7 @@ def _options(request: SourceRequest, strategy: Strategy | None, target: TargetOu
         ranks=strategy.ranks if strategy else None,
         step=request.step or None,
         source_prefix=request.source_prefix or None,
+        root=request.root,
         digest=wants_digest(strategy, target.strategy, everything=target.needs_equal_ranks),
         check_crc=request.check_crc,
         crc_later=target.crc_later,

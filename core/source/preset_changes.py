@@ -98,13 +98,14 @@ def compiled_for(choice: PresetChoice, source: SourceRequest, target: Strategy |
     """
     preset = read_preset(choice.preset)
     training = read_training_config(choice.training_config) if choice.training_config else None
-    origin, config = _given_config(choice.config_json) if choice.config_json else _config(choice.like or source.source)
     if choice.like:
         weights = read_reference(choice.like).weights or {}
         there = {name: len(entry.shape) for name, entry in weights.items()}
     else:
         there = _axes(target) if target else {}
     facts = _facts_of(source)
+    beside = choice.like or facts.directory or source.source
+    origin, config = _given_config(choice.config_json) if choice.config_json else _config(beside)
     known = KnownNames(facts.names, there)
     settings = Settings(
         given=choice.given,
@@ -185,11 +186,13 @@ class _Facts(Record):
         names: its names -> number of axes.
         model: what it says of the model itself.
         settings: switch -> the value that its layout always has.
+        directory: URL of the Hugging Face directory that it brings; empty without one.
     """
 
     names: Mapping[str, int]
     model: ModelFacts = field(default_factory=ModelFacts)
     settings: Mapping[str, str] = field(default_factory=dict)
+    directory: str = ""
 
 
 def _facts_of(source: SourceRequest) -> _Facts:
@@ -203,7 +206,8 @@ def _facts_of(source: SourceRequest) -> _Facts:
     names = {name: len(entry.shape) for index in catalog.indexes() for name, entry in index.entries.items()}
     if not isinstance(given, FoundCheckpoint):
         return _Facts(names)
-    return _Facts(names, given.model_facts(catalog), given.preset_settings)
+    directory = given.model_directory
+    return _Facts(names, given.model_facts(catalog), given.preset_settings, str(directory) if directory else "")
 
 
 def _axes(strategy: Strategy) -> dict[str, int]:

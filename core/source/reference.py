@@ -16,6 +16,7 @@ from reshard.core.changes.changes import FLOAT_NAMES
 from reshard.core.changes.model_config import CONFIG_NAME, read_config
 from reshard.core.errors import InputError, PlanError, raise_problems
 from reshard.core.files.model import TensorEntry
+from reshard.core.layouts.survey import find_self_described
 from reshard.core.layouts.unified.companions import Companions, companions_of
 from reshard.core.layouts.unified.names import COMPANION_NAMES, is_index_name, is_unified_name
 from reshard.core.layouts.unified.target import with_companions
@@ -75,7 +76,11 @@ def read_reference(url: str) -> Reference:
             f"{url}: has no config.json: {option('like')} names a Hugging Face directory, of which config.json is "
             f"part{near}"
         )
-    weights = _read_weights(url) if any(is_unified_name(name) for name in names) else None
+    found = find_self_described(url)
+    files = set[str]()
+    if found is not None and found.has_whole_tensors:
+        files = {file.location.name for of_rank in found.files.values() for file in of_rank}
+    weights = _read_weights(url) if files or any(is_unified_name(name) for name in names) else None
     scaled = _scaled(weights or {})
     if weights is not None:
         scales = {f"{name}{_SCALE}" for name in scaled}
@@ -84,7 +89,7 @@ def read_reference(url: str) -> Reference:
         url,
         read_config(directory),
         tuple(name for name in names if name in COMPANION_NAMES),
-        tuple(name for name in names if not _is_known(name)),
+        tuple(name for name in names if name not in files and not _is_known(name)),
         weights,
         scaled,
     )
@@ -99,7 +104,7 @@ def with_reference(plan: ConversionPlan, reference: Reference) -> ConversionPlan
         StorageError: a transient failure.
     """
     parameters = [each for each in plan.match.resharded if each.dtype is not TEXT]
-    dtype = _main_dtype(parameters)
+    dtype = _main_dtype([each for each in parameters if without_state(each.name) == each.name])
     notes = []
     if reference.weights is None:
         notes.append(f"{reference.url}: has no weights: names, shapes and dtypes were not held against it")

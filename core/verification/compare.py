@@ -351,6 +351,7 @@ def _summary(side: View, contents: Contents) -> SideSummary:
         size_bytes=side.size_bytes,
         differing=contents.differing,
         notes=side.notes,
+        counts_files=side.counts_files,
     )
 
 
@@ -376,6 +377,6 @@ def _same_text(sides: tuple[SideSummary, SideSummary]) -> str:
     a, b = sides
     sizes = dict.fromkeys(size_text(side.size_bytes) for side in sides)
     ranks = f"{a.ranks} and {b.ranks} ranks"
-    if a.unified or b.unified:
-        ranks = " and ".join(counted(side.ranks, "file" if side.unified else "rank") for side in sides)
+    if a.counts_files or b.counts_files:
+        ranks = " and ".join(counted(side.ranks, "file" if side.counts_files else "rank") for side in sides)
     return f"the same model: {counted(a.parameters, 'parameter')}, {' and '.join(sizes)}, {ranks}"

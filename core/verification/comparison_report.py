@@ -24,12 +24,13 @@ class SideSummary(Summary):
     Attributes:
         url: the checkpoint, or the document of its fingerprints.
         step: the step compared, if file names carry one.
-        ranks: the number of its ranks; of files, if it is unified.
+        ranks: the number of its ranks; of files, if `counts_files`.
         unified: True if it is unified.
         parameters: the number of its parameters that were compared.
         size_bytes: bytes of these as whole tensors.
         differing: replicas that differ, in sentences.
         notes: what was chosen, in sentences.
+        counts_files: True if each of its files counts, however many a rank has.
     """
 
     url: str
@@ -40,6 +41,7 @@ class SideSummary(Summary):
     size_bytes: int
     differing: tuple[str, ...]
     notes: tuple[str, ...]
+    counts_files: bool = False
 
 
 class ParameterDifference(Summary):

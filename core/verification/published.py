@@ -182,18 +182,17 @@ def _find_finished(location: Location) -> _Finished:
         raise InputError(
             f"{location}: has no .reshard/manifest.json: it is not a finished conversion, or was not made by reshard"
         )
+    word, tracker = steps.tracker.word, steps.tracker.name
     tracked = steps.read_tracker() if len(finished) > 1 else finished[0]
     if tracked not in finished:
         raise InputError(
-            f"{location}: has several {steps.word}s that are finished conversions, and no {steps.tracker} that names "
+            f"{location}: has several {word}s that are finished conversions, and no {tracker} that names "
             f"one of them: name one, such as {location.child(directories[finished[-1]])}"
         )
     chosen = _find_finished(location.child(directories[tracked]))
     if len(directories) == 1:
         return chosen
-    why = f"which {steps.tracker} names" if len(finished) > 1 else "the only finished conversion there"
+    why = f"which {tracker} names" if len(finished) > 1 else "the only finished conversion there"
     others = listed([str(number) for number in directories if number != tracked], _MAX_LISTED)
-    note = (
-        f"{location}: verifying {steps.word} {tracked}, {why}, and not {others}; to verify another, name its directory"
-    )
+    note = f"{location}: verifying {word} {tracked}, {why}, and not {others}; to verify another, name its directory"
     return replace(chosen, notes=(note,))

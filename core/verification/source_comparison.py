@@ -12,6 +12,7 @@ from reshard.core.checkpoint.manifest import Manifest, ShardRecord
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.files.any_format import read_index
 from reshard.core.files.encryption.opening import open_checkpoint
+from reshard.core.files.file_names import parse_name
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import load_plan, rebuild_plan
 from reshard.core.runtime.keys import source_key
@@ -66,9 +67,10 @@ class SourceComparison:
     def _check_readable(self, source: str) -> None:
         """Check that a file's headers are unchanged: an encrypted file read without its key would yield garbage."""
         strategy = self._plan.inputs.source_strategy
-        if strategy is not None and strategy.lists_boxes:  # DCP's files are never encrypted
-            return
         record = next(iter(self._plan.inputs.catalog.records.values()))
+        is_foreign = parse_name(parse_url(record.location).name) is None
+        if is_foreign or (strategy is not None and strategy.lists_boxes):  # these are never encrypted
+            return
         try:
             with closing(open_checkpoint(parse_url(record.location), source_key())) as file:
                 is_same = file.version != record.version or read_index(file).entries == record.index.entries

@@ -95,6 +95,11 @@ class _Facts(Record):
     common: Mapping[str, Number]
 
     @property
+    def counts_files(self) -> bool:
+        """True if `ranks` counts files."""
+        return self.has_whole_tensors
+
+    @property
     def ranks_of_stage(self) -> int:
         """Ranks in each stage; 1 for files of whole tensors."""
         return 1 if self.has_whole_tensors else self.ranks // self.stages
@@ -118,9 +123,10 @@ def open_fingerprints(
     request: FingerprintRequest, resolvers: Mapping[str, Resolver] | None = None
 ) -> "FingerprintsView":
     """Read a document of fingerprints."""
-    if request.source_strategy or request.step or request.decrypt_key:
+    if request.source_strategy or request.step or request.root or request.decrypt_key:
         raise InputError(
-            f"{printable(request.source)}: fingerprints have no strategy, no other steps and no key: name none for them"
+            f"{printable(request.source)}: fingerprints have no strategy, no other steps, no root and no key: name "
+            "none for them"
         )
     with resources_of(request, resolvers):
         document = read_model_fingerprint(request.source)
@@ -194,6 +200,11 @@ class CheckpointView(_Facts):
     plan: ConversionPlan
     wholes: Mapping[str, ParameterPlan]
     context: Context
+
+    @property
+    def counts_files(self) -> bool:
+        """True if `ranks` counts files."""
+        return self.plan.inputs.counts_source_files
 
     @property
     def all_tensors(self) -> Mapping[str, Tensor]:

@@ -15,6 +15,7 @@ from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import case
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.dcp import dcp_case
+from tests.support.fsdp import fsdp_case
 from tests.support.megatron import megatron_case
 from tests.support.places import FIXTURES
 
@@ -74,6 +75,25 @@ def test_a_megatron_checkpoint(reshard: Callable[..., Any]) -> None:
     lines = [line.split() for line in shown.splitlines()]
     assert ["mp_rank_00_001/model_optim_rng.pt", "20"] in lines
     assert ["decoder.layers.3.mlp.linear_fc1.weight", "BFloat16", "[64,", "32]", "4", "[16,", "32]"] in lines
+
+
+def test_an_fsdp_checkpoint(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    case = fsdp_case("tp_fsdp2").copied(tmp_path / "global_step_40/actor")
+    found = reshard("inspect", case.root, "--json").json
+    assert (found["kind"], found["step"], len(found["parameters"])) == ("FSDP checkpoint", 40, 42)
+    case.file(3).unlink()
+    shown = reshard("inspect", case.root.parent).out
+    assert "UNUSABLE" in shown
+    assert "model_world_size_4_rank_3.pt is missing" in shown
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["directory", str(case.root)] in lines
+    assert ["ranks", "4"] in lines
+    assert ["optimizer", "by", "names"] in lines
+    assert ["optim_world_size_4_rank_0.pt", "28"] in lines
+    assert ["model.layers.0.mlp.gate_proj.weight", "Float32", "[24,", "16]", "3", "[6,", "16]"] in lines
+    done = reshard("inspect", case.file(0))
+    assert done.code == 2
+    assert "is a part of an FSDP checkpoint: name the directory of all its ranks" in done.err
 
 
 def test_redundancy_removed(reshard: Callable[..., Any]) -> None:
@@ -250,3 +270,13 @@ def test_an_encrypted_file_is_called_that(reshard: Callable[..., Any]) -> None:
     shown = reshard("inspect", FORMATS / "encrypted_AES-GCM.ckpt")
     assert shown.code == 2
     assert "encrypted" in shown.err
+
+
+def test_a_universal_checkpoint_of_deepspeed(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    source = FIXTURES / "deepspeed/case_zero2_two_groups_tied_frozen/src"
+    reshard("convert", source, tmp_path / "out", "--layout", "universal", "--overwrite")
+    found = reshard("inspect", tmp_path / "out", "--json").json
+    assert (found["kind"], found["step"], found["missing"]) == ("universal checkpoint of DeepSpeed", 2, [])
+    shown = reshard("inspect", tmp_path / "out").out
+    assert "global_step2_universal" in shown
+    assert "zero/model.embed_tokens.weight/exp_avg.pt" in shown

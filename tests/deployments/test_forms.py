@@ -129,9 +129,21 @@ def test_fields_of_a_comparison_are_in_order() -> None:
 
 def test_choices_are_choices() -> None:
     schema, fields = form_schema(forms.convert), fields_of(forms.convert)
-    for name, count in {"format": 3, "verify": 4, "layout": 6, "select": 2, "unmatched": 2}.items():
+    for name, count in {"format": 3, "verify": 4, "layout": 7, "select": 2, "unmatched": 2}.items():
         definition = fields[name]["$ref"].rpartition("/")[2]
         assert len(schema["definitions"][definition]["enum"]) == count
+
+
+def test_options_of_torchs_trainings_are_in_the_forms() -> None:
+    assert fields_of(forms.convert)["root"]["title"].startswith("Source and target: ")
+    assert fields_of(forms.compare).keys() >= {"root_a", "root_b"}
+    optimizer_step = fields_of(forms.convert)["optimizer_step"]
+    assert optimizer_step["title"] == "Output: Steps of the optimizer"
+    assert (optimizer_step["minimum"], optimizer_step["default"]) == (0, 0)
+    assert "optimizer_step" not in fields_of(forms.convert_latest), "each step says its own"
+    fields = {"root": "module.model", "layout": "universal", "optimizer_step": 40}
+    assert not relative_places(ConversionRequest.model_validate(WHERE | fields)), "keys are no path"
+    assert not validate(WHERE | fields, form_schema(forms.convert))
 
 
 def test_fields_mean_the_same_directly_and_in_their_group() -> None:

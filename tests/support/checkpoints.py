@@ -28,6 +28,7 @@ _NAMES = {
     "F32": "Float32",
     "F64": "Float64",
     "BOOL": "Bool",
+    **{name: name for name in ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")},
 }
 
 Contents = dict[str, tuple[str, tuple[int, ...], bytes]]

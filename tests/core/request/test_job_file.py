@@ -44,6 +44,7 @@ _OPTIONS = st.fixed_dictionaries(
     optional={
         "source_strategy": _NAMES,
         "source_prefix": _NAMES,
+        "root": _NAMES,
         "include": _LISTS,
         "allow_missing": _LISTS,
         "rename": st.lists(st.sampled_from(["a=b", r"re:layers\.(\d+)=h.\1"]), max_size=2),

@@ -54,7 +54,7 @@ def test_changed_fingerprints_are_refused(tmp_path: Path) -> None:
     (tmp_path / "there.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match="was changed: its parameters do not give its fingerprint"):
         compared(tmp_path / "there.json", case(7010).directory / "full")
-    with pytest.raises(InputError, match="fingerprints have no strategy, no other steps and no key"):
+    with pytest.raises(InputError, match="fingerprints have no strategy, no other steps, no root and no key"):
         compared(tmp_path / "there.json", case(7010).directory / "full", strategy_a="strategy.ckpt")
 
 

@@ -21,7 +21,7 @@ from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, ReshardError, VerificationError
 from reshard.core.files.model import FilePlan, OutputEntry
-from reshard.core.layouts.unified.weight_maps import dump_sorted_weight_map
+from reshard.core.layouts.weight_maps import dump_sorted_weight_map
 from reshard.core.plan import layout_classes
 from reshard.core.plan.deduplication import SharedSlices, choose_keepers
 from reshard.core.plan.geometry import ClassGeometry
