@@ -8,21 +8,16 @@ import contextlib
 import os
 import queue
 import random
-import tempfile
-import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Self
 
 os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
 
+import gloo_ranks
 import numpy as np
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -179,61 +174,22 @@ def _patch_step() -> None:
 
 
 def on_ranks(parallel: Parallel, task: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What a task comes to on each rank, in processes made for it: Megatron keeps much of a job in globals."""
-    context = mp.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="megatron-judge-") as directory:
-        pipes: list[Connection] = []
-        processes = []
-        for rank in range(parallel.world):
-            here, there = context.Pipe(duplex=False)
-            # not daemons: saving starts processes
-            process = context.Process(target=_work, args=(rank, parallel, f"{directory}/store", there, task, arguments))
-            process.start()
-            there.close()
-            pipes.append(here)
-            processes.append(process)
-        answers = [_receive(rank, pipe) for rank, pipe in enumerate(pipes)]
-        for process in processes:
-            process.join()
-    failures = [answer for answer in answers if isinstance(answer, Exception)]
-    if failures:
-        raise failures[0]
-    return answers
+    """What a task comes to on each rank of a job."""
+    return gloo_ranks.on_ranks(parallel.world, _in_job, parallel, task, arguments)
 
 
-def _receive(rank: int, pipe: Connection) -> Any:
-    try:
-        return pipe.recv()
-    except EOFError:
-        return RuntimeError(f"rank {rank} died")
-
-
-def _work(
-    rank: int, parallel: Parallel, store: str, answers: Connection, task: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
-    torch.set_num_threads(1)
+def _in_job(parallel: Parallel, task: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     patch()
-    try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=parallel.world)
-        parallel_state.initialize_model_parallel(
-            parallel.tp,
-            parallel.pp,
-            parallel.vpp,
-            expert_model_parallel_size=parallel.ep,
-            expert_tensor_parallel_size=parallel.etp,
-            create_gloo_process_groups=True,
-        )
-        with OnCpu():
-            answer = task(parallel, *arguments)
-        dist.barrier()
-        answers.send(answer)
-    except BaseException as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        answers.send(
-            RuntimeError(f"rank {rank}: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})")
-        )
-        traceback.print_exc()
-        os._exit(1)  # the others would wait for this one
+    parallel_state.initialize_model_parallel(
+        parallel.tp,
+        parallel.pp,
+        parallel.vpp,
+        expert_model_parallel_size=parallel.ep,
+        expert_tensor_parallel_size=parallel.etp,
+        create_gloo_process_groups=True,
+    )
+    with OnCpu():
+        return task(parallel, *arguments)
 
 
 @dataclass(frozen=True)

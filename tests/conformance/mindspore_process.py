@@ -1,4 +1,4 @@
-"""The processes that MindSpore, MindFormers, transformers and Megatron-Core judge in, as seen from here."""
+"""The processes that MindSpore, MindFormers, torch, DeepSpeed and others judge in, as seen from here."""
 
 import ast
 import json
@@ -172,6 +172,34 @@ class MegatronJudge(JudgeProcess):
 
     def __init__(self, log: Path) -> None:
         super().__init__(log, MEGATRON_PYTHON, "megatron_judge.py")
+
+
+class FsdpJudge(JudgeProcess):
+    """Asks torch's FSDP: see the operations of `fsdp_judge`."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log, TORCH_PYTHON, "fsdp_judge.py")
+
+
+class ZeroJudge(JudgeProcess):
+    """Asks DeepSpeed: see the operations of `zero_judge`."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log, TORCH_PYTHON, "zero_judge.py")
+
+
+class UniversalJudge(JudgeProcess):
+    """Asks DeepSpeed: see the operations of `universal_judge`."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log, TORCH_PYTHON, "universal_judge.py")
+
+
+class StateDictJudge(JudgeProcess):
+    """Asks torch.save: see the operations of `state_dict_judge`."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log, TORCH_PYTHON, "state_dict_judge.py")
 
 
 def _file(path: Path, parameters: Contents, text: dict[str, str]) -> dict[str, object]:

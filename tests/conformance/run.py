@@ -1,4 +1,4 @@
-"""`make conformance`: random conversions, judged by MindSpore, MindFormers, PyTorch and Megatron-Core themselves."""
+"""`make conformance`: random conversions, judged by MindSpore, MindFormers, PyTorch, DeepSpeed and Megatron-Core."""
 
 import random
 import shutil
@@ -21,6 +21,7 @@ from tests.conformance.crc_and_information import check_crc_and_information
 from tests.conformance.dcp import PYTHON as TORCH_PYTHON
 from tests.conformance.dcp import check_dcp
 from tests.conformance.encryption import check_encryption
+from tests.conformance.fsdp import check_fsdp
 from tests.conformance.hugging_face import check_hugging_face
 from tests.conformance.made_strategies import check_made_strategies
 from tests.conformance.megatron_core import check_megatron
@@ -28,7 +29,10 @@ from tests.conformance.mindspore_process import MEGATRON_PYTHON, MINDFORMERS_PYT
 from tests.conformance.redundancy_and_parts import check_redundancy_and_parts
 from tests.conformance.removed_redundancy import check_removed_redundancy
 from tests.conformance.saving_trainings import check_saving_trainings
+from tests.conformance.state_dicts import check_state_dicts
 from tests.conformance.unified import check_unified
+from tests.conformance.universal import check_universal
+from tests.conformance.zero import check_zero
 
 _PROGRESS_EVERY = 20
 _LINES_OF_A_FAILURE = 6
@@ -48,6 +52,10 @@ _RANDOM_CHECKS = (
     ("DCP", check_dcp),
     ("Hugging Face", check_hugging_face),
     ("Megatron", check_megatron),
+    ("FSDP", check_fsdp),
+    ("ZeRO", check_zero),
+    ("state dicts", check_state_dicts),
+    ("universal checkpoints of DeepSpeed", check_universal),
 )
 # MindSpore refuses about one in eight: of a few cases it may be most, of more it is not
 _CASES_THAT_TELL = 10
@@ -89,8 +97,9 @@ def main(cases: int, seed: int | None, only: int | None, api: str | None) -> Non
     """Converts random checkpoints with reshard and compares every byte with what MindSpore makes of them.
 
     Before that the functions of MindSpore's API that reshard offers are called on both sides, and encrypted files go
-    from one to the other. MindFormers, PyTorch and Megatron-Core save random checkpoints, each of its own form;
-    transformers makes random models, and loads them after they were sharded under MindFormers' or Megatron's names.
+    from one to the other. MindFormers, PyTorch, DeepSpeed and Megatron-Core save random checkpoints, each of its own
+    form; transformers makes random models, and loads them after they were sharded under MindFormers' or Megatron's
+    names.
     """
     judges = (
         ("MindSpore", PYTHON),
