@@ -26,7 +26,7 @@ from reshard.core.runtime.pickled import Global, Pairs, PickledObject
 from reshard.core.storage.store import Buffer
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.slices import Extent
-from tests.fuzz.mutations import damaged_archive, damaged_protobuf, damaged_safetensors
+from tests.fuzz.mutations import damaged_archive, damaged_protobuf, damaged_safetensors, lying_torch_file
 from tests.fuzz.parsers import Parser
 from tests.support.dcp import archive, saved_tensor
 from tests.support.places import FIXTURES
@@ -243,4 +243,6 @@ def _parse_torch_file(data: bytes) -> None:
     assert repr(read_torch_file(_file(data, f"memory:///x/{_NAME}.pt"), inert=("args",))) == repr(found)
 
 
-TORCH_FILE = Parser("torch-file", _torch_files, _parse_torch_file, (damaged_archive,), _NAME, memory_factor=200)
+TORCH_FILE = Parser(
+    "torch-file", _torch_files, _parse_torch_file, (damaged_archive, lying_torch_file), _NAME, memory_factor=200
+)

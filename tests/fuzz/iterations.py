@@ -5,9 +5,9 @@ import math
 
 from reshard.core.layouts.checkpoint2.common import build_common, parse_common
 from reshard.core.layouts.checkpoint2.metadata import parse_metadata
-from reshard.core.layouts.checkpoint2.names import TRACKER_NAME, parse_tensor_file
-from reshard.core.layouts.checkpoint2.tracker import read_tracker
+from reshard.core.layouts.checkpoint2.names import parse_tensor_file
 from reshard.core.layouts.ranks.mindformers import SAVED_STEP_NAME, read_saved_step
+from reshard.core.layouts.tracker import Tracker, read_tracker
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.protobuf_file import build_protobuf
 from tests.fuzz.mutations import damaged_json
@@ -62,7 +62,7 @@ def _placed(name: str, data: bytes) -> Location:
 
 
 def _read_tracker(data: bytes) -> None:
-    assert read_tracker(_placed(TRACKER_NAME, data)) is not None
+    assert read_tracker(_placed(Tracker().name, data), Tracker()) is not None
 
 
 def _saved_step_seeds() -> list[bytes]:

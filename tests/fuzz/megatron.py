@@ -7,7 +7,7 @@ from reshard.core.layouts.megatron.rank_file import read_rank_file
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.slices import TensorSlice
 from tests.fuzz.checkpoints import check_place
-from tests.fuzz.mutations import damaged_archive
+from tests.fuzz.mutations import damaged_archive, lying_torch_file
 from tests.fuzz.parsers import Parser
 from tests.support.places import FIXTURES
 
@@ -36,4 +36,4 @@ def _place_rank(data: bytes) -> None:
                 assert TensorSlice.whole(shard.shape).contains(shard.box)
 
 
-RANK = Parser("megatron-rank", _files, _place_rank, (damaged_archive,), _ORIGIN, memory_factor=200)
+RANK = Parser("megatron-rank", _files, _place_rank, (damaged_archive, lying_torch_file), _ORIGIN, memory_factor=200)

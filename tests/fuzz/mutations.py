@@ -4,11 +4,14 @@ A mutator takes a source of randomness and a file's bytes, and gives other bytes
 """
 
 import gzip
+import io
 import json
 import pickletools
+import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -369,3 +372,69 @@ def damaged_archive(random: Random, data: bytes) -> bytes:
     place = random.choice(places) + random.randrange(4, 56)
     number = random.choice(_NUMBERS) % 2 ** (8 * width)
     return data[:place] + number.to_bytes(width, "little") + data[place + width :]
+
+
+def lying_torch_file(random: Random, data: bytes) -> bytes:
+    """A file of torch's whose pickle says something else, and is a sound record of a sound archive."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            records = {name: archive.read(name) for name in archive.namelist()}
+    except Exception:  # what it cannot read was damaged before
+        return damaged_archive(random, data)
+    names = [name for name in records if name.endswith("data.pkl")]
+    for name in names:
+        change = random.choice((damaged_pickle, _other_arguments, _other_arguments))
+        records[name] = change(random, records[name])
+    if not names or random.random() < 0.1:
+        records.pop(random.choice(list(records) or [""]), None)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, content in records.items():
+            file.writestr(name, content)
+    return buffer.getvalue()
+
+
+def _other_arguments(random: Random, data: bytes) -> bytes:
+    """A pickle with some numbers, texts and names in places of others, or of what was made up."""
+    try:
+        found = [(opcode.name, place) for opcode, _, place in pickletools.genops(data) if place is not None]
+    except Exception:
+        return damaged_pickle(random, data)
+    borders = [*(place for _, place in found), len(data)]
+    alike = [index for index, (name, _) in enumerate(found) if name in _ARGUMENTS]
+    if not alike:
+        return damaged_pickle(random, data)
+    changed = {}
+    for index in random.choices(alike, k=random.choice((1, 1, 2, 4))):
+        group = _ARGUMENTS[found[index][0]]
+        others = [each for each in alike if _ARGUMENTS[found[each][0]] == group]
+        other = random.choice(others)
+        taken = data[borders[other] : borders[other + 1]]
+        made_up = {"number": _a_number, "text": _a_text, "name": _a_name}[group]
+        changed[index] = taken if random.random() < 0.6 else made_up(random)
+    return b"".join(changed.get(index, data[low:high]) for index, (low, high) in enumerate(pairwise(borders)))
+
+
+_ARGUMENTS = {
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), "number"),
+    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE"), "text"),
+    "GLOBAL": "name",
+}
+"""Opcodes that put a value in its place -> what it is."""
+
+
+def _a_number(random: Random) -> bytes:
+    number = random.choice((*_NUMBERS, -1, -(2**31), -(2**63)))
+    encoded = number.to_bytes(9, "little", signed=True)
+    return b"\x8a\x09" + encoded
+
+
+def _a_text(random: Random) -> bytes:
+    text = random.choice(("", "0", "1", "x" * 1000, "\x1b[31m", "a\nb", "../../0", "\u202e", "1" * 30)).encode()
+    return b"X" + len(text).to_bytes(4, "little") + text
+
+
+def _a_name(random: Random) -> bytes:
+    return random.choice(
+        (b"cos\nsystem\n", b"ctorch\nFloatStorage\n", b"ccollections\nOrderedDict\n", b"ctorch\nint8\n")
+    )

@@ -12,7 +12,7 @@ from reshard.core.checkpoint.self_digest import add_digest, split_digest
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, TargetError
 from reshard.core.layouts.manifests import parse_manifest, parse_shard_record
-from reshard.core.layouts.unified.weight_maps import read_weight_map
+from reshard.core.layouts.weight_maps import read_weight_map
 from reshard.core.mindspore_api.elastic import parse_fault_ranks
 from reshard.core.records.plan_file import load_plan, load_sources
 from reshard.core.request.conversion import build_request

@@ -10,7 +10,19 @@ from pathlib import Path
 
 import click
 
-from tests.fuzz import changes, checkpoints, iterations, megatron, presets, records, strategies, texts
+from tests.fuzz import (
+    changes,
+    checkpoints,
+    fsdp,
+    iterations,
+    megatron,
+    presets,
+    records,
+    strategies,
+    texts,
+    torch_plain,
+    zero,
+)
 from tests.fuzz.engine import Failure, Tally, run
 from tests.fuzz.parsers import Parser
 
@@ -31,6 +43,9 @@ PARSERS: tuple[Parser, ...] = (
     checkpoints.TORCH_ARCHIVE,
     checkpoints.TORCH_FILE,
     megatron.RANK,
+    fsdp.RANK,
+    zero.RANK,
+    torch_plain.STATE_DICT,
     checkpoints.ENCRYPTED,
     checkpoints.MAP_PARAMETER,
     records.MANIFEST,
