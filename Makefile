@@ -25,6 +25,8 @@ MINDFORMERS := .venv-mindformers
 MINDFORMERS_JUDGE := $(MINDFORMERS)/installed
 MEGATRON := .venv-megatron
 MEGATRON_JUDGE := $(MEGATRON)/installed
+VERL := .venv-verl
+VERL_MERGER := $(VERL)/installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-resilience deploy test test-all conformance fuzz bench docs screenshots check format lock \
@@ -78,9 +80,9 @@ $(JUDGE): requirements/mindspore.lock | $(INSTALLED)
 	@touch $@
 
 # as MindSpore has one; without torch's CUDA libraries, some gigabytes, so that the wheel is not the registry's own:
-# uv and pip look for it where PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL say
+# uv and pip look for it where PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL say; DeepSpeed is Python alone, compiled nowhere
 $(TORCH_JUDGE): requirements/torch.lock | $(INSTALLED)
-	@echo "install: torch and transformers, into $(TORCH)"
+	@echo "install: torch, transformers and DeepSpeed, into $(TORCH)"
 	@$(or $(INSTALLED_PYTHON),$(PYTHON)) -m venv --clear $(TORCH)
 	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
 		$(RUN) uv pip install --quiet --python $(TORCH)/bin/python --no-deps --require-hashes --requirement $< || \
@@ -100,6 +102,15 @@ $(MINDFORMERS_JUDGE): requirements/mindformers.lock | $(INSTALLED)
 		$(MINDFORMERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	@touch $@
 
+# verl merges FSDP's ranks, which is measured beside reshard; it wants another transformers than the newest
+$(VERL_MERGER): requirements/verl.lock | $(INSTALLED)
+	@echo "install: verl, into $(VERL)"
+	@$(or $(INSTALLED_PYTHON),$(PYTHON)) -m venv --clear $(VERL)
+	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
+		$(RUN) uv pip install --quiet --python $(VERL)/bin/python --no-deps --require-hashes --requirement $< || \
+		$(VERL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	@touch $@
+
 # needs no more than torch as long as nothing runs on a GPU
 $(MEGATRON_JUDGE): requirements/megatron.lock | $(INSTALLED)
 	@echo "install: megatron-core, into $(MEGATRON)"
@@ -109,13 +120,13 @@ $(MEGATRON_JUDGE): requirements/megatron.lock | $(INSTALLED)
 		$(MEGATRON)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	@touch $@
 
-conformance: $(INSTALLED) $(JUDGE) $(MINDFORMERS_JUDGE) $(TORCH_JUDGE) $(MEGATRON_JUDGE) ## random conversions, judged by MindSpore, MindFormers, PyTorch, transformers and Megatron-Core; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
+conformance: $(INSTALLED) $(JUDGE) $(MINDFORMERS_JUDGE) $(TORCH_JUDGE) $(MEGATRON_JUDGE) ## random conversions, judged by MindSpore, MindFormers, PyTorch, transformers, DeepSpeed and Megatron-Core; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
 	@$(RUN) tests.conformance.run $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(API),--api "$(API)")
 
 fuzz: $(INSTALLED) ## damaged and hostile files for every parser, a minute; SECONDS=600 SEED=… or ONLY=<a parser>
 	@$(RUN) tests.fuzz.run $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
-bench: $(INSTALLED) $(JUDGE) $(TORCH_JUDGE) ## measures against cp, rclone, MindSpore and PyTorch, half an hour; a part: SCENARIOS="main columns" ROUNDS=2
+bench: $(INSTALLED) $(JUDGE) $(TORCH_JUDGE) $(VERL_MERGER) ## measures against cp, rclone, MindSpore, PyTorch, verl and DeepSpeed, half an hour; a part: SCENARIOS="main columns" ROUNDS=2
 	$(RUN) benchmarks $(SCENARIOS) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 docs: $(INSTALLED) ## a site with search, of README and docs/, in build/site; dead links are errors
@@ -144,12 +155,15 @@ lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing 
 	echo uv | $(COMPILE) - --output-file requirements/installer.lock
 	printf 'mindspore==2.10.0\nnumpy<2; python_version < "3.13"\nsafetensors<0.8\n' | \
 		$(COMPILE) --resolution lowest-direct pyproject.toml - --output-file requirements/mindspore.lock
-	printf 'torch==2.13.0+cpu\ntransformers==5.23.0\nnumpy<3\nsafetensors\n' | \
+	printf 'torch==2.13.0+cpu\ntransformers==5.23.0\ndeepspeed==0.19.8\nnumpy<3\nsafetensors\n' | \
 		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
 		$(COMPILE) - --output-file requirements/torch.lock
 	printf 'megatron-core==0.16.1\ntorch==2.13.0+cpu\nnumpy<3\nsafetensors\n' | \
 		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
 		$(COMPILE) --constraint requirements/torch.lock - --output-file requirements/megatron.lock
+	printf 'verl==0.9.1\ntorch==2.13.0+cpu\n' | \
+		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
+		$(COMPILE) - --output-file requirements/verl.lock
 	printf 'mindformers==2.0.0\nmindspore==2.10.0\nnumpy==1.26.4\nsafetensors==0.7.0\ndatasets==5.0.1\ncryptography\n' | \
 		$(COMPILE) --override requirements/mindformers.override - --output-file requirements/mindformers.lock
 
@@ -157,5 +171,5 @@ proto: $(INSTALLED) ## generates the strategy messages from their .proto
 	$(RUN) grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. core/strategy/strategy.proto
 
 clean: ## removes .venv and everything generated
-	rm -rf .venv $(MINDSPORE) $(MINDFORMERS) $(TORCH) $(MEGATRON) $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(MINDSPORE) $(MINDFORMERS) $(TORCH) $(MEGATRON) $(VERL) $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

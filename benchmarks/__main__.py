@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from benchmarks import report, results
-from benchmarks.contenders import MINDSPORE_PYTHON, TORCH_PYTHON
+from benchmarks.contenders import MINDSPORE_PYTHON
 from benchmarks.errors import BenchmarkError
 from benchmarks.object_store import NGINX, NO_NGINX
 from benchmarks.running import Plan, check_room
@@ -18,7 +18,8 @@ from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.server import prefect_server
 
 _SCENARIOS = {scenario.name: scenario for scenario in SCENARIOS}
-_HELP = """Measures reshard against `cp -r`, `rclone copy` and MindSpore, in the named SCENARIOs or in all.
+_HELP = """Measures reshard against `cp -r`, `rclone copy`, MindSpore, verl and DeepSpeed, in the named SCENARIOs or in
+all.
 
 Prints what it found and keeps it in benchmarks/results/. As soon as there are results of all scenarios, it brings the
 figures in benchmarks/README.md up to date.
@@ -78,8 +79,12 @@ def _plan(scenario: Scenario, rounds: int | None, *, mindspore: bool) -> Plan:
 def _check_installed(plans: Sequence[Plan]) -> None:
     if not MINDSPORE_PYTHON.exists() and any(who.is_mindspore for plan in plans for who in plan.in_round(1)):
         raise BenchmarkError("MindSpore is not installed: `make bench` does that, --no-mindspore does without")
-    if not TORCH_PYTHON.exists() and any(plan.scenario.name == "dcp" for plan in plans):
-        raise BenchmarkError("PyTorch is not installed: `make bench` does that")
+    for plan in plans:
+        for python in plan.scenario.pythons:
+            if not python.exists():
+                raise BenchmarkError(
+                    f"scenario {plan.scenario.name!r} needs {python.parents[1].name}: `make bench` installs it"
+                )
 
 
 @contextmanager

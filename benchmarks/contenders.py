@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.models import MEGATRON_STAGES, MEGATRON_TENSOR
+from benchmarks.models import BFLOAT16, FLOAT, MEGATRON_STAGES, MEGATRON_TENSOR
 from reshard.core.files.model import CheckpointFormat
+from reshard.core.tensor.dtypes import DType
 from tests.support.s3_server import RCLONE
 
 _HERE = Path(__file__).parent
@@ -20,6 +21,9 @@ _MEGATRON = (
 _UNVERIFIED = "--verify", "none", "--no-check-crc"
 TORCH_PYTHON = _HERE.parent / ".venv-torch" / "bin" / "python"
 _TORCH_PROCESSES = 4
+VERL_PYTHON = _HERE.parent / ".venv-verl" / "bin" / "python"
+_TRAINING_RANKS = 8
+"""Of FSDP and of ZeRO-3."""
 _EXPORT_SHARDS = "--max-shard-size", "500MB"
 """Several files, as models of real size have with `save_pretrained`'s 5 GB."""
 DELAY_SECONDS = 0.03
@@ -69,6 +73,16 @@ class Job:
         return self.buckets / "source" / "megatron"
 
     @property
+    def fsdp(self) -> Path:
+        """The source checkpoint as FSDP's ranks save it."""
+        return self.buckets / "source" / "fsdp"
+
+    @property
+    def zero3(self) -> Path:
+        """The source checkpoint as ZeRO-3's ranks save it."""
+        return self.buckets / "source" / "zero3"
+
+    @property
     def target(self) -> Path:
         """Where the contenders write to, one after another."""
         return self.buckets / "target" / "out"
@@ -109,7 +123,9 @@ class Contender:
         counted: field of the JSON that it prints with the seconds that count; empty: those of the whole process.
         needs_store: whether source and target are buckets for it.
         delayed: whether each request that it makes of the object store waits for `DELAY_SECONDS`.
-        preparation: makes a source of its own from `source_format`, once and unmeasured.
+        preparation: makes a source of its own from `source_format` or from the target that `cp` copies, once and
+            unmeasured.
+        target_dtype: of the values that it writes.
     """
 
     name: str
@@ -123,6 +139,7 @@ class Contender:
     needs_store: bool = False
     delayed: bool = False
     preparation: Callable[[Job], Sequence[str]] | None = None
+    target_dtype: DType = FLOAT
 
 
 def _reshard(*options: str) -> Callable[[Job], Sequence[str]]:
@@ -186,13 +203,13 @@ def _as_dcp(job: Job) -> Sequence[str]:
     reshard = str(Path(sys.executable).with_name("reshard"))
     options = "--engine", "direct", "--verify", "none", "--json"
     convert = [reshard, "convert", str(job.source(CheckpointFormat.CKPT)), str(whole), *given, *options]
-    save = _torch("save", whole / "model.safetensors", job.dcp)
+    save = _torch(_TORCH_PROCESSES, "torch_dcp.py", "save", whole / "model.safetensors", job.dcp)
     return _script(convert, save, ["rm", "-r", str(job.scratch)])
 
 
-def _torch(task: str, source: Path, target: Path) -> Sequence[str]:
-    run = [str(TORCH_PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", str(_TORCH_PROCESSES)]
-    return [*run, str(_HERE / "torch_dcp.py"), task, str(source), str(target)]
+def _torch(processes: int, script: str, task: str, source: Path, target: Path) -> Sequence[str]:
+    run = [str(TORCH_PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    return [*run, str(_HERE / script), task, str(source), str(target)]
 
 
 def _from_dcp(*options: str) -> Callable[[Job], Sequence[str]]:
@@ -221,6 +238,30 @@ def _from_megatron(*options: str) -> Callable[[Job], Sequence[str]]:
 
 def _to_megatron(*options: str) -> Callable[[Job], Sequence[str]]:
     return lambda job: _plain(str(job.copied), job.target, *job.export_options[:2], *_MEGATRON, *options)
+
+
+def _as_torch_ranks(task: str, target: Callable[[Job], Path]) -> Callable[[Job], Sequence[str]]:
+    return lambda job: _torch(_TRAINING_RANKS, "torch_ranks.py", task, job.copied, target(job))
+
+
+def _from_torch_ranks(source: Callable[[Job], Path], *options: str) -> Callable[[Job], Sequence[str]]:
+    unified = "--layout", "unified", *_EXPORT_SHARDS
+    return lambda job: _plain(str(source(job)), job.target, "--like", str(job.like), *unified, *options)
+
+
+def _verl(job: Job) -> Sequence[str]:
+    merge = [str(VERL_PYTHON), "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
+    return _silent(*merge, "--local_dir", str(job.fsdp), "--target_dir", str(job.target))
+
+
+def _deepspeed(job: Job) -> Sequence[str]:
+    gather = [str(TORCH_PYTHON), "-m", "deepspeed.utils.zero_to_fp32", str(job.zero3), str(job.target)]
+    return _silent(*gather, "--safe_serialization", "--max_shard_size", "500MB")
+
+
+def _silent(*command: str) -> Sequence[str]:
+    """A command that prints for people, not JSON."""
+    return ["sh", "-c", 'exec "$@" >&2', "sh", *command]
 
 
 def _plain(source: str, target: Path, *options: str) -> Sequence[str]:
@@ -321,7 +362,7 @@ TO_DCP = Contender(
 TORCH = Contender(
     "torch",
     "PyTorch, 4 processes: load, save",
-    lambda job: _torch("reshard", job.dcp, job.target),
+    lambda job: _torch(_TORCH_PROCESSES, "torch_dcp.py", "reshard", job.dcp, job.target),
     converts=False,
 )
 FROM_MEGATRON_NONE = Contender(
@@ -339,6 +380,30 @@ TO_MEGATRON_NONE = Contender(
     _to_megatron("--verify", "none"),
 )
 TO_MEGATRON = Contender("to-megatron", "reshard from Hugging Face to Megatron, every byte verified", _to_megatron())
+FROM_FSDP_NONE = Contender(
+    "from-fsdp-none",
+    "reshard from FSDP, not verified",
+    _from_torch_ranks(lambda job: job.fsdp, *_UNVERIFIED),
+    preparation=_as_torch_ranks("fsdp", lambda job: job.fsdp),
+)
+FROM_FSDP = Contender("from-fsdp", "reshard from FSDP, every byte verified", _from_torch_ranks(lambda job: job.fsdp))
+FROM_FSDP_BFLOAT16 = Contender(
+    "from-fsdp-bfloat16",
+    "reshard from FSDP, cast to bfloat16, every byte verified",
+    _from_torch_ranks(lambda job: job.fsdp, "--cast", "*=bfloat16"),
+    target_dtype=BFLOAT16,
+)
+VERL = Contender("verl", "verl's `model_merger`, which writes bfloat16", _verl, target_dtype=BFLOAT16)
+FROM_ZERO3_NONE = Contender(
+    "from-zero3-none",
+    "reshard from ZeRO-3, not verified",
+    _from_torch_ranks(lambda job: job.zero3, *_UNVERIFIED),
+    preparation=_as_torch_ranks("zero3", lambda job: job.zero3),
+)
+FROM_ZERO3 = Contender(
+    "from-zero3", "reshard from ZeRO-3, every byte verified", _from_torch_ranks(lambda job: job.zero3)
+)
+DEEPSPEED = Contender("deepspeed", "DeepSpeed's `zero_to_fp32`", _deepspeed)
 FLOW = Contender(
     "flow",
     "reshard as a Prefect flow, every byte verified",
@@ -433,6 +498,13 @@ CONTENDERS = {
         FROM_MEGATRON,
         TO_MEGATRON_NONE,
         TO_MEGATRON,
+        FROM_FSDP_NONE,
+        FROM_FSDP,
+        FROM_FSDP_BFLOAT16,
+        VERL,
+        FROM_ZERO3_NONE,
+        FROM_ZERO3,
+        DEEPSPEED,
         FLOW,
         MINDSPORE_CKPT,
         MINDSPORE_SAFETENSORS,

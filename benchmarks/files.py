@@ -30,9 +30,11 @@ from benchmarks.models import (
 )
 from reshard.core.files.any_format import plan_file, read_index
 from reshard.core.files.model import CheckpointFormat, OutputEntry, TensorEntry
+from reshard.core.files.numpy_values import numpy_dtype
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
+from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import TensorSlice
 from tests.support.megatron_files import models_of, read_rank_file
 
@@ -64,8 +66,10 @@ def write_config(export: Export, directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(export.config))
 
 
-def check_target(model: Model, directory: Path) -> None:
+def check_target(model: Model, directory: Path, dtype: DType = FLOAT) -> None:
     """Compares a converted checkpoint with what it has to be: ranks, names, dtypes, shapes, every byte.
+
+    What is exported may have been cast to `dtype`.
 
     Raises:
         BenchmarkError: something differs.
@@ -74,7 +78,7 @@ def check_target(model: Model, directory: Path) -> None:
         _check_megatron(model, directory / _RELEASE)
         return
     if model.export:
-        _check_export(model.export, directory)
+        _check_export(model.export, directory, dtype)
         return
     found = {path.name for path in directory.glob("rank_*")}
     wanted = {f"rank_{rank}" for rank in model.ranks(Side.TARGET)}
@@ -153,24 +157,25 @@ def _check_rank(model: Model, rank: int, directory: Path) -> None:
                         raise BenchmarkError(f"{_short(path)}: {parameter.name} holds other values than it should")
 
 
-def _check_export(export: Export, directory: Path) -> None:
+def _check_export(export: Export, directory: Path, dtype: DType) -> None:
     wanted = {exported.name: exported for exported in export.parameters}
     paths = sorted(directory.glob("*.safetensors"))
     found = [name for path in paths for name in _entries(path)]
     if sorted(found) != sorted(wanted):
         raise BenchmarkError(f"{directory.name}: has other parameters: {sorted(wanted.keys() ^ found)[:5]}")
-    _each(_check_exported, ((path, [wanted[name] for name in _entries(path)]) for path in paths))
+    _each(_check_exported, ((path, [wanted[name] for name in _entries(path)], dtype) for path in paths))
 
 
-def _check_exported(path: Path, wanted: Sequence[Exported]) -> None:
+def _check_exported(path: Path, wanted: Sequence[Exported], dtype: DType) -> None:
     entries = _entries(path)
     known: tuple[str, np.ndarray] | None = None
     with path.open("rb") as file:
         for exported in sorted(wanted, key=lambda exported: exported.source.name):
             if known is None or known[0] != exported.source.name:
                 known = exported.source.name, whole_values(exported.source)
-            values, entry = exported.part(known[1]), entries[exported.name]
-            if (entry.dtype, entry.shape) != (FLOAT, values.shape):
+            values = exported.part(known[1]).astype(numpy_dtype(dtype), copy=False)
+            entry = entries[exported.name]
+            if (entry.dtype, entry.shape) != (dtype, values.shape):
                 raise BenchmarkError(f"{exported.name} is {entry.dtype.name} {entry.shape}, not {values.shape}")
             [extent] = entry.extents
             file.seek(extent.offset)

@@ -20,7 +20,7 @@ from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Shape, TensorSlice
 
-FLOAT = dtype_from_name("Float32")
+FLOAT, BFLOAT16 = dtype_from_name("Float32"), dtype_from_name("BFloat16")
 MEGATRON_TENSOR, MEGATRON_STAGES = 4, 2
 """How Megatron's ranks divide a model."""
 _POOL_LENGTH = 2**24 - 3
@@ -193,7 +193,8 @@ def fused_transformer(hidden: int, layers: int, feed_forward: int, vocabulary: i
     export.add("model.norm_out.weight", (hidden,), None, {"model.norm.weight": _same})
     export.add("lm_head.weight", (vocabulary, hidden), 0, {"lm_head.weight": _same})
     config = _config("llama", hidden, layers, feed_forward, vocabulary, hidden // head, groups, head)
-    return export.model(("--preset", "llama", "--switch", "qkv_grouped=true"), config)
+    causal = {"architectures": ["LlamaForCausalLM"]}
+    return export.model(("--preset", "llama", "--switch", "qkv_grouped=true"), config | causal)
 
 
 def experts_transformer(hidden: int, layers: int, experts: int, expert_hidden: int, vocabulary: int) -> Model:

@@ -129,13 +129,13 @@ class Plan:
         write_strategies(model, job.directory)
         if model.export:
             write_config(model.export, job.like)
-        for contender in self.in_round(1):
-            if contender.preparation:
-                measure.run(contender.preparation(job))
         job.target.parent.mkdir()
         if self._keeps_a_target():
             measure.run(NONE.command(job))
             job.target.rename(job.copied)
+        for contender in self.in_round(1):
+            if contender.preparation:
+                measure.run(contender.preparation(job))
         say(f"  files written in {time.monotonic() - started:.0f} s")
 
     def _formats(self) -> list[CheckpointFormat]:
@@ -203,7 +203,7 @@ def _run(contender: Contender, job: Job, number: int, services: Services) -> Run
 def _problem(contender: Contender, model: Model, target: Path) -> dict[str, str]:
     """Problems of a target. Other contenders' targets may have some, which are printed; reshard's must not."""
     try:
-        check_target(model, target)
+        check_target(model, target, contender.target_dtype)
     except BenchmarkError as error:
         if contender.is_mindspore:
             return {contender.name: str(error)}

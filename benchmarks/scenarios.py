@@ -2,17 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.contenders import (
     CHECKSUM,
     CONTENT,
     CP,
+    DEEPSPEED,
     FLOW,
     FROM_CHECKPOINT2,
     FROM_DCP,
     FROM_DCP_NONE,
+    FROM_FSDP,
+    FROM_FSDP_BFLOAT16,
+    FROM_FSDP_NONE,
     FROM_MEGATRON,
     FROM_MEGATRON_NONE,
+    FROM_ZERO3,
+    FROM_ZERO3_NONE,
     MINDSPORE_CKPT,
     MINDSPORE_SAFETENSORS,
     NONE,
@@ -38,6 +45,9 @@ from benchmarks.contenders import (
     TO_MEGATRON,
     TO_MEGATRON_NONE,
     TORCH,
+    TORCH_PYTHON,
+    VERL,
+    VERL_PYTHON,
     Contender,
 )
 from benchmarks.models import (
@@ -69,6 +79,8 @@ class Scenario:
         note: what has to be known of it, below its title.
         copies_source: `cp` copies the source, which has no replicas, so the same bytes, and needs no room beside it;
             else a target.
+        pythons: those of other environments that its files and contenders need; MindSpore's, which may be left out, is
+            not among them.
     """
 
     name: str
@@ -79,6 +91,7 @@ class Scenario:
     once: tuple[Contender, ...] = ()
     note: str = ""
     copies_source: bool = False
+    pythons: tuple[Path, ...] = ()
 
     @property
     def needs_store(self) -> bool:
@@ -88,6 +101,10 @@ class Scenario:
 
 def _llama() -> Model:
     return transformer(hidden=1024, layers=8, feed_forward=2816, vocabulary=32000)
+
+
+def _fused_llama() -> Model:
+    return fused_transformer(hidden=2048, layers=8, feed_forward=5632, vocabulary=32000)
 
 
 def _fan(source: int, target: int, axis: int) -> Callable[[], Model]:
@@ -131,6 +148,9 @@ PyTorch's processes load the shards by rows, as they were saved, into shards by 
 conversion, of as many bytes. Starting them and importing torch is part of the time. The way to DCP
 begins with MindSpore's files of 8 ranks."""
 
+_VENDORS = """\
+The vendor's command is run as it is: starting Python and importing torch is part of the time."""
+
 _OVERHEAD = """\
 Two workers, ranks of next to no work. In the whole process are the start of Python and of a cluster, and the time until
 Prefect's server has recorded all task runs."""
@@ -156,6 +176,7 @@ SCENARIOS = (
         (CP, FROM_DCP_NONE, FROM_DCP, TO_DCP, TORCH),
         _llama,
         note=_DCP,
+        pythons=(TORCH_PYTHON,),
     ),
     Scenario("columns", "32 matrices cut by columns, 8 → 4 ranks", _RESHARD, _columns, once=_MINDSPORE),
     Scenario("small", "20,000 parameters of 4 KiB, 8 → 4 ranks", _RESHARD, _small, once=_MINDSPORE),
@@ -168,7 +189,7 @@ SCENARIOS = (
         "export-fused",
         "weights to Hugging Face: grouped q, k, v in one, gate and up row by row, 8 ranks → 5 files",
         _RESHARD,
-        lambda: fused_transformer(hidden=2048, layers=8, feed_forward=5632, vocabulary=32000),
+        _fused_llama,
     ),
     Scenario(
         "export-experts",
@@ -181,6 +202,24 @@ SCENARIOS = (
         "weights of a Qwen3, from Megatron's 8 ranks (4 tensor x 2 pipeline parallel) to Hugging Face, and back",
         (CP, FROM_MEGATRON_NONE, FROM_MEGATRON, TO_MEGATRON_NONE, TO_MEGATRON),
         lambda: megatron_transformer(hidden=1024, layers=24, feed_forward=2816, vocabulary=32000),
+    ),
+    Scenario(
+        "fsdp",
+        "weights of a llama, from FSDP's 8 ranks, float32, to Hugging Face",
+        (CP, FROM_FSDP_NONE, FROM_FSDP, FROM_FSDP_BFLOAT16, VERL),
+        _fused_llama,
+        rounds=5,
+        note=_VENDORS,
+        pythons=(TORCH_PYTHON, VERL_PYTHON),
+    ),
+    Scenario(
+        "zero3",
+        "weights of a llama, from ZeRO-3's 8 ranks, float32, to Hugging Face",
+        (CP, FROM_ZERO3_NONE, FROM_ZERO3, DEEPSPEED),
+        _fused_llama,
+        rounds=5,
+        note=_VENDORS,
+        pythons=(TORCH_PYTHON,),
     ),
     Scenario(
         "large",

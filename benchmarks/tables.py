@@ -8,8 +8,11 @@ from benchmarks.contenders import (
     CONTENDERS,
     CONTENT,
     CP,
+    DEEPSPEED,
     FLOW,
+    FROM_FSDP_NONE,
     FROM_MEGATRON_NONE,
+    FROM_ZERO3_NONE,
     MINDSPORE_CKPT,
     NONE,
     OVERHEAD_RANKS,
@@ -24,6 +27,7 @@ from benchmarks.contenders import (
     S3_TO_DISK_LATENCY,
     S3_UPLOAD,
     TO_MEGATRON_NONE,
+    VERL,
 )
 from benchmarks.results import Result, Run, Spread, extra, peak_bytes, processor_ratio, ratio, seconds
 from benchmarks.scenarios import SCENARIOS, Scenario
@@ -33,7 +37,7 @@ CHECKSUM_TIMES_CP = 1.4
 _CONTENT_TIMES_CHECKSUM = 2
 TIMES_FASTER_THAN_MINDSPORE = 15
 _EXPORT_TIMES_CP = 2.5
-_MEGATRON_TIMES_CP = 1.5
+_FOREIGN_TIMES_CP = 1.5
 _PEAK_BYTES = 500 * 2**20
 _PLAN_SECONDS = 60
 _PLAN_BYTES = 2 * 2**30
@@ -54,7 +58,14 @@ _RESHARD = (NONE.name, CHECKSUM.name, CONTENT.name, FLOW.name)
 
 _COPIES = S3_COPY, S3_DOWNLOAD, S3_DOWNLOAD_LATENCY, S3_UPLOAD
 _FLOORS = {CP.name: "x `cp -r`", **{copy.name: "x `rclone copy`" for copy in _COPIES}}
-_COMPARED = {**_FLOORS, MINDSPORE_CKPT.name: "faster than MindSpore's `.ckpt`"}
+_VENDORS = {VERL.name: "faster than verl", DEEPSPEED.name: "faster than DeepSpeed"}
+_COMPARED = {**_FLOORS, MINDSPORE_CKPT.name: "faster than MindSpore's `.ckpt`", **_VENDORS}
+_FOREIGN = {
+    "megatron": (FROM_MEGATRON_NONE, TO_MEGATRON_NONE),
+    "fsdp": (FROM_FSDP_NONE,),
+    "zero3": (FROM_ZERO3_NONE,),
+}
+"""Scenario of another framework's ranks -> those whose time is limited."""
 _SCENARIOS = {scenario.name: scenario for scenario in SCENARIOS}
 
 
@@ -179,7 +190,7 @@ def targets_table(results: Sequence[Result]) -> Table:
     headers = ("", "limit", "measured", "kept")
     kinds = (
         *(_speed_targets, _shape_targets, _memory_targets, _export_targets),
-        *(_megatron_targets, _other_targets, _store_targets),
+        *(_foreign_targets, _other_targets, _store_targets),
     )
     return Table("Limits", headers, tuple(row for of_kind in kinds for row in of_kind(by_name)))
 
@@ -239,16 +250,17 @@ def _export_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _megatron_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
-    result = results.get("megatron")
-    if result is None:
-        return []
+def _foreign_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
     rows = []
-    for contender in (FROM_MEGATRON_NONE, TO_MEGATRON_NONE):
-        times = ratio(result, contender.name, CP.name).median
-        rows.append(_at_most(f"`{contender.name}`", _MEGATRON_TIMES_CP, times, _times_text("`cp -r`")))
-    peak = max(peak_bytes(result, who) for who in contenders_of(result))
-    return [*rows, _at_most("`megatron`, memory", _PEAK_BYTES, peak, size_text)]
+    for name, limited in _FOREIGN.items():
+        if name in results:
+            result = results[name]
+            for contender in limited:
+                times = ratio(result, contender.name, CP.name).median
+                rows.append(_at_most(f"`{contender.name}`", _FOREIGN_TIMES_CP, times, _times_text("`cp -r`")))
+            peak = max(peak_bytes(result, who) for who in contenders_of(result) if who not in _VENDORS)
+            rows.append(_at_most(f"`{name}`, memory", _PEAK_BYTES, peak, size_text))
+    return rows
 
 
 def _other_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from benchmarks.contenders import CHECKSUM, FROM_MEGATRON, FROM_MEGATRON_NONE, N
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import _check_rank, check_target, write_checkpoint, write_config, write_strategies
 from benchmarks.models import (
+    BFLOAT16,
     Model,
     Side,
     blocks,
@@ -18,11 +20,12 @@ from benchmarks.models import (
     fused_transformer,
     megatron_transformer,
     transformer,
+    whole_values,
 )
 from reshard.core.conversion.convert import convert
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.request.conversion import ConversionRequest
-from tests.support.checkpoints import read_rank
+from tests.support.checkpoints import read_rank, write_safetensors
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +109,26 @@ def test_a_right_export_passes_and_a_wrong_byte_or_name_is_noticed(tmp_path: Pat
     path.write_bytes(bytes(data).replace(b"model.norm.weight", b"model.none.weight"))
     with pytest.raises(BenchmarkError, match="has other parameters"):
         check_target(exported, job.target)
+
+
+def test_an_export_may_be_cast_and_another_rounding_is_noticed(tmp_path: Path) -> None:
+    exported = fused_transformer(hidden=256, layers=1, feed_forward=24, vocabulary=64)
+    assert exported.export is not None
+    target = tmp_path / "target"
+    target.mkdir()
+    whole = {each.name: each.part(whole_values(each.source)) for each in exported.export.parameters}
+    bits = {name: values.astype(ml_dtypes.bfloat16).view(np.uint16) for name, values in whole.items()}
+    contents = {name: ("BFloat16", each.shape, each.tobytes()) for name, each in bits.items()}
+    write_safetensors(target / "model.safetensors", contents)
+    check_target(exported, target, BFLOAT16)
+
+    with pytest.raises(BenchmarkError, match="is BFloat16 .*, not "):
+        check_target(exported, target)
+    truncated = {name: (values.view(np.uint32) >> 16).astype(np.uint16) for name, values in whole.items()}
+    wrong = {name: ("BFloat16", each.shape, each.tobytes()) for name, each in truncated.items()}
+    write_safetensors(target / "model.safetensors", wrong)
+    with pytest.raises(BenchmarkError, match="holds other values than it should"):
+        check_target(exported, target, BFLOAT16)
 
 
 def test_both_ways_of_megatron_pass_and_a_wrong_rank_is_noticed(tmp_path: Path) -> None:

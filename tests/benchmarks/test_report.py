@@ -139,6 +139,24 @@ def test_reading_from_a_bucket_is_held_against_rclone_with_the_same_delay(of_lim
     }
 
 
+@pytest.mark.parametrize(("of_limit", "peak_mib", "verdict"), [(1.0, 500, "yes"), (1.01, 501, "NO")])
+def test_limits_of_other_frameworks_ranks_count_no_vendors_memory(of_limit: float, peak_mib: int, verdict: str) -> None:
+    def runs(vendor: str, none: str, checksum: str) -> tuple[Run, ...]:
+        ours = run(none, 1, 1.5 * of_limit), run(checksum, 1, 9, peak_mib=peak_mib)
+        return run("cp", 1, 1), *ours, run(vendor, 1, 18, peak_mib=3000)
+
+    fsdp = result("fsdp", *runs("verl", "from-fsdp-none", "from-fsdp"))
+    zero3 = result("zero3", *runs("deepspeed", "from-zero3-none", "from-zero3"))
+    assert kept(fsdp, zero3) == {
+        "`from-fsdp-none`": verdict,
+        "`fsdp`, memory": verdict,
+        "`from-zero3-none`": verdict,
+        "`zero3`, memory": verdict,
+    }
+    rows = {row[0]: row[1:] for row in contenders_table(fsdp).rows}
+    assert rows["reshard from FSDP, every byte verified"][:3] == ("9.00", "9.00", "2.00"), "faster than verl"
+
+
 def test_rows_come_in_the_order_of_the_scenario() -> None:
     mixed = result("main", run("none", 1, 2), run("checksum", 1, 3), run("cp", 1, 1))
     assert [row[0] for row in contenders_table(mixed).rows] == [

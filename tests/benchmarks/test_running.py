@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.contenders import S3_COPY, S3_NAIVE, Contender
-from benchmarks.models import Model, Side, transformer
+from benchmarks.models import Model, Side, fused_transformer, transformer
 from benchmarks.object_store import NGINX, NO_NGINX
 from benchmarks.running import Plan
 from benchmarks.scenarios import SCENARIOS, Scenario
@@ -15,6 +15,11 @@ from benchmarks.scenarios import SCENARIOS, Scenario
 
 def little_model() -> Model:
     return transformer(hidden=128, layers=1, feed_forward=256, vocabulary=4096)
+
+
+def little_llama() -> Model:
+    """Eight do not divide its rows, nor the elements of some of its weights."""
+    return fused_transformer(hidden=256, layers=1, feed_forward=100, vocabulary=36)
 
 
 def used_bytes(directory: Path) -> int:
@@ -45,6 +50,18 @@ def test_all_who_work_with_buckets_write_what_they_should(tmp_path: Path, name: 
         reads_back = run.contender.endswith("checksum")
         assert (run.traffic.target_sent_bytes > result.target_bytes) == reads_back, run.contender
     assert not (tmp_path / "place").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fsdp", "zero3"])
+def test_the_vendors_and_reshard_write_the_same_weights(tmp_path: Path, name: str) -> None:
+    [scenario] = (scenario for scenario in SCENARIOS if scenario.name == name)
+    missing = [python.parents[1].name for python in scenario.pythons if not python.exists()]
+    if missing:
+        pytest.skip(f"make {' '.join(f'{name}/installed' for name in missing)}")
+    plan = Plan(replace(scenario, model=little_llama), scenario.contenders, (), rounds=1)
+    result = plan.run(tmp_path / "place", {}, lambda said: None)
+    assert sorted(run.contender for run in result.runs) == sorted(who.name for who in scenario.contenders)
 
 
 @pytest.mark.slow
