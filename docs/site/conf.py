@@ -40,6 +40,7 @@ sidebar = {
         "docs/guides/recipes",
         "docs/guides/mindformers",
         "docs/guides/megatron",
+        "docs/guides/verl-and-deepspeed",
         "docs/guides/pytorch",
         "docs/guides/huggingface",
         "docs/guides/changes",
