@@ -15,6 +15,7 @@ from reshard.core.errors import LayoutError, StrategyError, raise_problems
 from reshard.core.files.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.files.torch_views import StoredTensor
 from reshard.core.runtime.records import Record
+from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.boxes import ShardBoxes
 from reshard.core.tensor.layout import ParameterLayout, boxes_layout
@@ -105,6 +106,12 @@ def placed_records(files: Sequence[ShardFile]) -> Mapping[int, CatalogRecord]:
             rank = len(records)
             records[rank] = CatalogRecord(rank, file.location, file.size_bytes, file.version, _index(file, part))
     return records
+
+
+def part_locations(files: Sequence[ShardFile], directory: Location) -> dict[int, Location]:
+    """Return the file of each part in a checkpoint's directory, in their order."""
+    paths = [file.path for file in files for _ in file.parts]
+    return {rank: directory.child(*path.split("/")) for rank, path in enumerate(paths)}
 
 
 def _index(file: ShardFile, part: Mapping[str, PlacedShard]) -> FileIndex:

@@ -7,6 +7,7 @@ from reshard.core.files.file_names import NO_EPOCH, Step
 from reshard.core.layouts.deepspeed.checkpoint import open_tag
 from reshard.core.layouts.deepspeed.names import LATEST_NAME, is_tag
 from reshard.core.layouts.deepspeed.tags import Tag, Tags
+from reshard.core.layouts.placed_shards import part_locations
 from reshard.core.layouts.seen_steps import SeenStep, StepObserver
 from reshard.core.runtime.records import Record
 from reshard.core.storage.listing import names_in
@@ -44,5 +45,4 @@ class TagSteps(Record):
         if not is_tag(names):
             raise CatalogError(f"{directory}: has no file of a rank")
         opened = open_tag(Tag(self.source, directory, number, names))
-        paths = [file.path for file in opened.files for _ in file.parts]
-        return {rank: directory.child(path) for rank, path in enumerate(paths)}
+        return part_locations(opened.files, directory)

@@ -12,6 +12,7 @@ from reshard.core.layouts.fsdp.checkpoint import open_checkpoint
 from reshard.core.layouts.fsdp.names import TRACKER
 from reshard.core.layouts.fsdp.places import incomplete, model_in
 from reshard.core.layouts.lost_files import lost_text
+from reshard.core.layouts.placed_shards import part_locations
 from reshard.core.layouts.seen_steps import SeenStep, StepObserver
 from reshard.core.layouts.tracker import read_tracker
 from reshard.core.runtime.records import Record
@@ -65,5 +66,4 @@ def _files(directory: Location) -> dict[int, Location]:
     opened = open_checkpoint(saved)
     if lost := {**opened.lost, **opened.optimizer.lost}:
         raise CatalogError(lost_text(opened.origin, lost))
-    files = [file for file in opened.files for _ in file.parts]
-    return {rank: saved.location.child(file.path) for rank, file in enumerate(files)}
+    return part_locations(opened.files, saved.location)

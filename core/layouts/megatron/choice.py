@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
-from reshard.core.errors import InputError
 from reshard.core.layouts.iteration_option import IterationOptions, last_name
 from reshard.core.layouts.megatron.names import parse_iteration
 from reshard.core.layouts.megatron.options import MegatronOptions
@@ -12,31 +11,10 @@ from reshard.core.layouts.megatron.plan_fields import decoded_common, number_in_
 from reshard.core.layouts.megatron.sizes import ParallelSizes
 from reshard.core.layouts.megatron.target import MegatronTarget
 from reshard.core.layouts.options import own_options
-from reshard.core.layouts.survey import find_number
 from reshard.core.layouts.torch_dist.common import common_beside
-from reshard.core.storage.urls import parse_url
-from reshard.core.text.options import option
 
 _KIND = "Megatron"
 _SIZE_FIELDS = ("tensor", "pipeline", "virtual", "expert", "expert_tensor")
-
-
-def choose_number(request: Any) -> dict[str, str]:
-    """Return the number of the iteration, 0 for a release, and the step of a source that has iterations.
-
-    Raises:
-        InputError: the target is named after another iteration than the one that is given.
-        CatalogError: the source has no such iteration, or none that is complete.
-        StorageError: the source cannot be listed.
-    """
-    found = find_number(request.source, request.step)
-    step = request.step if found is None else str(found)
-    given = own_options(request, IterationOptions).iteration
-    name = parse_url(request.target).name if request.target else ""
-    named = parse_iteration(name)
-    if given and named not in (None, int(given)):
-        raise InputError(f"{option('iteration', given)}: the target is named {name}: leave it out")
-    return {"step": step, "iteration": str(found or 0) if named is None and not given else given or str(named)}
 
 
 def choose_target(options: Any, catalog: CheckpointCatalog) -> MegatronTarget:

@@ -7,6 +7,7 @@ from reshard.core.files.file_names import NO_EPOCH, Step
 from reshard.core.layouts.megatron.checkpoint import open_iteration
 from reshard.core.layouts.megatron.iterations import Iteration, incomplete
 from reshard.core.layouts.megatron.names import TRACKER
+from reshard.core.layouts.placed_shards import part_locations
 from reshard.core.layouts.seen_steps import SeenStep, StepObserver
 from reshard.core.layouts.tracker import read_tracker
 from reshard.core.runtime.records import Record
@@ -47,5 +48,4 @@ class IterationSteps(Record):
     def _files(self, directory: Location, number: int) -> dict[int, Location]:
         """The file of each rank, as a conversion counts them."""
         opened = open_iteration(Iteration(self.source, directory, number, tuple(names_in(directory))))
-        paths = [file.path for file in opened.files for _ in file.parts]
-        return {rank: directory.child(*path.split("/")) for rank, path in enumerate(paths)}
+        return part_locations(opened.files, directory)

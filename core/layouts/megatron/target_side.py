@@ -1,6 +1,6 @@
 """Megatron-Core's files of ranks as a target: iterations, or a release, below a directory with a tracker."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
@@ -8,23 +8,25 @@ from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.files.model import FileIndex
 from reshard.core.layouts.megatron.names import TRACKER, is_rank_path, iteration_name, parse_iteration
 from reshard.core.layouts.megatron.target import MegatronTarget
-from reshard.core.layouts.target_side import TargetSide
-from reshard.core.layouts.tracker import check_tracker, track
+from reshard.core.layouts.tracked_side import TrackedSide
+from reshard.core.layouts.tracker import Tracker
 from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.storage.reading import SourceFile
-from reshard.core.storage.urls import Location
 
 
-class MegatronSide(TargetSide):
+class MegatronSide(TrackedSide):
     """The answers about targets of Megatron's files of ranks."""
 
     record: ClassVar[type[PlannedLayout]] = MegatronTarget
+    tracker: ClassVar[Tracker] = TRACKER
 
-    def fill_in(self, request: Any) -> Mapping[str, str]:
-        """Return the number of the iteration, and the step of a source that has iterations."""
-        from reshard.core.layouts.megatron.choice import choose_number
+    def directory_name(self, number: int) -> str:
+        """Return the name of an iteration's directory."""
+        return iteration_name(number)
 
-        return choose_number(request)
+    def number_in(self, name: str) -> int | None:
+        """Return the number of an iteration, 0 of a release; None for other names."""
+        return parse_iteration(name)
 
     def choose(self, options: Any, catalog: CheckpointCatalog) -> MegatronTarget:
         """Return the record of the target that a request with all options asks for."""
@@ -41,20 +43,6 @@ class MegatronSide(TargetSide):
 
         return target_from_fields(fields)
 
-    def place(self, location: Location, value: MegatronTarget) -> Location:
-        """Return the iteration's directory, in that of all iterations if the tracker there is to name it."""
-        return location.child(iteration_name(value.iteration)) if value.tracked else location
-
-    def check_place(self, final: Location, value: MegatronTarget) -> None:
-        """Refuse a tracker that cannot be advanced, and one of another library, which would lose its own place."""
-        if value.tracked:
-            check_tracker(final.parent, TRACKER)
-
-    def announce(self, final: Location, value: MegatronTarget) -> None:
-        """Name the iteration in the tracker, unless that names a newer one."""
-        if value.tracked:
-            track(final.parent, value.iteration, TRACKER)
-
     def owns(self, name: str) -> bool:
         """True for the path of a rank's file."""
         return is_rank_path(name)
@@ -64,10 +52,6 @@ class MegatronSide(TargetSide):
         from reshard.core.layouts.megatron.written_files import read_written
 
         return read_written(file, record)
-
-    def targets_in(self, names: Collection[str]) -> list[str]:
-        """Return the names of iterations, and of a release."""
-        return sorted(name for name in names if parse_iteration(name) is not None)
 
 
 SIDE = MegatronSide()

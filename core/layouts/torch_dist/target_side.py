@@ -1,6 +1,6 @@
 """Megatron-Core's `torch_dist` as a target: DCP's files, and what Megatron wants beside them."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
@@ -8,10 +8,10 @@ from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME, MAX_METADATA_BYTES
 from reshard.core.layouts.documents import DocumentKind, Documents
 from reshard.core.layouts.megatron.names import TRACKER, iteration_name, parse_iteration
-from reshard.core.layouts.target_side import TargetSide
 from reshard.core.layouts.torch_dist.names import COMMON_NAME, CONFIG_NAME, MAX_COMMON_BYTES, OBJECTS_NAME
 from reshard.core.layouts.torch_dist.target import TorchDistTarget
-from reshard.core.layouts.tracker import check_tracker, track
+from reshard.core.layouts.tracked_side import TrackedSide
+from reshard.core.layouts.tracker import Tracker
 from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.storage.urls import Location
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from reshard.core.plan.plan import ConversionPlan
 
 
-class TorchDistSide(TargetSide):
+class TorchDistSide(TrackedSide):
     """The answers about targets of `torch_dist`."""
 
     record: ClassVar[type[PlannedLayout]] = TorchDistTarget
@@ -30,11 +30,15 @@ class TorchDistSide(TargetSide):
         CONFIG_NAME: DocumentKind("metadata", MAX_METADATA_BYTES),
     }
 
-    def fill_in(self, request: Any) -> Mapping[str, str]:
-        """Return the number of the iteration, and the step of a source that has iterations."""
-        from reshard.core.layouts.megatron.choice import choose_number
+    tracker: ClassVar[Tracker] = TRACKER
 
-        return choose_number(request)
+    def directory_name(self, number: int) -> str:
+        """Return the name of an iteration's directory."""
+        return iteration_name(number)
+
+    def number_in(self, name: str) -> int | None:
+        """Return the number of an iteration, 0 of a release; None for other names."""
+        return parse_iteration(name)
 
     def choose(self, options: Any, catalog: CheckpointCatalog) -> TorchDistTarget:
         """Return the record of the target that a request with all options asks for."""
@@ -50,20 +54,6 @@ class TorchDistSide(TargetSide):
         from reshard.core.layouts.torch_dist.choice import target_from_fields
 
         return target_from_fields(fields)
-
-    def place(self, location: Location, value: TorchDistTarget) -> Location:
-        """Return the iteration's directory, in that of all iterations if the tracker there is to name it."""
-        return location.child(iteration_name(value.iteration)) if value.tracked else location
-
-    def check_place(self, final: Location, value: TorchDistTarget) -> None:
-        """Refuse a tracker that cannot be advanced."""
-        if value.tracked:
-            check_tracker(final.parent, TRACKER)
-
-    def announce(self, final: Location, value: TorchDistTarget) -> None:
-        """Name the iteration in the tracker, unless that names a newer one."""
-        if value.tracked:
-            track(final.parent, value.iteration, TRACKER)
 
     def document_names(self, plan: "ConversionPlan", value: TorchDistTarget) -> tuple[str, ...]:
         """Return the names of its documents."""
@@ -82,10 +72,6 @@ class TorchDistSide(TargetSide):
         from reshard.core.layouts.torch_dist.metadata_checks import torch_dist_metadata_problem
 
         return torch_dist_metadata_problem(location, index, records, plan)
-
-    def targets_in(self, names: Collection[str]) -> list[str]:
-        """Return the names of iterations, and of a release."""
-        return sorted(name for name in names if parse_iteration(name) is not None)
 
 
 SIDE = TorchDistSide()

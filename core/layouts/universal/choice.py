@@ -4,38 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
-from reshard.core.errors import InputError
 from reshard.core.layouts.any_layout import numbers_beside
 from reshard.core.layouts.iteration_option import IterationOptions, last_name
 from reshard.core.layouts.megatron.plan_fields import decoded_common, number_in_plan
 from reshard.core.layouts.options import own_options
 from reshard.core.layouts.state_numbers import OPTIMIZER_STEP
-from reshard.core.layouts.survey import find_number
 from reshard.core.layouts.universal.names import parse_tag
 from reshard.core.layouts.universal.options import MAX_OPTIMIZER_STEP, UniversalOptions
 from reshard.core.layouts.universal.target import UniversalTarget
 from reshard.core.layouts.universal.training import training_beside
-from reshard.core.text.options import option
 
 _KIND = "universal"
-
-
-def choose_number(request: Any) -> dict[str, str]:
-    """Return the number of the step to write, 0 if nothing tells it, and the step of a source that has several.
-
-    Raises:
-        InputError: the target is named after another step than the one that is given.
-        CatalogError: the source has no such step, or none that is complete.
-        StorageError: the source cannot be listed.
-    """
-    found = find_number(request.source, request.step)
-    step = request.step if found is None else str(found)
-    given = own_options(request, IterationOptions).iteration
-    name = last_name(request.target)
-    named = parse_tag(name)
-    if given and named not in (None, int(given)):
-        raise InputError(f"{option('iteration', given)}: the target is named {name}: leave it out")
-    return {"step": step, "iteration": given or str((found or 0) if named is None else named)}
 
 
 def choose_target(request: Any, catalog: CheckpointCatalog) -> UniversalTarget:

@@ -1,13 +1,13 @@
 """DeepSpeed's universal checkpoint as a target: steps below a directory with `latest_universal`."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.files.model import FileIndex
-from reshard.core.layouts.target_side import TargetSide
-from reshard.core.layouts.tracker import check_tracker, remove_tracker_leftovers, track, tracker_leftovers
+from reshard.core.layouts.tracked_side import TrackedSide
+from reshard.core.layouts.tracker import Tracker, remove_tracker_leftovers, tracker_leftovers
 from reshard.core.layouts.universal.names import LATEST, is_own_path, parse_tag, tag_name
 from reshard.core.layouts.universal.target import UniversalTarget
 from reshard.core.plan.planned_layout import PlannedLayout
@@ -15,16 +15,19 @@ from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
 
 
-class UniversalSide(TargetSide):
+class UniversalSide(TrackedSide):
     """The answers about universal targets."""
 
     record: ClassVar[type[PlannedLayout]] = UniversalTarget
+    tracker: ClassVar[Tracker] = LATEST
 
-    def fill_in(self, request: Any) -> Mapping[str, str]:
-        """Return the number of the step, and the step of a source that has several."""
-        from reshard.core.layouts.universal.choice import choose_number
+    def directory_name(self, number: int) -> str:
+        """Return the name of a step's directory."""
+        return tag_name(number)
 
-        return choose_number(request)
+    def number_in(self, name: str) -> int | None:
+        """Return the number of the step in a tag; None for other names."""
+        return parse_tag(name)
 
     def choose(self, options: Any, catalog: CheckpointCatalog) -> UniversalTarget:
         """Return the record of the target that a request with all options asks for."""
@@ -41,20 +44,6 @@ class UniversalSide(TargetSide):
 
         return target_from_fields(fields)
 
-    def place(self, location: Location, value: UniversalTarget) -> Location:
-        """Return the step's directory, in that of all steps if the tracker there is to name it."""
-        return location.child(tag_name(value.iteration)) if value.tracked else location
-
-    def check_place(self, final: Location, value: UniversalTarget) -> None:
-        """Refuse a tracker that cannot be advanced."""
-        if value.tracked:
-            check_tracker(final.parent, LATEST)
-
-    def announce(self, final: Location, value: UniversalTarget) -> None:
-        """Name the step in the tracker, unless that names a newer one."""
-        if value.tracked:
-            track(final.parent, value.iteration, LATEST)
-
     def owns(self, name: str) -> bool:
         """True for the path of one of its files."""
         return is_own_path(name)
@@ -64,10 +53,6 @@ class UniversalSide(TargetSide):
         from reshard.core.layouts.universal.written_files import read_written
 
         return read_written(file, record)
-
-    def targets_in(self, names: Collection[str]) -> list[str]:
-        """Return the tags of steps."""
-        return sorted(name for name in names if parse_tag(name) is not None)
 
     def leftovers(self, root: Location) -> list[Location]:
         """Find what is left of runs that were killed while they advanced the tracker."""
