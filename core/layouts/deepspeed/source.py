@@ -62,7 +62,7 @@ class FoundTag(FoundShards):
         """The steps of the training."""
         return self.tag.numbers
 
-    @property
+    @cached_property
     def model_directory(self) -> Location | None:
         """The directory of the tag's directory, if it is a checkpoint of Hugging Face's Trainer without weights.
 
