@@ -174,7 +174,7 @@ class _File:
         self._arrays: dict[str, np.ndarray] = {}
 
     def add(self, name: str, array: np.ndarray) -> TensorPlace:
-        """Takes a tensor; the result stands for it in the tree."""
+        """Takes a tensor; returns its place in the tree."""
         self._arrays[name] = array
         return TensorPlace(name)
 

@@ -62,7 +62,7 @@ def _resume(directory: str, held: str, description: Description, job: Job, seed:
     engine.load_checkpoint(directory, load_module_only=job["weights_only"])
     states = engine.optimizer.optimizer.state.values()
     if not job["weights_only"]:
-        for state in states:  # ZeRO 3 gives all the same step, which torch's optimizers want as a tensor of their own
+        for state in states:  # ZeRO 3 gives all one step, of which torch's optimizers change the tensor in place
             state["step"] = torch.tensor(float(state["step"]))
     found = zero_judge.wholes(engine.module, description, () if job["weights_only"] else zero_judge.MOMENTS)
     if held and dist.get_rank() == 0:

@@ -1,7 +1,7 @@
 """Writes the files that DeepSpeed's ZeRO saves, by its rules, of models of any shapes; all places are counted anew.
 
 A row of a group in stages 1 and 2 is joined and cut with numpy; in stage 3 each parameter is padded and cut alone.
-Padding is not zero, so that whoever takes it for values is found out.
+Padding is not zero, so that a reader that takes it for values gives wrong ones.
 """
 
 import math

@@ -41,7 +41,7 @@ class _Axis(Record):
         return math.prod(self.lengths)
 
     def coordinate_of(self, position: int) -> int:
-        """Where the rank at a position of the list stands along it."""
+        """Return the coordinate along it of the rank at a position of the list."""
         coordinate = 0
         for length, stride in zip(self.lengths, self.strides, strict=True):
             coordinate = coordinate * length + position // stride % length

@@ -3,7 +3,7 @@
 latest_universal                              the tag, `global_step40_universal`; written last
 global_step40_universal/
   zero/NAME/fp32.pt                           {"param": the whole tensor in float32}
-  zero/NAME/exp_avg.pt, exp_avg_sq.pt         Adam's moments, likewise
+  zero/NAME/exp_avg.pt, exp_avg_sq.pt         Adam's moments, in such dicts
   zero/NAME/step.pt                           Adam's step, a tensor without axes
   zero/optimizer_state.pt                     what the optimizer has for all parameters
   mp_rank_00_model_states.pt                  numbers of the training, for ZeRO 1 and 2

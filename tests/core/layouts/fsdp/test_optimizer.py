@@ -80,7 +80,7 @@ UNKNOWN: dict[str, tuple[Callable[[Tree], object], str]] = {
         "the exp_avg of 'model.embed_tokens.weight' is Float32 [16, 16] as (Shard(0)) on [3], its parameter is",
     ),
     "no states": (lambda tree: tree.update(state=7), "it has no states and groups of parameters"),
-    "a moment that is none": (
+    "a number as a moment": (
         of_state(3, lambda state: state.update(exp_avg=7)),
         "the exp_avg of 'model.layers.0.self_attn.k_proj.weight': it is not a tensor, but 'int'",
     ),

@@ -235,7 +235,7 @@ SPECS: dict[str, tuple[dict[str, object], str]] = {
         },
         "it is sharded in another order than its placements have (shard_order)",
     ),
-    "an order that is none": ({"shard_order": 7}, "(shard_order)"),
+    "a number as an order": ({"shard_order": 7}, "(shard_order)"),
     "no mesh": ({"mesh": None}, "its mesh of ranks is not one that PyTorch saves"),
 }
 
