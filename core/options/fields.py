@@ -5,23 +5,28 @@ refuses what is plainly wrong, short rather than exact, and in words what is `ex
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
+from itertools import islice
+from operator import itemgetter
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
+from reshard.core.options.written import PATH, TEXTS, is_whole, number_as_text, plain, text_by
 from reshard.core.runtime.bandwidth import parse_bandwidth
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.named_values import KEY_ADVICE, NAME_ADVICE, NAME_PATTERN, is_name
 from reshard.core.runtime.records import Record
+from reshard.core.runtime.wording import ranks_text
 from reshard.core.text.options import option, spelled
 from reshard.core.text.secrets import ADVICE, carries_credentials
 
-_DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
-_UNITS = _DECIMAL_UNITS | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "PIB": 2**50}
+_BINARY_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
+_DECIMAL_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
+_UNITS = {"": 1, **_DECIMAL_UNITS, **{unit.upper(): size_bytes for unit, size_bytes in _BINARY_UNITS.items()}}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*$")
 _RANGE = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
 _STEP = re.compile(r"([0-9]+(_[0-9]+(_breakpoint)?)?)?")
@@ -29,6 +34,10 @@ _DASK_SCHEDULER = re.compile(r"^(local|(tcp|tls|ucx)://[^/@\s]+:\d+)?$")
 SHARED_PARAMETERS = re.compile(r"^(first|fail|[0-9]{1,9})$")
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 2**20
 _HIGHEST_RANK = 1_000_000
+_SIZE_ADVICE = "must be a size such as 512MiB or 2GiB"
+_RANKS_ADVICE = "must be ranks such as 0-3,7"
+_STEP_ADVICE = "must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration, such as 40"
+_SHARED_ADVICE = "must be first, fail, or the number of a pipeline stage"
 
 _NO_PASSWORD = r"(?!.*://[^/@]*(:(?!\d+[/?#])|%3[Aa])[^@]*@)(?!.*(https?|HTTPS?|s3a?|obs|gs)://[^/?#]+@)"
 _SECRET_FIELDS = (
@@ -118,8 +127,17 @@ def parse_size(text: str) -> int:
     match = _SIZE.match(text)
     unit = match and _UNITS.get(match[2].upper())
     if not match or unit is None:
-        raise ValueError("must be a size such as 512MiB or 2GiB")
+        raise ValueError(_SIZE_ADVICE)
     return int(Fraction(match[1]) * unit)
+
+
+def _size_as_text(value: Any) -> Any:
+    """Format a number of bytes in the largest unit that says it exactly."""
+    value = plain(value)
+    if not is_whole(value):
+        return value
+    units = sorted((_DECIMAL_UNITS | _BINARY_UNITS).items(), key=itemgetter(1), reverse=True)
+    return next(f"{value // size_bytes}{unit}" for unit, size_bytes in units if value % size_bytes == 0)
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
@@ -129,14 +147,43 @@ def parse_ranks(text: str) -> tuple[int, ...]:
         match = _RANGE.match(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last <= _HIGHEST_RANK:
-            raise ValueError("must be ranks such as 0-3,7")
+            raise ValueError(_RANKS_ADVICE)
         ranges.add((first, last))
     if text.strip() and not ranges:
-        raise ValueError("must be ranks such as 0-3,7")
+        raise ValueError(_RANKS_ADVICE)
     ranks: list[int] = []
     for first, last in sorted(ranges):  # which may overlap: no rank is counted twice
         ranks += range(max(first, ranks[-1] + 1 if ranks else 0), last + 1)
     return tuple(ranks)
+
+
+def _ranks_as_text(value: Any) -> Any:
+    """Format one rank, or several in any collection."""
+    value = plain(value)
+    if is_whole(value):
+        value = [value]
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        return value
+    texts = [number_as_text(each) for each in islice(value, _HIGHEST_RANK + 2)]  # one more than there can be
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(_RANKS_ADVICE)
+    return ranks_text(parse_ranks(",".join(texts)))
+
+
+def _some_ranks_as_text(value: Any) -> Any:
+    text = _ranks_as_text(value)
+    if text == "" and not isinstance(value, str):
+        raise ValueError("lists no ranks; leave it out to take all of them")
+    return text
+
+
+def _check_has_unit(value: Any) -> Any:
+    if is_whole(plain(value)):
+        raise ValueError("must be a text with its unit, such as 10M: a bare number is KiB for rclone, not bytes")
+    return value
+
+
+SIZE = text_by(_size_as_text, _SIZE_ADVICE, "Size")
 
 
 def _check_storage_name(name: str) -> str:
@@ -191,30 +238,57 @@ def each_parsed_by(parse: Callable[[str], object]) -> AfterValidator:
     return parsed_by(parse_all)
 
 
-Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(check_no_credentials), URL_METAVAR]
+Url = Annotated[
+    str, Field(json_schema_extra=WITHOUT_CREDENTIALS), PATH, AfterValidator(check_no_credentials), URL_METAVAR
+]
 RequiredUrl = Annotated[
-    str, Field(min_length=1, json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(check_no_credentials)
+    str, Field(min_length=1, json_schema_extra=WITHOUT_CREDENTIALS), PATH, AfterValidator(check_no_credentials)
 ]
 Step = Annotated[
     str,
     Field(json_schema_extra=_STEP_PATTERN),
-    matching(_STEP, "must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration, such as 40"),
+    text_by(number_as_text, _STEP_ADVICE, "Number"),
+    matching(_STEP, _STEP_ADVICE),
     STEP_METAVAR,
 ]
-Ranks = Annotated[str, Field(json_schema_extra=_RANKS_PATTERN), parsed_by(parse_ranks), Metavar("0-3,7")]
+Ranks = Annotated[
+    str,
+    Field(json_schema_extra=_RANKS_PATTERN),
+    text_by(_some_ranks_as_text, _RANKS_ADVICE, "Ranks"),
+    parsed_by(parse_ranks),
+    Metavar("0-3,7"),
+]
+"""Of all ranks those that are meant; empty: all."""
+FaultyRanks = Annotated[
+    str,
+    Field(json_schema_extra=_RANKS_PATTERN),
+    text_by(_ranks_as_text, _RANKS_ADVICE, "Ranks"),
+    parsed_by(parse_ranks),
+    Metavar("3,7"),
+]
+"""Empty: none."""
 Prefix = Annotated[str, Field(json_schema_extra=_PREFIX_PATTERN), AfterValidator(check_prefix)]
 MemoryLimit = Annotated[
-    str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(SMALLEST_MEMORY_LIMIT_BYTES, "16MiB"), SIZE_METAVAR
+    str,
+    Field(json_schema_extra=_SIZE_PATTERN),
+    SIZE,
+    _size_from(SMALLEST_MEMORY_LIMIT_BYTES, "16MiB"),
+    SIZE_METAVAR,
 ]
 BandwidthLimit = Annotated[
-    str, Field(json_schema_extra=_BANDWIDTH_PATTERN), parsed_by(parse_bandwidth), Metavar("RATE[:RATE]")
+    str,
+    Field(json_schema_extra=_BANDWIDTH_PATTERN),
+    BeforeValidator(_check_has_unit),
+    parsed_by(parse_bandwidth),
+    Metavar("RATE[:RATE]"),
 ]
-ShardSize = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(1, "1 byte"), SIZE_METAVAR]
-Patterns = Annotated[list[str], AfterValidator(_check_patterns), Metavar("PATTERN")]
+ShardSize = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), SIZE, _size_from(1, "1 byte"), SIZE_METAVAR]
+Patterns = Annotated[list[str], TEXTS, AfterValidator(_check_patterns), Metavar("PATTERN")]
 SharedParameters = Annotated[
     str,
     Field(json_schema_extra=pattern_of(SHARED_PARAMETERS.pattern, "first, fail, or the number of a pipeline stage")),
-    matching(SHARED_PARAMETERS, "must be first, fail, or the number of a pipeline stage"),
+    text_by(number_as_text, _SHARED_ADVICE, "Number"),
+    matching(SHARED_PARAMETERS, _SHARED_ADVICE),
     Metavar("first|fail|STAGE"),
 ]
 DaskScheduler = Annotated[

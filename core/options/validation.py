@@ -4,9 +4,10 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from reshard.core.errors import InputError
+from reshard.core.options.written import plain
 from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.text.secrets import carries_credentials
 
@@ -17,7 +18,10 @@ _QUOTED = re.compile(r"'([^']*)'")
 
 
 class RequestModel(BaseModel):
-    """What a user asks for; a field's title is its name, unless it has another one."""
+    """What a user asks for; a field's title is its name, unless it has another one.
+
+    Fields take what a program would write for them: see `reshard.core.options.written`.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -26,6 +30,14 @@ class RequestModel(BaseModel):
         defer_build=True,
         field_title_generator=lambda name, _: name.replace("_", " ").capitalize(),
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_number(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse true and false where a number is meant; pydantic takes them for 1 and 0."""
+        if isinstance(plain(value), bool) and cls.model_fields[str(info.field_name)].annotation is int:
+            raise ValueError("must be a whole number, not true or false")
+        return value
 
 
 Request = TypeVar("Request", bound=BaseModel)

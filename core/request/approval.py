@@ -15,6 +15,7 @@ class ApprovedConversionRequest(ConversionRequest):
         Field(
             title="Time to decide",
             ge=10,
+            le=31_536_000,
             description="Seconds after which the run fails if nobody has decided; 259200 is three days.",
         ),
     ] = 259_200

@@ -7,6 +7,7 @@ from pydantic import Field
 from reshard.core.changes.changes import Selection
 from reshard.core.changes.option_types import ALLOW_MODEL_DESCRIPTION, AllowedModels, Preset, Switches
 from reshard.core.options.fields import (
+    SIZE,
     SIZE_METAVAR,
     BandwidthLimit,
     KeyName,
@@ -21,7 +22,7 @@ from reshard.core.options.fields import (
 from reshard.core.options.validation import RequestModel, build_options
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.keys import EncryptionMode
-from reshard.core.strategy.integrated_save import IntegratedSave
+from reshard.core.strategy.integrated_save import IntegratedSave, YesOrNo
 
 
 class ComparisonRequest(RequestModel):
@@ -36,9 +37,15 @@ class ComparisonRequest(RequestModel):
         default="",
         title="Strategy of A",
         description="How A is sharded: a strategy file, or a directory of the ranks' strategy files. Empty: by its "
-        "own records if reshard made it, else not at all.",
+        "own records if reshard made it, by what lies beside it, else not at all.",
     )
     strategy_b: Url = Field(default="", title="Strategy of B", description="How B is sharded.")
+    auto_strategy: bool = Field(
+        default=True,
+        title="Use strategies beside the checkpoints",
+        description="Without a named strategy of a side, use the one beside a checkpoint of several ranks if it is the "
+        "only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.",
+    )
     step_a: Step = Field(
         default="",
         title="Step of A",
@@ -52,14 +59,14 @@ class ComparisonRequest(RequestModel):
         "by dots, such as state_dict. Empty: at the top.",
     )
     root_b: str = Field(default="", title="Root of B", description="The same in the files of B.")
-    integrated_save_a: IntegratedSave = Field(
+    integrated_save_a: YesOrNo = Field(
         default=IntegratedSave.AUTO,
         title="Integrated save of A",
         description="yes: every rank of A holds whole tensors (integrated_save), whatever its strategy shards. no: "
         "ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; if contents "
         "look whole and no shape is known, refuse.",
     )
-    integrated_save_b: IntegratedSave = Field(
+    integrated_save_b: YesOrNo = Field(
         default=IntegratedSave.AUTO, title="Integrated save of B", description="The same for the ranks of B."
     )
     trust_strategy_a: bool = Field(
@@ -117,7 +124,7 @@ class ComparisonRequest(RequestModel):
     workers: Annotated[int, Metavar("N")] = Field(
         default=0, ge=0, le=1024, description="Threads. 0: one for each core."
     )
-    memory_limit: Annotated[str, SIZE_METAVAR] = Field(
+    memory_limit: Annotated[str, SIZE, SIZE_METAVAR] = Field(
         default="2GiB",
         description="Memory for the buffers of all workers: 2GiB, 512MiB. Less memory, fewer workers at once.",
     )
@@ -131,6 +138,7 @@ class ComparisonRequest(RequestModel):
             FingerprintRequest,
             source=getattr(self, letter),
             source_strategy=getattr(self, f"strategy_{letter}"),
+            auto_strategy=self.auto_strategy,
             source_storage=getattr(self, f"storage_{letter}"),
             step=getattr(self, f"step_{letter}"),
             root=getattr(self, f"root_{letter}"),

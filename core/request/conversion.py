@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from reshard.core.errors import InputError
 from reshard.core.layouts.all_options import LAYOUT_OPTIONS, layout_options_of
@@ -10,9 +10,9 @@ from reshard.core.layouts.options import LayoutOptions, with_one_target_options_
 from reshard.core.options.fields import NAME_METAVAR, DaskScheduler, Ranks, parse_ranks
 from reshard.core.options.validation import RequestModel, build_options
 from reshard.core.request.changing import ChangeOptions, MatchingOptions
-from reshard.core.request.reading import FileChoice, SourceOptions
+from reshard.core.request.reading import FileChoice, SourceOptions, check_recovers
 from reshard.core.request.target import TargetFiles, TargetLayoutOptions, TargetPlace
-from reshard.core.text.options import option, spelled
+from reshard.core.text.options import option
 
 
 class FlowOptions(RequestModel):
@@ -63,12 +63,7 @@ class ConversionRequest(FileChoice, ConversionOptions):
         default=False, description="Replace the checkpoint at the target; it stays until the new one is complete."
     )
 
-    @field_validator("fault_ranks")
-    @classmethod
-    def _check_fault_ranks(cls, value: str, info: ValidationInfo) -> str:
-        if value.strip() and not info.data.get("recover"):
-            raise ValueError(spelled(f"only valid with {option('recover', True)}"))
-        return value
+    _check_fault_ranks = field_validator("fault_ranks")(check_recovers)
 
     @property
     def target_directory(self) -> str:

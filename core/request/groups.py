@@ -11,7 +11,7 @@ _OF_LAYOUTS = tuple(name for name in own_names(LAYOUT_OPTIONS) if name not in _O
 
 GROUPS = {
     "Source and target": (
-        *("source_strategy", "target_strategy", "step", "source_prefix", "root", "ranks"),
+        *("source_strategy", "auto_strategy", "target_strategy", "step", "source_prefix", "root", "ranks"),
         *("integrated_save", "unmatched", "allow_missing", "shared_parameters"),
     ),
     "Parameters and their changes": (

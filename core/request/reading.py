@@ -6,15 +6,15 @@ pydantic takes fields from the last base of a class to the first.
 import os
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo
 
 from reshard.core.options.fields import (
     SOURCE_KEY_DESCRIPTION,
     BandwidthLimit,
+    FaultyRanks,
     KeyName,
     MemoryLimit,
     Metavar,
-    Ranks,
     RequiredUrl,
     Step,
     StorageName,
@@ -23,13 +23,22 @@ from reshard.core.options.fields import (
     with_key,
 )
 from reshard.core.options.validation import RequestModel
+from reshard.core.options.written import TEXTS
 from reshard.core.runtime.keys import EncryptionMode
-from reshard.core.strategy.integrated_save import IntegratedSave
+from reshard.core.strategy.integrated_save import IntegratedSave, YesOrNo
+from reshard.core.text.options import option, spelled
 
 
 def core_count() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def check_recovers(fault_ranks: str, info: ValidationInfo) -> str:
+    """Return faulty ranks unchanged; raise ValueError if they would be ignored, without `recover`."""
+    if fault_ranks.strip() and not info.data.get("recover"):
+        raise ValueError(spelled(f"only valid with {option('recover', True)}"))
+    return fault_ranks
 
 
 class SourcePlace(RequestModel):
@@ -44,8 +53,14 @@ class SourcePlace(RequestModel):
     source_strategy: Url = Field(
         default="",
         description="How the source is sharded: a strategy file, or a directory of the ranks' strategy files. Empty: "
-        "by its own records if reshard made it, by its metadata if it is a Checkpoint 2.0 or DCP, else not at all, "
-        "one rank.",
+        "by its own records if reshard made it, by its metadata if it is a Checkpoint 2.0 or DCP, by what lies beside "
+        "it, else not at all, one rank.",
+    )
+    auto_strategy: bool = Field(
+        default=True,
+        title="Use the strategy beside the source",
+        description="Without a named strategy, use the one beside a source of several ranks (../strategy, for "
+        "example) if it is the only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.",
     )
     source_storage: StorageName = Field(
         default="",
@@ -98,7 +113,7 @@ class SourceChecks(RequestModel):
         description="Check the CRC of source files that carry one, before anything is planned or written: reads them "
         "whole once more. Tensors of DCP are checked as they are converted.",
     )
-    allow_missing: Annotated[list[str], Metavar("PATTERN")] = Field(
+    allow_missing: Annotated[list[str], TEXTS, Metavar("PATTERN")] = Field(
         default=[],
         title="Allowed to be missing",
         description="Patterns (adam_*) of target parameters that the source may lack.",
@@ -107,7 +122,7 @@ class SourceChecks(RequestModel):
     decrypt_mode: Annotated[EncryptionMode, with_key("decrypt_key")] = Field(
         default=EncryptionMode.AES_GCM, title="Decryption mode", description="How an encrypted source is encrypted."
     )
-    integrated_save: IntegratedSave = Field(
+    integrated_save: YesOrNo = Field(
         default=IntegratedSave.AUTO,
         description="yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy "
         "shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; "
@@ -145,6 +160,6 @@ class FileChoice(RequestModel):
         description="If source files are missing, truncated, fail their CRC or are named as faulty, read their slices "
         "from other ranks that hold the same, and report it.",
     )
-    fault_ranks: Annotated[Ranks, Metavar("3,7")] = Field(
+    fault_ranks: FaultyRanks = Field(
         default="", title="Faulty ranks", description="Source ranks (3,7) whose files to ignore; needs 'recover'."
     )

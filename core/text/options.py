@@ -9,14 +9,15 @@ where it is made.
 Each process marks options with a random key of its own, so that no name in a file can pass for a mark. An error that is
 pickled takes along the key that its message was made with.
 
-The code that shows messages chooses the spelling with `spelled_by`; the default is keyword arguments.
+The code that shows messages chooses the spelling with `spelled_by`; the default is keyword arguments. A message that
+asks for an option says `pass` in front of its mark; for a form, where nothing is passed, `spelled_by` has another verb.
 """
 
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 from msgspec import Struct
@@ -33,9 +34,11 @@ class Option(Struct, frozen=True):
 
     @property
     def texts(self) -> list[str]:
-        """Its values as texts; none for one that has only a name or is switched on."""
+        """Its values as texts; none for one that has only a name or is switched on, `off` for False."""
         if self.value is None or self.value is True:
             return []
+        if self.value is False:
+            return ["off"]
         return [str(each) for each in self.value] if isinstance(self.value, list) else [str(self.value)]
 
 
@@ -44,6 +47,8 @@ Spelling = Callable[[Option], str]
 KEY = os.urandom(8).hex()
 """What marks of this process begin with."""
 _MARK = re.compile(rf"⟦{KEY}:([a-z][a-z0-9_]*)(?:=([^⟦⟧]*))?⟧")
+_VERB = "pass"
+_ASKED = re.compile(rf"\b{_VERB}(?= ⟦{KEY}:)")
 
 
 def option(name: str, value: bool | int | str | Sequence[str] | None = None) -> str:
@@ -67,7 +72,7 @@ def options_in(message: str) -> tuple[Option, ...]:
 def spelled(message: str) -> str:
     """Spell the options in a message as its reader knows them."""
     spelling = _spelling.get()
-    return _MARK.sub(lambda mark: spelling(_parsed(mark)), message)
+    return _MARK.sub(lambda mark: spelling(_parsed(mark)), _ASKED.sub(_verb.get(), message))
 
 
 def keyword(option: Option) -> str:
@@ -76,29 +81,34 @@ def keyword(option: Option) -> str:
 
 
 @contextmanager
-def spelled_by(spelling: Spelling) -> Iterator[None]:
-    """Spell options this way inside the block."""
-    token = _spelling.set(spelling)
+def spelled_by(spelling: Spelling, verb: str = _VERB) -> Iterator[None]:
+    """Spell options this way inside the block, and ask for them with this verb."""
+    token, verb_token = _spelling.set(spelling), _verb.set(verb)
     try:
         yield
     finally:
+        _verb.reset(verb_token)
         _spelling.reset(token)
 
 
 @contextmanager
-def options_of_side(side: str) -> Iterator[None]:
-    """Name the source's options that belong to one side of a comparison, `a` or `b`, inside the block."""
-    token = _side.set(side)
+def source_options_as(renamed: Callable[[str], str]) -> Iterator[None]:
+    """Give the source's options other names inside the block, where there is more than a source, or no target."""
+    token = _renamed.set(renamed)
     try:
         yield
     finally:
-        _side.reset(token)
+        _renamed.reset(token)
+
+
+def options_of_side(side: str) -> AbstractContextManager[None]:
+    """Name the source's options that belong to one side of a comparison, `a` or `b`, inside the block."""
+    return source_options_as(lambda name: f"{name.removeprefix('source_')}_{side}")
 
 
 def source_option(name: str, value: bool | int | str | Sequence[str] | None = None) -> str:
     """Return the mark of a source's option; a comparison has each of them twice, `step_a` and `step_b`."""
-    side = _side.get()
-    return option(f"{name.removeprefix('source_')}_{side}" if side else name, value)
+    return option(_renamed.get()(name), value)
 
 
 def _parsed(mark: re.Match[str]) -> Option:
@@ -106,4 +116,5 @@ def _parsed(mark: re.Match[str]) -> Option:
 
 
 _spelling: ContextVar[Spelling] = ContextVar("reshard_spelling", default=keyword)
-_side: ContextVar[str] = ContextVar("reshard_side", default="")
+_renamed: ContextVar[Callable[[str], str]] = ContextVar("reshard_renamed", default=str)
+_verb: ContextVar[str] = ContextVar("reshard_verb", default=_VERB)

@@ -14,6 +14,7 @@ def test_it_is_the_conversion_but_for_the_question() -> None:
     assert ApprovedConversionRequest(**fields, approval_seconds=60).conversion() == ConversionRequest(**fields)
 
 
-def test_there_is_time_to_decide() -> None:
+@pytest.mark.parametrize("seconds", [0, 10**15])
+def test_there_is_time_to_decide_that_a_calendar_has(seconds: int) -> None:
     with pytest.raises(ValidationError, match="approval_seconds"):
-        ApprovedConversionRequest(source="/a", target="/b", approval_seconds=0)
+        ApprovedConversionRequest(source="/a", target="/b", approval_seconds=seconds)

@@ -57,6 +57,14 @@ def test_options_are_spelled_where_an_error_is_shown_not_where_it_was_raised() -
         assert str(again) == "leave it out: EXCLUDE['w'], or STEP[]"
 
 
+def test_a_form_asks_with_a_verb_of_its_own() -> None:
+    error = PlanError(f"passed over. Compass {option('step')}, or pass {option('overwrite', True)}; do not pass by")
+    assert str(error) == "passed over. Compass 'step', or pass overwrite=True; do not pass by"
+    with spelled_by(shouting, verb="set"):
+        assert str(error) == "passed over. Compass STEP[], or set OVERWRITE[]; do not pass by"
+    assert str(error).endswith("or pass overwrite=True; do not pass by")
+
+
 def test_an_error_says_which_options_would_help() -> None:
     with pytest.raises(PlanError) as caught:
         raise_problems(PlanError, "two problems", [option("exclude", ["w"]), option("recover", True)])

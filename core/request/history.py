@@ -1,0 +1,16 @@
+"""Options of the page of conversions."""
+
+from pydantic import Field
+
+from reshard.core.options.validation import RequestModel
+
+
+class HistoryRequest(RequestModel):
+    """Show the conversions of a server, and their totals, on one page."""
+
+    days: int = Field(
+        default=30, ge=1, le=3650, title="Days", description="The conversions that began in so many days are counted."
+    )
+    rows: int = Field(
+        default=100, ge=1, le=1000, title="Rows", description="The last of them, up to this number, have a row each."
+    )
