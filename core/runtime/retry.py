@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
+from weakref import WeakSet
 
-from reshard.core.errors import ConversionError, ReshardError, is_transient
+from reshard.core.errors import ConversionError, ReshardError, StoppedError, is_transient
 from reshard.core.runtime.context import having
 from reshard.core.runtime.log import detail
 from reshard.core.runtime.records import Record
@@ -69,19 +70,48 @@ def count_retry(message: str) -> None:
         count.add()
 
 
-_stop: ContextVar[threading.Event | None] = ContextVar("reshard_stop", default=None)
+class _Stop(threading.Event):
+    """An event that sets those of the blocks inside its own."""
+
+    def __init__(self, outer: "_Stop | None") -> None:
+        super().__init__()
+        self._inner: WeakSet[_Stop] = WeakSet()
+        if outer is not None:
+            outer.pass_on(self)
+
+    def pass_on(self, inner: "_Stop") -> None:
+        """Set an inner event with this one."""
+        self._inner.add(inner)
+        if self.is_set():
+            inner.set()
+
+    def set(self) -> None:
+        """Set it, and those inside."""
+        super().set()
+        for each in list(self._inner):
+            each.set()
+
+
+_stop: ContextVar[_Stop | None] = ContextVar("reshard_stop", default=None)
 
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """Yield an event that, once set, ends all pauses inside the block; it is set if the block fails."""
-    stop = threading.Event()
+    """Yield an event that, once set, ends all pauses inside the block; it is set if the block fails or an outer is."""
+    stop = _Stop(_stop.get())
     with having(_stop, stop):
         try:
             yield stop
         except BaseException:
             stop.set()
             raise
+
+
+def check_not_stopped() -> None:
+    """Raise StoppedError if this context's `stoppable` block is stopped: before work that reports no progress."""
+    stop = _stop.get()
+    if stop is not None and stop.is_set():
+        raise StoppedError("stopped")
 
 
 def is_stoppable() -> bool:

@@ -18,15 +18,20 @@ Answer = TypeVar("Answer")
 def in_threads(work: Callable[[Item], Answer], items: Iterable[Item], workers: int, stop: Event) -> list[Answer]:
     """Return the result of `work` for each item, in order.
 
-    The first error, or an interruption, cancels items not yet begun and sets `stop`, so that running ones end soon.
+    The first error, or an interruption, cancels items not yet begun and sets `stop`, so that running ones end soon. So
+    does the end of the context's `stoppable` block.
     """
     # they load logging, which a command's help has no need of
     from concurrent.futures import ThreadPoolExecutor
 
-    from reshard.core.runtime.retry import ending_pauses
+    from reshard.core.runtime.retry import check_not_stopped, ending_pauses
+
+    def do(item: Item) -> Answer:
+        check_not_stopped()
+        return work(item)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="reshard") as pool, ending_pauses():
-        futures = [pool.submit(copy_context().run, work, item) for item in items]
+        futures = [pool.submit(copy_context().run, do, item) for item in items]
         try:
             return [future.result() for future in futures]
         except BaseException:

@@ -5,6 +5,7 @@ Names of files and parameters are not trusted: `reshard.core.text.printing` says
 
 import math
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 from reshard.core.text.printing import printable
 
@@ -84,6 +85,19 @@ class NameText(str):
 def shortened(text: str, limit: int = 80) -> str:
     """Return a text, or its first `limit` characters and an ellipsis."""
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def shortened_in_middle(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters: a longer one loses its middle to an ellipsis."""
+    if len(text) <= limit:
+        return text
+    end = (limit - 1) // 2
+    return f"{text[: limit - 1 - end]}…{text[len(text) - end :]}"
+
+
+def moment_text(moment: datetime) -> str:
+    """Format a moment as `2026-11-26 17:37 UTC`."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def quoted(text: str) -> str:

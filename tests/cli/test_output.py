@@ -7,7 +7,7 @@ import termios
 
 import pytest
 
-from reshard.cli.output import print_error, print_facts, print_line, print_table, shortened, terminal_width
+from reshard.cli.output import print_error, print_facts, print_line, print_table, terminal_width
 
 PATH = "rank_0/checkpoint_0-of-a-model-with-a-long-name.safetensors"
 
@@ -79,24 +79,13 @@ def test_long_errors_are_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "width", "shorter"),
-    [
-        ("short", 5, "short"),
-        ("0,2,4,6,8,10,12,14", 12, "0,2,4,6,…,14"),
-        ("1234567890", 5, "1234567890"),
-        ("model.layers.0.weight", 15, "model.…0.weight"),
-        ("model.layers.10.feed_forward.w1.weight", 30, "model.layers.10…ward.w1.weight"),
-        ("模型检查点文件的名称", 9, "模型…名称"),
-    ],
-)
-def test_texts_are_shortened_and_numbers_are_not_cut(text: str, width: int, shorter: str) -> None:
-    assert shortened(text, width) == shorter
-
-
+@pytest.mark.usefixtures("narrow")
 def test_a_terminal_without_the_ellipsis_gets_dots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    assert shortened("model.layers.0.weight", 11) == "m..0.weight"
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    print_table(("file",), [(PATH,)])
+    sys.stdout.flush()
+    assert written.getvalue().decode().splitlines()[1] == "rank_0/checkpoint_0..ng-name.safetensors"
 
 
 def test_a_table_is_as_wide_as_it_must_be(capsys: pytest.CaptureFixture[str]) -> None:

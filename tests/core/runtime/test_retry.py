@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from reshard.core.errors import CheckpointError, StorageError
-from reshard.core.runtime.retry import WORK, stoppable, with_retries
+from reshard.core.errors import CheckpointError, StoppedError, StorageError
+from reshard.core.runtime.retry import WORK, check_not_stopped, stoppable, with_retries
 
 BUSY = StorageError("s3://bucket/x: busy", transient=True)
 
@@ -112,3 +112,21 @@ def test_nothing_is_tried_again_once_all_is_to_stop() -> None:
         with pytest.raises(StorageError, match="busy"):
             with_retries(work, pytest.fail)
     assert work.calls == 2
+
+
+def test_a_stop_reaches_the_blocks_inside() -> None:
+    with stoppable() as outer, stoppable() as inner:
+        outer.set()
+        assert inner.is_set()
+        with stoppable() as later:
+            assert later.is_set()
+        with pytest.raises(StoppedError, match="stopped"):
+            check_not_stopped()
+    check_not_stopped()
+
+
+def test_the_failure_of_a_block_does_not_stop_the_outer_one() -> None:
+    with stoppable() as outer:
+        with pytest.raises(KeyError), stoppable():
+            raise KeyError
+        assert not outer.is_set()

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from reshard.core.errors import StoppedError
+from reshard.core.runtime.retry import stoppable
 from reshard.core.runtime.threads import expect_parameters, in_threads, rare_collections
 
 
@@ -102,3 +104,16 @@ def test_more_parameters_than_memory_has_room_for_are_no_error() -> None:
     with rare_collections():
         expect_parameters(2**31)
         assert gc.get_threshold() == (50_000_000, 20, 100)
+
+
+def test_items_do_not_begin_once_the_work_around_them_is_stopped() -> None:
+    begun: list[int] = []
+    with stoppable() as outer:
+
+        def work(number: int) -> None:
+            begun.append(number)
+            outer.set()
+
+        with pytest.raises(StoppedError):
+            in_threads(work, range(100), 1, threading.Event())
+    assert begun == [0]

@@ -1,15 +1,15 @@
 """Tables with a row for each rank; of many ranks, equal rows become one.
 
 Rows are equal if their texts are, but for columns that say how to sum several ranks up: `0-511` in place of a rank, the
-pattern of files in place of one's name. `--json` lists each rank.
+pattern of files in place of one's name. The report itself has each rank.
 """
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from reshard.cli.output import print_aside, print_table, shortened
+from reshard.core.reports.blocks import Table
+from reshard.core.reports.cells import shortened
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, ranks_text
 
@@ -39,31 +39,35 @@ class Column(Record, Generic[Row]):
     optional: int = 0
 
 
-def print_rank_table(
-    columns: Sequence[Column[Row]], rows: Sequence[Row], *, noun: str = "rank", groups_in_pipes: bool = False
-) -> None:
-    """Print a table of ranks: a row for each, or, of many, for each group of equal ones.
+def rank_table(
+    columns: Sequence[Column[Row]], rows: Sequence[Row], *, noun: str = "rank", groups_in_files: bool = False
+) -> Table:
+    """Make a table of ranks: a row for each, and, of many, a short one with a row for each group of equal ones."""
+    return Table(
+        headers=[column.header for column in columns],
+        rows=[[column.text(row) for column in columns] for row in rows],
+        right=[column.header for column in columns if column.right],
+        optional=[each.header for each in sorted(columns, key=lambda column: column.optional) if each.optional],
+        short=_short(columns, rows, noun) if len(rows) > MAX_ROWS else None,
+        is_short_in_files=groups_in_files,
+    )
 
-    Pipes and files get a row for each, unless `groups_in_pipes`.
-    """
-    headers = [column.header for column in columns]
-    right = [column.header for column in columns if column.right]
-    optional = [each.header for each in sorted(columns, key=lambda column: column.optional) if each.optional]
-    if len(rows) <= MAX_ROWS or not (groups_in_pipes or sys.stdout.isatty()):
-        print_table(headers, [[column.text(row) for column in columns] for row in rows], right=right, optional=optional)
-        return
+
+def _short(columns: Sequence[Column[Row]], rows: Sequence[Row], noun: str) -> Table:
     groups = _grouped(columns, rows)
     left_out = len(groups) - _MAX_GROUPS
     # the last ones, too: what is odd is often at an end
     shown = [*groups[: _MAX_GROUPS // 2], *groups[-_MAX_GROUPS // 2 :]] if left_out > 0 else groups
-    print_table(
-        [headers[0], f"{noun}s", *headers[1:]],
-        [[_cell(columns[0], group), len(group), *(_cell(column, group) for column in columns[1:])] for group in shown],
-        right=(f"{noun}s", *right[1:]),
-        optional=optional,
-    )
     more = f"; {left_out} groups in the middle are not shown" if left_out > 0 else ""
-    print_aside(f"{counted(len(rows), noun)} in {counted(len(groups), 'group')} of equal ones{more}; --json lists each")
+    return Table(
+        headers=[columns[0].header, f"{noun}s", *(column.header for column in columns[1:])],
+        rows=[
+            [_cell(columns[0], group), len(group), *(_cell(column, group) for column in columns[1:])] for group in shown
+        ],
+        right=(f"{noun}s", *(column.header for column in columns[1:] if column.right)),
+        optional=[each.header for each in sorted(columns, key=lambda column: column.optional) if each.optional],
+        remark=f"{counted(len(rows), noun)} in {counted(len(groups), 'group')} of equal ones{more}",
+    )
 
 
 def rank_column(rank_of: Callable[[Row], int], header: str = "rank") -> Column[Row]:
