@@ -14,16 +14,15 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from contextvars import Context, copy_context
-from itertools import accumulate, islice
+from itertools import islice
 
 import numpy as np
 
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError
-from reshard.core.files.map_parameters import parse_map_parameter
 from reshard.core.files.model import OutputEntry
-from reshard.core.files.numpy_values import Value, numpy_dtype
+from reshard.core.files.numpy_values import Value
 from reshard.core.layouts.all_options import LAYOUT_OPTIONS
 from reshard.core.layouts.options import own_names
 from reshard.core.options.validation import build_options
@@ -36,15 +35,14 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.wording import listed
-from reshard.core.tensor.dtypes import MAP_TENSOR
-from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
 from reshard.core.text.printing import printable
 from reshard.core.transfer.fetches import RankBlock
-from reshard.core.transfer.file_blocks import Chunk, expected_entries, transposed_parameters
+from reshard.core.transfer.file_blocks import expected_entries, transposed_parameters
 from reshard.core.transfer.overflows import OverflowTally, overflow_notes
-from reshard.core.transfer.reader import BlockReader, LocalBlockReader, RemoteBlockReader
+from reshard.core.transfer.parameter_reader import block_reader, open_sources, parts_of, value_of
+from reshard.core.transfer.reader import BlockReader
 from reshard.core.transfer.scales import ScaleReader
-from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
+from reshard.core.transfer.source_files import LocalFiles, RemoteFiles
 
 _NamedValue = tuple[str, Value]
 _ABOUT_WRITING = frozenset(
@@ -56,12 +54,6 @@ _ABOUT_WRITING = frozenset(
 )
 _MAX_BATCH_BYTES = 16 * 2**20
 """Parameters are read together up to this size: small ones lie side by side in files."""
-_MAX_SCRATCH_BYTES = 4 * 2**20
-_MAX_REQUESTED_BYTES = 128 * 2**20
-_REQUESTS_AT_ONCE = 8
-_PART_BYTES = 256 * 2**20
-"""Larger parameters are read in parts of this size; transposed ones at once: each part needs all of the source."""
-_MAX_OPEN_FILES = 32
 _MAX_LISTED = 8
 
 
@@ -157,18 +149,7 @@ class _Loaded(Record):
 
     @property
     def named_value(self) -> _NamedValue:
-        return self.entry.name, self._value
-
-    @property
-    def _value(self) -> Value:
-        entry, buffer = self.entry, self.buffer
-        if entry.text is not None:
-            return entry.text
-        if entry.dtype is MAP_TENSOR:
-            stops = list(accumulate(entry.piece_bytes))
-            messages = [bytes(buffer[stop - size : stop]) for size, stop in zip(entry.piece_bytes, stops, strict=True)]
-            return parse_map_parameter(messages, entry.name)
-        return buffer.view(numpy_dtype(entry.dtype)).reshape(entry.shape)
+        return self.entry.name, value_of(self.entry, self.buffer)
 
 
 class _RankLoad:
@@ -198,20 +179,12 @@ class _RankLoad:
             warnings.warn(note, stacklevel=3)
 
     def _open_sources(self) -> LocalFiles | RemoteFiles:
-        if not are_remote(self._plan):
-            return LocalFiles(self._plan, _MAX_OPEN_FILES)
         ranks = (read.source_rank for parameter in self._parameters.values() for read in parameter.reads)
-        return RemoteFiles(self._plan, ranks)
+        return open_sources(self._plan, ranks)
 
     def _block_reader(self, sources: LocalFiles | RemoteFiles) -> BlockReader:
-        parameters = [self._parameters]
         factors_of = ScaleReader(self._plan).factors
-        if isinstance(sources, LocalFiles):
-            scratch_bytes = min(_MAX_SCRATCH_BYTES, self._limit_bytes // 4)
-            return LocalBlockReader(self._plan, parameters, sources, scratch_bytes, factors_of)
-        # requested bytes take twice as much memory while responses are assembled
-        in_flight_bytes = min(_MAX_REQUESTED_BYTES, self._limit_bytes * 3 // 8)
-        return RemoteBlockReader(self._plan, parameters, sources, in_flight_bytes, _REQUESTS_AT_ONCE, factors_of)
+        return block_reader(self._plan, self._parameters, sources, self._limit_bytes, factors_of)
 
     def _batches(self) -> Iterator[list[OutputEntry]]:
         """The parameters in order, small ones together."""
@@ -231,27 +204,21 @@ class _RankLoad:
         """Read the contents of parameters into their buffers."""
         batch: list[RankBlock] = []
         for each in loaded:
-            entry, size_bytes = each.entry, len(each.buffer)
+            entry = each.entry
             if entry.literal:
                 each.buffer[:] = np.frombuffer(entry.literal, np.uint8)
-            elif size_bytes <= _PART_BYTES or entry.name in self._transposed:
-                batch.append(self._block(entry.name, TensorSlice.whole(entry.shape), each.buffer))
+                continue
+            # a transposed one at once: each part would need all of the source
+            most = math.prod(entry.shape) if entry.name in self._transposed else None
+            parts = list(parts_of(self._parameters, entry.name, each.buffer, most))
+            if len(parts) == 1:
+                batch += parts
             else:
-                self._fill_in_parts(reader, each)
+                for part in parts:
+                    self._fill_blocks(reader, [part])
         self._fill_blocks(reader, [block for block in batch if block.buffer.size])
         for each in loaded:
             self._tally.check(each.entry.name)
-
-    def _fill_in_parts(self, reader: BlockReader, loaded: _Loaded) -> None:
-        entry, start = loaded.entry, 0
-        itemsize = entry.dtype.itemsize
-        for box in contiguous_boxes(entry.shape, 0, math.prod(entry.shape), _PART_BYTES // itemsize):
-            stop = start + box.size * itemsize
-            self._fill_blocks(reader, [self._block(entry.name, box, loaded.buffer[start:stop])])
-            start = stop
-
-    def _block(self, name: str, box: TensorSlice, buffer: np.ndarray) -> RankBlock:
-        return RankBlock(self._parameters, buffer, [Chunk(name, box, 0, len(buffer))])
 
     def _fill_blocks(self, reader: BlockReader, blocks: Sequence[RankBlock]) -> None:
         def fill() -> None:

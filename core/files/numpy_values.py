@@ -9,6 +9,7 @@ as MindSpore loads it.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from reshard.core.errors import CheckpointError
@@ -24,6 +25,14 @@ INT4 = np.dtype(np.int8, metadata={_MARK: dtypes.INT4.name})
 """Dtype of an array of packed 4-bit integers, two a byte."""
 
 _NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {**NUMPY_TYPES, dtypes.INT4.name: INT4}
+_FOREIGN_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "C64": np.dtype("<c8"),
+}
 _NAMES = {dtype: name for name, dtype in _NUMPY_DTYPES.items() if dtype is not INT4}
 
 
@@ -36,6 +45,15 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     if dtype.name not in _NUMPY_DTYPES:
         raise CheckpointError(f"a {dtype} is not an array")
     return _NUMPY_DTYPES[dtype.name]
+
+
+def readable_dtype(dtype: DType) -> np.dtype[Any] | None:
+    """Return the numpy dtype for elements that are only read, also of other frameworks' types; None if it has none."""
+    name = dtype.name
+    if name in _NUMPY_DTYPES:
+        return _NUMPY_DTYPES[name]
+    foreign = _FOREIGN_DTYPES.get(name)
+    return foreign if foreign is not None and foreign.itemsize == dtype.itemsize else None
 
 
 def dtype_of(array: np.ndarray) -> DType:

@@ -24,6 +24,7 @@ from reshard.core.plan.name_index import NameIndex
 from reshard.core.runtime.records import Record
 from reshard.core.text.options import option
 
+_UNREADABLE = 10**49
 _MAX_NUMBER = 2**20
 """Layers, experts, rows: what a config.json says is counted through."""
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
@@ -162,7 +163,8 @@ def variables_of(preset: Preset, settings: Settings) -> dict[str, int]:
                 continue
             if number > _MAX_NUMBER:
                 origin = settings.origin or "config.json"
-                raise InputError(f"{origin}: {expression} is {number}, more than {_MAX_NUMBER:,}, the limit")
+                given = str(number) if number < _UNREADABLE else "a number of 50 digits or more"
+                raise InputError(f"{origin}: {expression} is {given}, more than {_MAX_NUMBER:,}, the limit")
             found[name] = number
             break
     return found

@@ -1,7 +1,7 @@
 """The source files of a plan, open for block readers and checked to be the files that were planned with."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from threading import Lock
 
 from reshard.core.checkpoint.catalog import CatalogRecord
@@ -47,10 +47,11 @@ class LocalFiles:
         self._open.move_to_end(rank)
         return source
 
-    def check_unchanged(self) -> None:
-        """Check that no file changed while it was read."""
+    def check_unchanged(self, ranks: Collection[int] | None = None) -> None:
+        """Check that no file changed while it was read; `ranks`: only the files of these."""
         for rank, location in sorted(self._locations.items()):
-            open_unchanged(self._records[rank], location).close()
+            if ranks is None or rank in ranks:
+                open_unchanged(self._records[rank], location).close()
 
     def close(self) -> None:
         """Close all files."""
@@ -63,18 +64,28 @@ class RemoteFiles:
 
     def __init__(self, plan: ConversionPlan, ranks: Iterable[int], crcs: CrcWatch | None = None) -> None:
         """Open the files of `ranks` concurrently; `crcs` are given what is read."""
-        self._records = [plan.inputs.catalog.records[rank] for rank in sorted(set(ranks))]
-        # here, not in `open`: locating the blocks of an encrypted file takes requests, which would wait for others
-        self._stored = list(at_once(_expected, self._records))
-        files = [decrypted(file, source_key()) for file in self._stored]
-        if crcs:
-            files = [crcs.watch(record, file) for record, file in zip(self._records, files, strict=True)]
-        self._open = {record.rank: dense(file, record.index) for record, file in zip(self._records, files, strict=True)}
+        self._records = plan.inputs.catalog.records
+        self._crcs = crcs
+        self._stored: dict[int, SourceFile] = {}
+        self._open: dict[int, SourceFile] = {}
         self._checked: set[tuple[int, str]] = set()
         self._lock = Lock()
+        self.include(ranks)
+
+    def include(self, ranks: Iterable[int]) -> None:
+        """Open the files of more ranks concurrently."""
+        with self._lock:
+            records = [self._records[rank] for rank in sorted(set(ranks) - self._open.keys())]
+        # here, not in `open`: locating the blocks of an encrypted file takes requests, which would wait for others
+        for record, stored in zip(records, list(at_once(_expected, records)), strict=True):
+            file = decrypted(stored, source_key())
+            watched = self._crcs.watch(record, file) if self._crcs else file
+            with self._lock:
+                self._stored[record.rank] = stored
+                self._open[record.rank] = dense(watched, record.index)
 
     def open(self, rank: int) -> SourceFile:
-        """Open a source rank's file."""
+        """Return a source rank's open file."""
         return self._open[rank]
 
     def unchecked_heads(self, record: CatalogRecord, entry: TensorEntry) -> Sequence[Head]:
@@ -90,9 +101,14 @@ class RemoteFiles:
             self._checked.add((record.rank, entry.name))
         return expected_heads(entry)
 
-    def check_unchanged(self) -> None:
-        """Check that no file changed while it was read, except those of which each answer showed that."""
-        unproven = [record for record, file in zip(self._records, self._stored, strict=True) if not is_proven(file)]
+    def check_unchanged(self, ranks: Collection[int] | None = None) -> None:
+        """Check that no file changed while it was read, except those of which each answer showed that.
+
+        `ranks`: only the files of these.
+        """
+        with self._lock:
+            asked = [rank for rank in sorted(self._stored) if ranks is None or rank in ranks]
+            unproven = [self._records[rank] for rank in asked if not is_proven(self._stored[rank])]
         list(at_once(open_unchanged, unproven))
 
     def close(self) -> None:
@@ -124,7 +140,7 @@ def _unchanged(record: CatalogRecord, source: SourceFile) -> SourceFile:
     if source.version != record.version:
         source.close()
         raise CatalogError(
-            f"rank_{record.rank}: {record.location} changed while it was being converted "
+            f"rank_{record.rank}: {record.location} changed while it was being read "
             f"({difference_text(record.version, source.version)}). Retry when nothing writes to the source"
         )
     return source

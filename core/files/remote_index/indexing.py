@@ -19,7 +19,7 @@ from reshard.core.files.model import FileIndex
 from reshard.core.files.remote_index.templates import Template, read_template
 from reshard.core.files.remote_reads import read_coalesced
 from reshard.core.runtime.records import Record
-from reshard.core.runtime.retry import ending_pauses
+from reshard.core.runtime.retry import check_not_stopped, ending_pauses
 from reshard.core.storage.input_errors import storage_errors_as_input
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
@@ -57,6 +57,7 @@ class Workers:
         """
 
         def outcome(item: Item) -> Answer | InputError:
+            check_not_stopped()
             try:
                 with storage_errors_as_input():
                     return work(item)

@@ -22,6 +22,7 @@ from reshard.core.errors import CastError, CatalogError, InputError, PlanError, 
 from reshard.core.files.numpy_values import INT4, Value, dtype_of, is_same
 from reshard.core.request.conversion import build_request
 from reshard.core.runtime.keys import source_key
+from reshard.core.transfer import parameter_reader
 from tests.endurance.test_memory import run_limited
 from tests.support.changed_values import TARGET_DEVICES, draw_job, overflowing_plan
 from tests.support.checkpoints import Case, Contents, case, read_ckpt
@@ -77,27 +78,11 @@ def test_changed_values_are_those_of_numpy(
     loaded = LoadPlan(NOT_WRITTEN, job.plan(), copy_context())
     rank = data.draw(st.integers(0, TARGET_DEVICES - 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load_module, "_PART_BYTES", data.draw(st.sampled_from([64, 5000, 2**20])))
+        patch.setattr(parameter_reader, "PART_BYTES", data.draw(st.sampled_from([64, 5000, 2**20])))
         patch.setattr(load_module, "_MAX_BATCH_BYTES", data.draw(st.sampled_from([0, 5000, 2**20])))
-        patch.setattr(load_module, "_MAX_SCRATCH_BYTES", data.draw(st.sampled_from([64, 5000, 2**20])))
+        patch.setattr(parameter_reader, "MAX_SCRATCH_BYTES", data.draw(st.sampled_from([64, 5000, 2**20])))
         found = contents(dict(loaded.load(rank)))
     assert found == job.wanted(rank)
-
-
-@pytest.fixture
-def kinds(tmp_path: Path) -> Path:
-    """A file with a parameter of every kind."""
-    path = tmp_path / "kinds.ckpt"
-    values: dict[str, Any] = {
-        "half": np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3),
-        "scalar": np.array(3, np.int64),
-        "truth": np.array([True, False]),
-        "packed": np.arange(4, dtype=np.int8).view(INT4),
-        "empty": np.zeros((0, 3), np.float32),
-        "table": [np.arange(3, dtype=np.int32), np.ones((3, 2), np.float32), np.zeros(3, np.int32)],
-    }
-    mindspore.save_checkpoint(values, str(path), append_dict={"version": "a text"})
-    return path
 
 
 def test_values_are_those_of_load_checkpoint(kinds: Path) -> None:

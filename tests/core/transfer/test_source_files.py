@@ -52,8 +52,8 @@ def test_a_file_that_changed_is_refused(plan: ConversionPlan, tmp_path: Path) ->
     files.open(0)
     with (tmp_path / "rank_0" / "m.ckpt").open("ab") as file:
         file.write(b"more")
-    with pytest.raises(CatalogError, match=r"rank_0: .*m\.ckpt changed while it was being converted"):
+    with pytest.raises(CatalogError, match=r"rank_0: .*m\.ckpt changed while it was being read"):
         files.check_unchanged()
     files.close()
-    with pytest.raises(CatalogError, match="changed while it was being converted"):
+    with pytest.raises(CatalogError, match="changed while it was being read"):
         files.open(0)

@@ -166,7 +166,7 @@ def test_a_failure_in_a_prefetch_thread_ends_the_work(plan: ConversionPlan, tmp_
     (tmp_path / "m.ckpt").write_bytes(b"another")
     budget = build_budget(2 * 65536, 1024, 1)
     out = parse_url(str(tmp_path / "out"))
-    with pytest.raises(CatalogError, match="m.ckpt changed while it was being converted"):
+    with pytest.raises(CatalogError, match="m.ckpt changed while it was being read"):
         transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=prefetch, advance=lambda _: None)
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
