@@ -13,6 +13,7 @@ Earlier versions wrote no digests.
 
 import base64
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 import xxhash
@@ -23,9 +24,12 @@ from reshard.core.checkpoint.self_digest import add_digest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, TargetError
 from reshard.core.files.model import OutputEntry
+from reshard.core.reports.blocks import GAP, Block, Facts, Table
+from reshard.core.reports.report import Report
 from reshard.core.runtime.keys import Key
 from reshard.core.runtime.metadata import parsing, records_bytes
 from reshard.core.runtime.sealing import is_sealed, seal, unseal
+from reshard.core.runtime.wording import counted, size_text
 from reshard.core.tensor.dtypes import dtype_from_ckpt
 from reshard.core.tensor.fingerprint import TEXT_PATTERN
 from reshard.core.text.options import source_option
@@ -136,7 +140,34 @@ class IndexSummary(_Record):
     digest: str
 
 
-class Manifest(_Record):
+class RunRecord(_Record):
+    """The run that completed a conversion. Its figures do not include what earlier runs of the same plan did.
+
+    Attributes:
+        begun: time, ISO 8601, UTC.
+        seconds: time taken until the commit.
+        user: user of its process.
+        host: its machine.
+        read_bytes: bytes read from the source.
+        written_bytes: bytes of the files that it wrote.
+        resumed_ranks: target ranks that were written by other runs.
+        retried_requests: requests to remote storages that were repeated after transient failures.
+        peak_memory_bytes: the most memory that its process held; None if it was not measured, or several processes
+            worked.
+    """
+
+    begun: str
+    seconds: float
+    user: str
+    host: str
+    read_bytes: int
+    written_bytes: int
+    resumed_ranks: int
+    retried_requests: int
+    peak_memory_bytes: int | None
+
+
+class Manifest(Report, _Record):
     """The commit marker of a converted checkpoint.
 
     Attributes:
@@ -165,6 +196,8 @@ class Manifest(_Record):
         plan_digest: digest of the plan's file; empty if there is none, as beside joined stages. None: written by an
             earlier version, which recorded neither it nor a digest of the manifest itself.
         companions: files copied beside the target's, such as a model's configuration and tokenizer.
+        run: the run that completed the target; None if an earlier version wrote it, or parts were joined.
+        fingerprint: the target's, if values were compared and it is not encrypted.
     """
 
     schema_version: Literal[1] = 1
@@ -193,6 +226,25 @@ class Manifest(_Record):
     excluded: FailFastTuple[str] = ()
     plan_digest: str | None = None
     companions: FailFastTuple[IndexSummary] = ()
+    run: RunRecord | None = None
+    fingerprint: str | None = None
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield its content: what was converted from where, and the files."""
+        size = size_text(sum(rank.size_bytes for rank in self.ranks))
+        yield Facts(
+            [
+                ("converted from", f"{self.source}, step {self.step}" if self.step else self.source),
+                ("ranks", f"{self.source_world_size} -> {self.target_world_size}"),
+                ("layout", f"{self.layout}, .{self.format}, {counted(len(self.ranks), 'file')}, {size}"),
+                ("written by", f"{self.writer}, {self.created}"),
+                ("verified", self.verified),
+                *([("encrypted", f"with {self.encryption}")] if self.encryption else []),
+                *(("note", note) for note in self.notes),
+            ]
+        )
+        yield GAP
+        yield Table(("file", "size"), [(each.file, size_text(each.size_bytes)) for each in self.ranks], right=("size",))
 
     @property
     def beside(self) -> tuple[IndexSummary, ...]:

@@ -1,13 +1,19 @@
 """The report of a comparison of two checkpoints."""
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from pydantic import ConfigDict
 
+from reshard.core.reports.blocks import GAP, Block, Line, Table
+from reshard.core.reports.report import Report
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted
+
+_Row = tuple[str, str, str]
+_MAX_LISTED = 50
 
 
 class Kind(StrEnum):
@@ -80,7 +86,7 @@ class ParameterDifference(Summary):
     message: str = ""
 
 
-class ComparisonReport(Summary):
+class ComparisonReport(Report):
     """The result of a comparison.
 
     Attributes:
@@ -108,7 +114,7 @@ class ComparisonReport(Summary):
     seconds: float
 
     @property
-    def rows(self) -> list[tuple[str, str, str]]:
+    def rows(self) -> list[_Row]:
         """Rows of a table: parameter, kind of difference, and details; then the replicas that differ."""
         replicas = [("A", text) for text in self.a.differing] + [("B", text) for text in self.b.differing]
         return [
@@ -117,6 +123,29 @@ class ComparisonReport(Summary):
             *((each.name, str(each.kind), each.message) for each in self.differences),
             *(("", f"replicas in {letter}", text) for letter, text in replicas),
         ]
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield its content: the verdict, the differences, and notes."""
+        yield Line(self.verdict)
+        if self.rows:
+            yield GAP
+            yield Table(("parameter", "differs in", "what"), _listed(self.rows), more=len(self.rows) - _MAX_LISTED)
+        for letter, side in (("A", self.a), ("B", self.b)):
+            for note in side.notes:
+                yield Line(f"note on {letter}: {note}")
+        for note in self.notes:
+            yield Line(f"note: {note}")
+
+
+def _listed(rows: Sequence[_Row]) -> list[_Row]:
+    """The rows to show: some of each kind of difference, so that none hides another."""
+    kinds = Counter(differs_in for _, differs_in, _ in rows)
+    room = _MAX_LISTED
+    shares = {}
+    for place, (kind, count) in enumerate(sorted(kinds.items(), key=lambda item: item[1])):
+        shares[kind] = min(count, room // (len(kinds) - place))
+        room -= shares[kind]
+    return [row for kind in kinds for row in [row for row in rows if row[1] == kind][: shares[kind]]]
 
 
 def difference_words(difference: ParameterDifference) -> Iterator[str]:

@@ -1,20 +1,25 @@
 """The fingerprints of a model's parameters as a document: written on one machine, compared on another."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from reshard.core.changes.rules import Several
 from reshard.core.errors import CheckpointError, InputError, StorageError
 from reshard.core.layouts.any_layout import is_document
 from reshard.core.layouts.state_numbers import Number
+from reshard.core.reports.blocks import Block, Line, Listing
+from reshard.core.reports.report import Report
 from reshard.core.runtime.metadata import parsing, records_bytes
+from reshard.core.runtime.summary import Summary
+from reshard.core.runtime.wording import counted, size_text
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_ckpt
 from reshard.core.tensor.fingerprint import TEXT_PATTERN
+from reshard.core.text.printing import printable
 
 _MAX_BYTES = 256 << 20
 
@@ -22,11 +27,7 @@ _MAX_BYTES = 256 << 20
 Digits = Annotated[str, Field(pattern=TEXT_PATTERN)]
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-
-class ParameterFingerprint(_Document):
+class ParameterFingerprint(Summary):
     """The fingerprint of one parameter.
 
     Attributes:
@@ -44,7 +45,7 @@ class ParameterFingerprint(_Document):
     others: Several[Digits] = ()
 
 
-class ModelFingerprint(_Document):
+class ModelFingerprint(Report):
     """The fingerprints of a checkpoint.
 
     Attributes:
@@ -75,6 +76,19 @@ class ModelFingerprint(_Document):
     differing: Several[str] = ()
     notes: Several[str] = ()
     common: Mapping[str, Number] = {}
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield its content: lines with fixed columns, so that `diff` shows only those that differ."""
+        size = f"{counted(len(self.parameters), 'parameter')}, {size_text(self.size_bytes)}"
+        yield Line(f"{self.fingerprint}  the whole model: {size}")
+        yield Listing(
+            ("fingerprint", "dtype", "parameter", "shape"),
+            [
+                (",".join([each.fingerprint, *each.others]), each.dtype, printable(each.name), str(list(each.shape)))
+                for each in self.parameters
+            ],
+            form="{}  {:<9}  {:<32}  {}",
+        )
 
 
 def fingerprint_of_all(parameters: Iterable[ParameterFingerprint]) -> str:

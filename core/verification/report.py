@@ -1,10 +1,17 @@
 """The result of checking a converted checkpoint."""
 
+from collections.abc import Iterator
+
 from reshard.core.checkpoint.verify_level import VerifyLevel
-from reshard.core.runtime.summary import RANK, Summary
+from reshard.core.reports.blocks import Block, Line, More
+from reshard.core.reports.report import Report
+from reshard.core.runtime.summary import RANK
+from reshard.core.runtime.wording import counted, seconds_text, size_text
+
+_MAX_PROBLEMS = 50
 
 
-class VerificationReport(Summary):
+class VerificationReport(Report):
     """The result of checking a converted checkpoint.
 
     Attributes:
@@ -25,3 +32,20 @@ class VerificationReport(Summary):
     problems: tuple[str, ...]
     notes: tuple[str, ...] = ()
     kind: str = RANK
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield its content: notes, problems, and the answer."""
+        for text in (*self.notes, *self.problems[:_MAX_PROBLEMS]):
+            yield Line(text)
+        yield More(len(self.problems) - _MAX_PROBLEMS)
+        checked = (
+            f"{self.target}: {counted(self.ranks, self.kind)} checked ({self.level}), "
+            f"{size_text(self.read_bytes)} of contents read in {seconds_text(self.seconds)}"
+        )
+        if self.compared:
+            checked += (
+                f"; the values of {counted(self.compared, 'parameter')} compared, {size_text(self.compared_bytes)} of "
+                "the source's read"
+            )
+        verdict = "all is as written, and as in the source" if self.compared else "all is as written"
+        yield Line(f"{checked}: {counted(len(self.problems), 'problem') if self.problems else verdict}")

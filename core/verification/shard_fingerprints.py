@@ -12,18 +12,15 @@ or they differ.
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from typing import Generic
 
 import numpy as np
 
 from reshard.core.checkpoint.catalog import CatalogRecord
-from reshard.core.checkpoint.content_blocks import ElementRange, read_blocks, text_bytes
-from reshard.core.checkpoint.dense_view import open_record
-from reshard.core.errors import CatalogError
+from reshard.core.checkpoint.content_blocks import ElementRange, text_bytes
+from reshard.core.checkpoint.file_shares import read_file_blocks
 from reshard.core.files.model import FileIndex, TensorEntry
 from reshard.core.runtime.records import Record
-from reshard.core.storage.file_versions import difference_text
 from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import SCALED, DType
 from reshard.core.tensor.fingerprint import combined
@@ -32,9 +29,6 @@ from reshard.core.tensor.scaling import scaled_values
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 from reshard.core.verification.box_sums import BoxSums, Key
-
-BLOCK_BYTES = 4 * 2**20
-"""Read and summed at a time: large enough for the overhead of a block not to matter."""
 
 _ALL_ROWS = 2**63
 
@@ -75,17 +69,10 @@ def sum_contributions(
         ranges = [ElementRange.whole(record.index.entries[name]) for name in contributions]
     boxes = BoxSums(each.key for range_ in ranges for each in contributions[range_.entry.name])
     near = {name: _Near(those) for name, those in contributions.items()}
-    with closing(open_record(record)) as file:
-        if file.version != record.version:
-            raise CatalogError(
-                f"rank_{record.rank}: {record.location} changed since its headers were read "
-                f"({difference_text(record.version, file.version)}). Retry when nothing writes to the checkpoint"
-            )
-        buffer = np.empty(BLOCK_BYTES, np.uint8)
-        for entry, box, values in read_blocks(file, record, ranges, buffer):
-            for each in near[entry.name].to(box):
-                _add_block(boxes, entry, box, values, each)
-            advance(values.nbytes)
+    for entry, box, values in read_file_blocks(record, ranges):
+        for each in near[entry.name].to(box):
+            _add_block(boxes, entry, box, values, each)
+        advance(values.nbytes)
     return boxes.sums()
 
 

@@ -15,16 +15,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from reshard.core.changes.changes import Changes
-from reshard.core.checkpoint.catalog import CatalogRecord
-from reshard.core.checkpoint.content_blocks import worker_ranges
-from reshard.core.checkpoint.dense_view import first_file
+from reshard.core.checkpoint.file_shares import BLOCK_BYTES, FileShare, affordable_workers, file_shares
 from reshard.core.errors import InputError, PlanError
-from reshard.core.files.remote_reads import whole_file_readers
 from reshard.core.layouts.any_layout import numbers_beside
 from reshard.core.layouts.state_numbers import Number
 from reshard.core.plan.matching import holding_file
-from reshard.core.plan.model import ParameterPlan, PlanInputs
-from reshard.core.plan.plan import ConversionPlan, build_plan
+from reshard.core.plan.model import ParameterPlan
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
@@ -35,8 +32,8 @@ from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import utf8_text
-from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import Source, open_source
+from reshard.core.source.whole_tensors import plan_wholes
 from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import DType, dtype_from_ckpt
 from reshard.core.tensor.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
@@ -51,14 +48,7 @@ from reshard.core.verification.fingerprint_file import (
     fingerprint_of_all,
     read_model_fingerprint,
 )
-from reshard.core.verification.shard_fingerprints import BLOCK_BYTES, sum_contributions
-
-WORKER_BYTES = 32 * 2**20
-"""Buffers of one worker at most; half of a remote file's are in flight."""
-_MIN_SHARE_BYTES = 64 * 2**20
-"""The least that one worker reads in one go, where several share a file."""
-_MAX_SHARES = 4
-"""Shares of a file for each worker: few, yet enough for all workers to end at about the same time."""
+from reshard.core.verification.shard_fingerprints import sum_contributions
 
 
 class Tensor(Record):
@@ -116,7 +106,7 @@ def open_checkpoint_view(
     """Plan the reading of a checkpoint; only headers and samples are read."""
     with resources_of(request, resolvers):
         source = with_retries(lambda: open_source(request), current_progress().note)
-        return _checkpoint_view(request, source, with_retries(lambda: _plan(source), current_progress().note))
+        return _checkpoint_view(request, source, with_retries(lambda: plan_wholes(source), current_progress().note))
 
 
 def open_fingerprints(
@@ -136,7 +126,7 @@ def open_fingerprints(
 def view_of(document: ModelFingerprint, request: FingerprintRequest, url: str) -> "FingerprintsView":
     """The view of a document of fingerprints, with the parameters that a request selects."""
     parameters = {each.name: each for each in document.parameters}
-    chosen, unused = _chosen(request, parameters)
+    chosen, unused = chosen_names(request, parameters)
     return FingerprintsView(
         url=url,
         step=document.step,
@@ -156,18 +146,10 @@ def _recorded_tensor(parameter: ParameterFingerprint) -> Tensor:
     return Tensor(dtype, parameter.shape, math.prod(parameter.shape) * dtype.itemsize)
 
 
-def _plan(source: Source) -> ConversionPlan:
-    """The plan of all whole tensors; the selection does not matter to what a checkpoint holds."""
-    catalog = source.catalog
-    inputs = PlanInputs(catalog, source.strategy, None, catalog.format, integrated_save=source.integrated_save)
-    plan = build_plan(inputs, source.shards)
-    return plan.with_notes(*match_warnings(source, plan.match))
-
-
 def _checkpoint_view(request: FingerprintRequest, source: Source, plan: ConversionPlan) -> "CheckpointView":
     catalog = plan.inputs.catalog
     wholes = {parameter.name: parameter for parameter in plan.rank_plan(0).parameters}
-    chosen, unused = _chosen(request, wholes)
+    chosen, unused = chosen_names(request, wholes)
     view = CheckpointView(
         url=catalog.url,
         step=catalog.step,
@@ -178,7 +160,7 @@ def _checkpoint_view(request: FingerprintRequest, source: Source, plan: Conversi
         tensors={},
         unused=unused,
         common=numbers_beside(catalog) or {},
-        workers=max(1, min(request.worker_count, request.memory_limit_bytes // WORKER_BYTES)),
+        workers=affordable_workers(request.worker_count, request.memory_limit_bytes),
         plan=plan,
         wholes=wholes,
         context=copy_context(),
@@ -233,22 +215,16 @@ class CheckpointView(_Facts):
         casts = casts or {}
         accumulator = CheckpointFingerprints(self.plan, frozenset(names), casts)
 
-        def read(work: tuple[CatalogRecord, int, int]) -> None:
-            record, number, count = work
+        def read(share: FileShare) -> None:
+            record = share.record
             contributions = accumulator.contributions(record)
-            ranges = worker_ranges([record.index.entries[name] for name in contributions], number, count)
-            with timed(f"{record.location}: share {number + 1} of {count} read"):
+            ranges = share.ranges([record.index.entries[name] for name in contributions])
+            with timed(f"{share} read"):
                 sums = with_retries(lambda: sum_contributions(record, contributions, advance, ranges), progress.note)
             accumulator.add(record.rank, sums)
 
-        records = self.plan.inputs.catalog.records.values()
-        location = first_file(self.plan.inputs.catalog)
-        workers = whole_file_readers(location, self.workers)
-        # several workers share a large file that is near; another is read ahead by one
-        most = _MAX_SHARES * workers if location.store.is_near else 1
-        counts = {record.rank: max(1, min(most, record.size_bytes // _MIN_SHARE_BYTES)) for record in records}
-        work = ((record, number, counts[record.rank]) for record in records for number in range(counts[record.rank]))
-        self.context.copy().run(in_threads, read, work, workers, stop)
+        work = file_shares(self.plan.inputs.catalog, self.workers)
+        self.context.copy().run(in_threads, read, work.shares, work.workers, stop)
         contents = accumulator.contents()
         put_together = {
             name: (self._assembled(name, casts.get(name)),)
@@ -355,7 +331,7 @@ View = CheckpointView | FingerprintsView
 """One side of a comparison."""
 
 
-def _chosen(request: FingerprintRequest, names: Collection[str]) -> tuple[list[str], frozenset[str]]:
+def chosen_names(request: FingerprintRequest, names: Collection[str]) -> tuple[list[str], frozenset[str]]:
     """The selected names, in their order, and the request's patterns that match none."""
     fitting: set[object] = set()
     selection = Changes(select=request.select, include=tuple(request.include), exclude=tuple(request.exclude))

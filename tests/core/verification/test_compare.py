@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reshard.core.checkpoint import file_shares
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
@@ -18,7 +19,7 @@ from reshard.core.request.comparison import build_comparison
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
-from reshard.core.verification import differences, shard_fingerprints, views
+from reshard.core.verification import differences, views
 from reshard.core.verification.compare import fingerprint_checkpoint
 from reshard.core.verification.comparison_report import ComparisonReport, Kind
 from tests.support.checkpoints import ALL_CASES, Case, case
@@ -69,9 +70,9 @@ def test_a_model_is_the_same_in_any_layout_and_one_changed_element_is_found(
     values = data.draw(random_values())
     one, other = data.draw(random_models(values)), data.draw(random_models(values))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_fingerprints, "BLOCK_BYTES", data.draw(st.sampled_from([1000, 2**22])))
+        patch.setattr(file_shares, "BLOCK_BYTES", data.draw(st.sampled_from([1000, 2**22])))
         patch.setattr(differences, "_BLOCK_BYTES", data.draw(st.sampled_from([200, 2**20])))
-        patch.setattr(views, "_MIN_SHARE_BYTES", data.draw(st.sampled_from([500, 2**26])))
+        patch.setattr(file_shares, "_MIN_SHARE_BYTES", data.draw(st.sampled_from([500, 2**26])))
         a, strategy_a = one.write(directory / "a", data.draw(FORMATS), data.draw(st.sampled_from([101, 2**29])))
         b, strategy_b = other.write(directory / "b", data.draw(FORMATS))
         report = compared(a, b, strategy_a=strategy_a, strategy_b=strategy_b)

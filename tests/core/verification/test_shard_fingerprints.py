@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from reshard.core.checkpoint import file_shares
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.layouts.cataloging import catalog_files
 from reshard.core.storage.urls import parse_url
@@ -14,7 +15,6 @@ from reshard.core.tensor.fingerprint import box_fingerprint
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import TensorSlice
-from reshard.core.verification import shard_fingerprints
 from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints, sum_contributions
 from tests.support.ckpt_writer import checkpoint_bytes
 
@@ -43,7 +43,7 @@ def fingerprint(values: np.ndarray, *start: int) -> int:
 def test_a_shard_adds_what_it_has_of_the_whole(
     record: CatalogRecord, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_fingerprints, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(file_shares, "BLOCK_BYTES", block_bytes)
     rest = fingerprint(WHOLE[:3])
     assert (part_of(record, Contribution("w", (3, 0))) + rest) % 2**64 == fingerprint(WHOLE)
     # columns 1 and 2, turned, begin at [5, 0] of another tensor
