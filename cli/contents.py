@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import click
 
-from reshard.cli.output import print_facts, print_table
-from reshard.cli.rank_tables import Column, file_column, print_rank_table, rank_column
+from reshard.cli.output import print_blocks, print_facts, print_table
 from reshard.core.layouts.source_layout import Document
 from reshard.core.layouts.targets import side_named
+from reshard.core.reports.rank_table import Column, file_column, rank_column, rank_table
 from reshard.core.runtime.wording import counted, listed, ranks_text, size_text
 from reshard.core.tensor.layout import ALL_REPEATED_AXES
 
@@ -272,7 +272,8 @@ def _print_converted(document: Document) -> None:
         file_column(lambda each: each["rank"], lambda each: each["file"]),
         Column("size", lambda each: size_text(each["size_bytes"]), right=True),
     ]
-    print_rank_table(columns, manifest["ranks"], noun="rank" if in_ranks else "file", groups_in_pipes=True)
+    noun = "rank" if in_ranks else "file"
+    print_blocks([rank_table(columns, manifest["ranks"], noun=noun, groups_in_files=True)])
 
 
 def _target_world(manifest: Document) -> str:

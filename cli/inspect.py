@@ -1,19 +1,46 @@
 """`reshard inspect`."""
 
+from typing import Any
+
 import click
 
 from reshard.cli.logs import Command
-from reshard.cli.output import print_json
-from reshard.cli.parameters import PATH
+from reshard.cli.options import conversion_options
+from reshard.cli.output import print_json, print_report
+from reshard.cli.parameters import PATH, Choice
+from reshard.cli.progress import shown_progress
+from reshard.cli.spelling import flag
 from reshard.cli.storages import key_named, key_options, storage_named, storage_option
+from reshard.core.options.validation import build_options
+from reshard.core.request.source import INSPECTION_OPTIONS
+from reshard.core.runtime.progress import reporting_to
+from reshard.core.text.options import Option
 
 
 @click.command("inspect", cls=Command)
 @click.argument("what", type=PATH, metavar="FILE|DIR|STRATEGY")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option(
+    "--extract",
+    nargs=2,
+    type=(str, PATH),
+    metavar="NAME FILE.npy",
+    default=None,
+    help="Write this parameter into a file that numpy loads, streamed, so its size does not matter.",
+)
+@click.option("--rank", metavar="N", type=click.INT, help="Read the shard of this rank in place of the whole tensor.")
+@click.option(
+    "--cast",
+    type=Choice(["float32"]),
+    help="With --extract: write floats of 16 or 8 bits, for which numpy has no dtype, as float32.",
+)
+@click.option("--overwrite", is_flag=True, help="With --extract: replace the file.")
+@conversion_options(INSPECTION_OPTIONS)
 @key_options
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print the description as JSON.")
-def command(what: str, decrypt_key: str, decrypt_mode: str, storage: str, as_json: bool) -> None:
+@click.pass_context
+def command(context: click.Context, /, **given: Any) -> None:
     """Show the content of a checkpoint file, a checkpoint or a strategy; its kind is detected.
 
     A checkpoint file: its parameters with dtype, shape and size, and the values of single numbers and texts, such as
@@ -21,18 +48,81 @@ def command(what: str, decrypt_key: str, decrypt_mode: str, storage: str, as_jso
     its manifest. A strategy (a file, or a directory of the ranks' files): its stages and the layout of each parameter.
     Other contents are not read.
 
+    With NAME, a parameter or a pattern of several, their contents are read: minimum, maximum, mean, standard deviation,
+    numbers of NaN, Inf and zeros, the first values, and which files hold them. They are those of the whole tensor if it
+    is known how it is sharded, else of each rank's shard. --extract writes one into a file for numpy.
+
     \b
     Examples:
       reshard inspect checkpoint/rank_0/net-10_5.ckpt
       reshard inspect checkpoint
       reshard inspect strategy/strategy_0.ckpt --json
+      reshard inspect checkpoint embedding.weight --source-strategy strategy
+      reshard inspect checkpoint 'layers.0.*' --rank 3
+      reshard inspect model --extract lm_head.weight head.npy
     """
+    names, extract = given["names"], given["extract"]
+    if names and extract:
+        raise click.UsageError("--extract names its parameter itself: leave out NAME", context)
+    if not extract and (given["cast"] or given["overwrite"]):
+        raise click.UsageError("--cast and --overwrite: only valid with --extract", context)
+    if not (names or extract):
+        _describe(context, given)
+        return
+    if extract:
+        _extract(given)
+    else:
+        _inspect(given)
+
+
+def _describe(context: click.Context, given: dict[str, Any]) -> None:
     from reshard.cli.contents import print_description
     from reshard.core.source.description import describe
 
-    with storage_named(storage, what), key_named(decrypt_key, decrypt_mode):
-        description = describe(what)
-    if as_json:
+    without_effect = [name for name in ("rank", *INSPECTION_OPTIONS) if _is_given(context, name)]
+    if without_effect:
+        flags = ", ".join(flag(Option(name)) for name in without_effect)
+        raise click.UsageError(f"{flags}: only valid with NAME or --extract", context)
+    with storage_named(given["storage"], given["what"]), key_named(given["decrypt_key"], given["decrypt_mode"]):
+        description = describe(given["what"])
+    if given["as_json"]:
         print_json(description)
     else:
         print_description(description)
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _inspect(given: dict[str, Any]) -> None:
+    from reshard.cli.storages import resources_named_in
+    from reshard.core.conversion.inspection import inspect_parameters
+
+    request = _request(given)
+    with shown_progress() as progress, reporting_to(progress), resources_named_in(request):
+        report = inspect_parameters(request, given["names"], given["rank"])
+    print_report(report, as_json=given["as_json"])
+
+
+def _extract(given: dict[str, Any]) -> None:
+    from reshard.cli.storages import check_output, resources_named_in
+    from reshard.core.conversion.extraction import extract_parameter
+
+    name, file = given["extract"]
+    check_output(file)
+    request = _request(given)
+    with shown_progress() as progress, reporting_to(progress), resources_named_in(request):
+        written = extract_parameter(
+            request, name, file, rank=given["rank"], overwrite=given["overwrite"], cast=given["cast"] or ""
+        )
+    print_report(written, as_json=given["as_json"])
+
+
+def _request(given: dict[str, Any]) -> Any:
+    """The request that opens the checkpoint."""
+    from reshard.core.request.source import OpenRequest
+
+    options = {name: given[name] for name in (*INSPECTION_OPTIONS, "decrypt_key", "decrypt_mode")}
+    named = {"source": given["what"], "source_storage": given["storage"]}
+    return build_options(OpenRequest, lambda name: flag(Option(name)), **named, **options)
