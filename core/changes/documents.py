@@ -12,6 +12,7 @@ from yaml.cyaml import CParser
 from yaml.resolver import Resolver
 
 from reshard.core.errors import InputError, StorageError, is_transient
+from reshard.core.options.written import Bare
 from reshard.core.storage.listing import is_missing
 from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.reading import read_small_file
@@ -43,11 +44,12 @@ def parse_mapping(data: bytes, origin: str, kind: str, example: str, *, texts: b
         kind: what it is, such as `document of changes`.
         example: a line of such a document.
         texts: all scalars of YAML are texts as they are written, but for null: 10_5 is no number, nor is yes true.
+            Values of mappings inside are `Bare` if they have no quotes.
 
     Raises:
         InputError: it is malformed, or not a mapping.
     """
-    document = _parsed(data, origin, kind, _from_json, lambda text: _from_yaml(text, _text_of if texts else None))
+    document = _parsed(data, origin, kind, _from_json, lambda text: _from_yaml(text, _texts_of if texts else None))
     if document is not None and not isinstance(document, dict):
         raise InputError(_no_mapping(origin, kind, example))
     return document
@@ -141,12 +143,24 @@ def _from_yaml(text: str, value_of: Callable[[yaml.Node], Any] | None, *, once: 
     return value_of(document) if value_of else loader.construct_document(document)
 
 
+def _texts_of(document: yaml.Node) -> Any:
+    if not isinstance(document, yaml.MappingNode):
+        return _text_of(document)
+    return {str(_text_of(name)): _text_of(value) for name, value in document.value}
+
+
 def _text_of(node: yaml.Node) -> Any:
     if isinstance(node, yaml.MappingNode):
-        return {str(_text_of(name)): _text_of(value) for name, value in node.value}
+        return {str(_text_of(name)): _bare_or_text(value) for name, value in node.value}
     if isinstance(node, yaml.SequenceNode):
         return [_text_of(each) for each in node.value]
     return None if node.tag == "tag:yaml.org,2002:null" else node.value
+
+
+def _bare_or_text(node: yaml.Node) -> Any:
+    value = _text_of(node)
+    is_plain = isinstance(node, yaml.ScalarNode) and not node.style
+    return Bare(value) if is_plain and isinstance(value, str) else value
 
 
 def _pairs_of(node: yaml.Node) -> Any:

@@ -32,11 +32,16 @@ def parse_info(texts: Iterable[str]) -> tuple[tuple[str, InfoValue], ...]:
 
 def format_info(name: str, value: InfoValue) -> str:
     """Format a name and a value for `parse_info`."""
+    return f"{name}={format_value(value)}"
+
+
+def format_value(value: InfoValue) -> str:
+    """Format a value for `parse_info`."""
     if isinstance(value, bool):
-        return f"{name}={str(value).lower()}"
+        return str(value).lower()
     if isinstance(value, int | float):
-        return f"{name}={value!r}"
-    return f"{name}={value}" if _parsed(value) == value else f"{name}={_TEXT_MARK}{value}"
+        return repr(value)
+    return value if _parsed(value) == value else f"{_TEXT_MARK}{value}"
 
 
 def check_info(name: str, value: InfoValue) -> InfoValue:

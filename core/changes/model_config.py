@@ -1,5 +1,6 @@
 """`config.json` of a Hugging Face directory: which model the weights beside it are of."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from reshard.core.errors import InputError, StorageError, is_transient
@@ -39,3 +40,41 @@ def parse_config(data: bytes, location: Location) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError(f"{location}: is not a model's configuration: it must be a JSON object")
     return config
+
+
+def has_field(config: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """True if a field of config.json is set, to a number or to true; an empty name is always."""
+    return bool(config.get(name, default)) if name else True
+
+
+def layer_variant(config: Mapping[str, Any], part: str, layer: int) -> str:
+    """Return which variant of a part a layer has by config.json, as presets call them; empty if it does not say it."""
+    if part == "q" and "q_lora_rank" in config:
+        return "low rank" if config["q_lora_rank"] else "whole"
+    return _mlp_variant(config, layer) if part == "mlp" else ""
+
+
+def _mlp_variant(config: Mapping[str, Any], layer: int) -> str:
+    """Which layers have experts, as the families of DeepSeek and Qwen say it."""
+    kinds = config.get("mlp_layer_types")
+    if isinstance(kinds, list) and layer < len(kinds):
+        return str(kinds[layer])
+    first = config.get("first_k_dense_replace")
+    if isinstance(first, int):
+        return "dense" if layer < first else "sparse"
+    step, only_dense = config.get("decoder_sparse_step"), config.get("mlp_only_layers")
+    if not isinstance(step, int) or step < 1:
+        return ""
+    is_dense = isinstance(only_dense, list) and layer in only_dense
+    return "dense" if is_dense or (layer + 1) % step else "sparse"
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """True if the head is the embedding, by config.json."""
+    return bool(config.get("tie_word_embeddings", False))
+
+
+def text_field(config: Mapping[str, Any], name: str) -> str:
+    """Return a field of config.json that is a text; empty if it is not there, or something else."""
+    value = config.get(name)
+    return value if isinstance(value, str) else ""

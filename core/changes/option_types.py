@@ -1,11 +1,11 @@
 """Types of options that declare changes: rules, presets and what these need, and information for the target's files."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from reshard.core.changes.changes import parse_cast, parse_rename
-from reshard.core.changes.info_texts import parse_info
+from reshard.core.changes.info_texts import InfoValue, check_info, format_value, parse_info
 from reshard.core.options.fields import (
     NO_CREDENTIALS,
     Metavar,
@@ -14,6 +14,7 @@ from reshard.core.options.fields import (
     parsed_by,
     pattern_of,
 )
+from reshard.core.options.written import PATH, TEXTS, Bare, pairs_by, text_itself, text_of_setting
 
 PRESET_NAME = pattern_of(rf"^([\w-]+$|{NO_CREDENTIALS})", "the name of a preset, or the path or URL of a changed one")
 
@@ -29,13 +30,30 @@ def _parse_switch(text: str) -> None:
         raise ValueError(f"{text!r} must be NAME=VALUE")
 
 
-Renames = Annotated[list[str], each_parsed_by(parse_rename), Metavar("OLD=NEW")]
-Casts = Annotated[list[str], each_parsed_by(parse_cast), Metavar("PATTERN=DTYPE")]
-Preset = Annotated[str, Field(json_schema_extra=PRESET_NAME), AfterValidator(check_no_credentials), Metavar("NAME|URL")]
-Switches = Annotated[list[str], each_parsed_by(_parse_switch), Metavar("NAME=VALUE")]
+def _text_of_info(name: str, value: Any) -> str:
+    if not isinstance(value, InfoValue):
+        raise ValueError(f"the value of {name!r} must be a text, a number, true or false, not {value!r}")
+    return value if isinstance(value, Bare) else format_value(check_info(name, value))
+
+
+_RULES = pairs_by(text_itself, str.rpartition, "Rules")
+
+Renames = Annotated[list[str], _RULES, each_parsed_by(parse_rename), Metavar("OLD=NEW")]
+Casts = Annotated[list[str], _RULES, each_parsed_by(parse_cast), Metavar("PATTERN=DTYPE")]
+Preset = Annotated[
+    str, Field(json_schema_extra=PRESET_NAME), PATH, AfterValidator(check_no_credentials), Metavar("NAME|URL")
+]
+Switches = Annotated[
+    list[str],
+    pairs_by(text_of_setting, str.partition, "Settings"),
+    each_parsed_by(_parse_switch),
+    Metavar("NAME=VALUE"),
+]
 ALLOW_MODEL_DESCRIPTION = (
     "A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model must have the "
     "names and layouts of the preset's family."
 )
-AllowedModels = Annotated[list[str], Metavar("TYPE")]
-InfoTexts = Annotated[list[str], parsed_by(parse_info), Metavar("NAME=VALUE")]
+AllowedModels = Annotated[list[str], TEXTS, Metavar("TYPE")]
+InfoTexts = Annotated[
+    list[str], pairs_by(_text_of_info, str.partition, "Settings"), parsed_by(parse_info), Metavar("NAME=VALUE")
+]

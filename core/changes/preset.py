@@ -21,6 +21,8 @@ from reshard.core.changes.rules import Name, Rule, Several
 from reshard.core.changes.templates import parse_template
 from reshard.core.changes.training_config import GENERATIONS
 from reshard.core.errors import InputError
+from reshard.core.reports.blocks import Block, Table
+from reshard.core.reports.report import Report
 from reshard.core.runtime.suggestions import did_you_mean
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import listed, quoted
@@ -248,12 +250,13 @@ class Names(Rule):
     @property
     def rows(self) -> Iterator[tuple[str, Row]]:
         """All rows with whole names, each with MindFormers' prefix of its layer."""
-        for prefix, row in self._rows_of_weights:
+        for prefix, row in self.rows_of_weights:
             yield prefix, row
             yield from ((prefix, each) for each in self._adapters_of(row))
 
     @property
-    def _rows_of_weights(self) -> Iterator[tuple[str, Row]]:
+    def rows_of_weights(self) -> Iterator[tuple[str, Row]]:
+        """Those of weights, without adapters."""
         yield from (("", row) for row in self.model)
         for mf, hf in self.layers.items():
             yield from ((mf, row.below(mf, hf)) for row in self.layer)
@@ -311,6 +314,23 @@ class Switch(Rule):
         return "".join(f"; the default of {each}" for each in versions)
 
 
+class LoadedName(Rule):
+    """A parameter that loaders read by config.json, where rows do not tell it; in place of a row's of the same name.
+
+    Attributes:
+        shape: its shape; empty if config.json does not tell it.
+        field: the field of config.json that asks for it; empty: every model of the family has it.
+        default: what the field is where config.json lacks it.
+        part: the part of a layer that it belongs to, and the `variant`, as in rows.
+    """
+
+    shape: tuple[str, ...] = ()
+    field: str = ""
+    default: bool = False
+    part: str = ""
+    variant: str = ""
+
+
 class Preset(Rule):
     """The document of a model family.
 
@@ -322,6 +342,8 @@ class Preset(Rule):
         counted: variable -> templates of names, of both sides: the number of indexes that they have.
         quantized: ending of the names of block-fp8 scales; empty: there are none.
         switches: what decides between rows.
+        loaded: Hugging Face's name -> when loaders read it.
+        loaded_world: the world whose rows have all that loaders read; empty: the first.
         names: world of MindFormers' names -> rows. On the way to MindFormers the first, unless another is asked for.
     """
 
@@ -333,6 +355,8 @@ class Preset(Rule):
     counted: dict[VariableName, tuple[TemplateText, ...]] = Field(default={})
     quantized: str = ""
     switches: dict[str, Switch] = Field(default={})
+    loaded: dict[TemplateText, LoadedName] = Field(default={})
+    loaded_world: str = ""
     names: Annotated[dict[str, Names], Field(min_length=1)]
 
     @field_validator("names")
@@ -344,6 +368,10 @@ class Preset(Rule):
     @model_validator(mode="after")
     def _check_rows(self) -> "Preset":
         numbers = dict.fromkeys((*self.variables, *self.counted), 1)
+        for text in self.loaded:
+            parse_template(text, numbers)
+        if self.loaded_world and self.loaded_world not in self.names:
+            raise ValueError(f"'loaded_world' is {quoted(self.loaded_world)}, which is not one of 'names'")
         for names in self.names.values():
             for hf in names.copies:
                 parse_template(hf, numbers)
@@ -468,10 +496,18 @@ class PresetSummary(Summary):
     switches: tuple[str, ...]
 
 
-class PresetList(Summary):
+class PresetList(Report):
     """The package's presets."""
 
     presets: tuple[PresetSummary, ...]
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield its content: a table."""
+        rows = [
+            (each.preset, each.title, listed(list(each.worlds)), each.proof, listed(list(each.switches)) or "-")
+            for each in self.presets
+        ]
+        yield Table(("preset", "models", "names", "rules", "switches"), rows)
 
 
 def list_presets() -> PresetList:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.file_names import Step
+from reshard.core.layouts.model_files import ModelFiles
+from reshard.core.layouts.place import Place
 from reshard.core.layouts.registry import source_layouts
 from reshard.core.layouts.source_layout import TrackedSteps
 from reshard.core.layouts.state_numbers import Number
@@ -37,6 +39,17 @@ def notes_beside(root: Location, names: Sequence[str]) -> tuple[str, ...]:
     """
     notes = (layout.note_beside(root, names) for layout in source_layouts())
     return tuple(note for note in notes if note)
+
+
+def model_files_in(place: Place) -> ModelFiles | None:
+    """Return the files of weights of a model's directory, as loaders of Hugging Face's pick them; None without any.
+
+    Raises:
+        CatalogError: their index is damaged.
+        StorageError: the storage does not answer.
+    """
+    found = (layout.model_files(place) for layout in source_layouts())
+    return next((files for files in found if files is not None), None)
 
 
 def numbers_beside(catalog: CheckpointCatalog) -> Mapping[str, Number] | None:

@@ -9,12 +9,15 @@ from reshard.core.errors import InputError
 from reshard.core.layouts.options import LayoutOptions
 from reshard.core.options.fields import matching, pattern_of
 from reshard.core.options.validation import RequestModel
+from reshard.core.options.written import number_as_text, text_by
 from reshard.core.text.options import option
 
+_ADVICE = "must be the number of an iteration, such as 40"
 Iteration = Annotated[
     str,
     Field(json_schema_extra=pattern_of(r"^([0-9]{1,18})?$", "the number of an iteration, such as 40")),
-    matching(re.compile(r"([0-9]{1,18})?", re.ASCII), "must be the number of an iteration, such as 40"),
+    text_by(number_as_text, _ADVICE, "Number"),
+    matching(re.compile(r"([0-9]{1,18})?", re.ASCII), _ADVICE),
 ]
 
 

@@ -17,6 +17,7 @@ from reshard.core.checkpoint.damage_policy import DamagePolicy
 from reshard.core.checkpoint.record_reader import WantsDigest, no_digest
 from reshard.core.errors import CatalogError
 from reshard.core.files.file_names import Step
+from reshard.core.layouts.model_files import ModelFiles
 from reshard.core.layouts.place import FoundFile, Place
 from reshard.core.layouts.seen_steps import TrainingSteps
 from reshard.core.layouts.state_numbers import Number
@@ -169,6 +170,31 @@ class FoundCheckpoint(_Remarks, dict=True):
         """The Hugging Face directory that belongs to it, with the model's configuration; None without one."""
         return None
 
+    def strategies_beside(self) -> tuple[Location, ...]:
+        """Strategies that lie where the programs that save this layout leave them; they are not opened.
+
+        Raises:
+            StorageError: a transient failure.
+        """
+        return ()
+
+    def neighbors(self, strategy: Location) -> Sequence[Location]:
+        """Other checkpoints that one of `strategies_beside` may belong to, by where it lies.
+
+        Raises:
+            InputError: there may be too many to look for them.
+            StorageError: a directory cannot be listed.
+        """
+        return ()
+
+    def chosen_files(self, options: CatalogOptions) -> Sequence[Location]:
+        """The files that `catalog` would open, by their names; only of layouts that have `strategies_beside`.
+
+        Raises:
+            CatalogError: no choice of files is right, or several are.
+        """
+        return ()
+
     def check_options(self, options: CatalogOptions) -> None:
         """Raise a CatalogError if an option makes no sense for this layout."""
         return
@@ -273,6 +299,18 @@ class SourceLayout(ABC):
             names: what else it has.
         """
         return ""
+
+    def model_files(self, place: Place) -> ModelFiles | None:
+        """Return the files of weights of a model's directory, complete or not, as loaders of Hugging Face's pick them.
+
+        Returns:
+            None if the directory has none of this layout.
+
+        Raises:
+            CatalogError: the index is damaged.
+            StorageError: the storage does not answer.
+        """
+        return None
 
     def number_at(self, place: Place, step: str) -> int | None:
         """Return the number of the step that `recognize` would choose, by names alone; None if steps have none."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from reshard.core.errors import CatalogError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.runtime.metadata import load_json
+from reshard.core.runtime.records import Record
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 
@@ -30,8 +31,25 @@ def dump_weight_map(weights: Mapping[str, str], total_bytes: int) -> bytes:
     return json.dumps(document, indent=4).encode()
 
 
+class WeightMap(Record):
+    """What an index says.
+
+    Attributes:
+        files: the file of each tensor.
+        total_bytes: `total_size` of its metadata; None if it has none that is a number.
+    """
+
+    files: Mapping[str, str]
+    total_bytes: int | None
+
+
 def read_weight_map(location: Location) -> dict[str, str]:
-    """Read an index: the file of each tensor.
+    """Read the file of each tensor from an index; the errors are those of `read_index`."""
+    return dict(read_index(location).files)
+
+
+def read_index(location: Location) -> WeightMap:
+    """Read an index.
 
     Raises:
         CatalogError: the file is not an index.
@@ -40,13 +58,15 @@ def read_weight_map(location: Location) -> dict[str, str]:
         StorageError: the file cannot be read.
     """
     try:
-        found = load_json(read_small_file(location, MAX_INDEX_BYTES), location)
-        found = found.get("weight_map", found)
+        document = load_json(read_small_file(location, MAX_INDEX_BYTES), location)
+        found = document.get("weight_map", document)
     except (AttributeError, RecursionError, ValueError) as error:
         raise CatalogError(f"{location}: is not a map of parameters to files: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(path, str) for path in found.values()):
         raise CatalogError(f"{location}: is not a map of parameters to files")
-    return found
+    metadata = document.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return WeightMap(found, total if type(total) is int else None)
 
 
 def check_file_names(

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
-from pydantic import Field
 
 from reshard.core.changes.changes import NO_CHANGES
 from reshard.core.changes.model_config import CONFIG_NAME
@@ -34,9 +33,9 @@ from reshard.core.plan.whole_shapes import (
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.records import Record
-from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.source.absences import absence_findings
+from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.source.facts import checkpoint_facts, needed_text, parameter_count_text, sizes_text
 from reshard.core.source.file_checks import (
     REDUNDANCY_REMOVED,
@@ -48,14 +47,16 @@ from reshard.core.source.file_checks import (
 )
 from reshard.core.source.findings import OWN_STRATEGY, Finding, Severity
 from reshard.core.source.gaps import mixed_steps, scattered
+from reshard.core.source.model_directory import MODEL_CHECKS, CheckedModel, ModelChoice, check_model
 from reshard.core.source.own_strategy import OwnStrategy, read_own_strategy
 from reshard.core.source.sample_checks import SampleFindings, sample_findings
 from reshard.core.source.shape_checks import shape_findings, similarity_findings
 from reshard.core.source.sibling_checks import sibling_findings
+from reshard.core.source.strategy_beside import look_beside
 from reshard.core.source.strategy_checks import name_findings, stage_findings
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
-from reshard.core.text.options import option
+from reshard.core.text.options import option, source_option
 
 if TYPE_CHECKING:
     from reshard.core.plan.preset_route import CompiledPreset
@@ -68,28 +69,6 @@ _SAMPLES_ENCRYPTED = 8
 """A sample of an encrypted file takes the decryption of much of it."""
 _STATE_BYTES = 8
 """Parameters this small may be a step's number, which has to be the same on all ranks."""
-
-
-class Diagnosis(Summary):
-    """The findings about a checkpoint and a strategy.
-
-    Attributes:
-        source: URL of the checkpoint.
-        strategy: URL of the strategy; empty if none was given.
-        fits: whether nothing contradicts that the strategy is the checkpoint's; None if there is no strategy.
-        whole_shapes: shapes of the whole tensors, and whether more than strategy and shards shows them.
-        facts: (name, text) of both, for a table.
-        findings: problems first.
-        not_checked: those of `CHECKS` that other findings made impossible.
-    """
-
-    source: str
-    strategy: str
-    fits: bool | None
-    facts: tuple[tuple[str, str], ...]
-    findings: tuple[Finding, ...]
-    not_checked: tuple[str, ...] = ()
-    whole_shapes: WholeShapes = Field(default_factory=WholeShapes)
 
 
 def diagnose(
@@ -106,12 +85,13 @@ def diagnose(
     training_config: str = "",
     allowed_models: Sequence[str] = (),
     workers: int = 8,
+    auto_strategy: bool = True,
 ) -> Diagnosis:
     """Check a checkpoint, and a strategy that is said to be its own.
 
     Args:
         source: URL of the checkpoint.
-        source_strategy: URL of the strategy; empty: the one in the checkpoint's own records.
+        source_strategy: URL of the strategy; empty: the one in the checkpoint's own records, or the only one beside it.
         step: epoch and step; empty: the newest that every rank has.
         source_prefix: the prefix of the files, if there are several.
         root: keys, joined by dots, that lead to the tensors in files that have trees.
@@ -123,12 +103,18 @@ def diagnose(
         training_config: URL of the training's configuration.
         allowed_models: values of `model_type` in config.json that count as the preset's.
         workers: number of threads.
+        auto_strategy: whether to look for a strategy beside the checkpoint.
 
     Raises:
         InputError: checkpoint or strategy cannot be read at all, or the choice of files is ambiguous.
         StorageError: a storage failed.
     """
     reference = _Reference(like, preset, tuple(switches), training_config, tuple(allowed_models))
+    if not (source_strategy or like or root):
+        checked = check_model(source, ModelChoice(preset, tuple(allowed_models)), workers)
+        if checked is not None:
+            _check_no_training(checked, reference)
+            return _diagnosis_of_model(checked)
     found = survey(source, step)
     options = CatalogOptions(
         step=step or None, source_prefix=source_prefix or None, root=root, check_crc=False, workers=workers
@@ -144,10 +130,13 @@ def diagnose(
     own = None if strategy or found.is_self_described else read_own_strategy(source)
     if own is not None:
         strategy = own.strategy
-    catalog = _catalog_with_lost(found, options)
+    catalog, why_none = _catalog_with_lost(found, options), ""
+    if strategy is None and auto_strategy:
+        strategy, why_none = look_beside(found)
+        source_strategy = strategy.origin if strategy else ""
     if strategy is None:
         _check_not_compared(found, reference)
-        return _diagnose_without_strategy(catalog)
+        return _diagnose_without_strategy(catalog, why_none)
     # reshard writes slices, and so do programs whose metadata says how tensors are sharded
     are_slices = own is not None or found.is_self_described
     if are_slices and integrated_save is IntegratedSave.AUTO:
@@ -184,13 +173,17 @@ class _Reference(Record):
         )
 
 
-def _diagnose_without_strategy(catalog: CheckpointCatalog) -> Diagnosis:
+def _diagnose_without_strategy(catalog: CheckpointCatalog, note: str) -> Diagnosis:
     removed = redundancy_findings(catalog)
     return Diagnosis(
         source=catalog.url,
         strategy="",
         fits=True if catalog.world_size == 1 and not removed else None,
-        facts=(*checkpoint_facts(catalog), ("needs", needed_text(catalog))),
+        facts=(
+            *checkpoint_facts(catalog),
+            ("needs", needed_text(catalog)),
+            *([("note", note)] if note else []),
+        ),
         findings=tuple(removed),
     )
 
@@ -223,9 +216,39 @@ def _diagnose_by_strategy(
         strategy=strategy.origin,
         fits=not _has_problem(findings),
         facts=tuple(facts),
-        findings=tuple(sorted(findings, key=lambda each: (each.severity is Severity.NOTE, CHECKS.index(each.check)))),
+        findings=_in_order(findings, CHECKS),
         not_checked=unchecked,
         whole_shapes=shapes,
+        checks=CHECKS,
+    )
+
+
+def _in_order(findings: Sequence[Finding], checks: Sequence[str]) -> tuple[Finding, ...]:
+    """Problems first, each by the order of the checks."""
+    return tuple(sorted(findings, key=lambda each: (each.severity is Severity.NOTE, checks.index(each.check))))
+
+
+def _check_no_training(checked: CheckedModel, reference: _Reference) -> None:
+    if reference.switches or reference.training_config:
+        raise InputError(
+            f"{checked.url}: is a model's directory, which is checked by its {CONFIG_NAME} alone: leave out "
+            f"{option('switch')} and {option('training_config')}"
+        )
+
+
+def _diagnosis_of_model(checked: CheckedModel) -> Diagnosis:
+    """The diagnosis of a model's directory, which needs no strategy; `fits` is None if names could not be checked."""
+    findings = checked.findings
+    knows = not checked.not_checked or None
+    return Diagnosis(
+        source=checked.url,
+        strategy="",
+        fits=False if _has_problem(findings) else knows,
+        facts=(*checked.facts, ("needs", "no strategy: its tensors are whole")),
+        findings=_in_order(findings, MODEL_CHECKS),
+        not_checked=checked.not_checked,
+        checks=MODEL_CHECKS,
+        loaded=checked.loaded,
     )
 
 
@@ -424,7 +447,7 @@ def _diagnose_self_evident(
         check="ranks",
         found=evident.superfluous,
         means=evident.origin,
-        advice=f"leave out {option('source_strategy')}: it needs none",
+        advice=f"leave out {source_option('source_strategy')}: it needs none",
     )
     files = counted(evident.file_count, "file")
     return Diagnosis(

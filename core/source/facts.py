@@ -4,7 +4,7 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog, by_index
 from reshard.core.runtime.wording import counted, listed, ranks_text
 from reshard.core.source.file_checks import ranks_with_files
 from reshard.core.strategy.model import Strategy
-from reshard.core.text.options import option, spelled
+from reshard.core.text.options import source_option, spelled
 
 _MAX_GROUPS = 8
 
@@ -49,7 +49,8 @@ def needed_text(catalog: CheckpointCatalog) -> str:
     is_staged = count % groups == 0 and groups <= count // 2
     of_stages = f", of {counted(groups, 'stage')} it seems" if is_staged else ""
     return spelled(
-        f"a strategy of {count} ranks{of_stages}: {option('source_strategy')}, the directory that the job's ranks wrote"
+        f"a strategy of {count} ranks{of_stages}: {source_option('source_strategy')}, the directory that the job's "
+        "ranks wrote"
     )
 
 

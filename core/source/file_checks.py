@@ -10,7 +10,7 @@ from reshard.core.source.absences import is_marked
 from reshard.core.source.findings import OWN_STRATEGY, Finding, Severity
 from reshard.core.source.own_strategy import OwnStrategy, file_mismatch
 from reshard.core.strategy.model import Strategy
-from reshard.core.text.options import option
+from reshard.core.text.options import option, source_option
 
 _MAX_RANKS = 10
 REDUNDANCY_REMOVED = Finding(
@@ -121,7 +121,7 @@ def record_findings(catalog: CheckpointCatalog, own: OwnStrategy) -> list[Findin
             check="files",
             found=mismatch,
             means="files were replaced since reshard converted it: its own strategy may not be theirs",
-            advice=f"name their strategy with {option('source_strategy')}",
+            advice=f"name their strategy with {source_option('source_strategy')}",
         )
     ]
 

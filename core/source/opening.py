@@ -25,6 +25,7 @@ from reshard.core.source.damage import damage_policy
 from reshard.core.source.exchanged import naming_exchanged
 from reshard.core.source.own_stage import of_own_stage
 from reshard.core.source.own_strategy import OwnStrategy, check_named, check_own_files, read_own_strategy
+from reshard.core.source.strategy_beside import read_strategy_beside
 from reshard.core.source.unheld import with_unheld_noted
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.placement import check_apart
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _SMALL_CONTENT_BYTES = 2**20
 
 GivenStrategy = Strategy | OwnStrategy | FoundCheckpoint | None
-"""The strategy of a source: named by the caller, read from its own records or its metadata, or none."""
+"""The strategy of a source: named by the caller, read from its own records, its metadata or beside it, or none."""
 
 
 class TargetOutline(Record):
@@ -107,7 +108,7 @@ class Source(Record):
 
 
 def find_strategy(request: SourceRequest) -> GivenStrategy:
-    """The strategy that a request names; if it names none, the one in the source's own metadata or its records.
+    """The strategy that a request names; if it names none, the one in the source's own metadata, its records or beside.
 
     Raises:
         InputError: the strategy cannot be used, or a key is missing or not needed.
@@ -115,7 +116,8 @@ def find_strategy(request: SourceRequest) -> GivenStrategy:
     """
     if request.source_strategy:
         return read_any_strategy(request.source_strategy)
-    return find_self_described(request.source, request.step) or read_own_strategy(request.source)
+    given = find_self_described(request.source, request.step) or read_own_strategy(request.source)
+    return given or read_strategy_beside(request)
 
 
 def open_source(request: SourceRequest, target: TargetOutline = NO_TARGET) -> Source:
@@ -131,8 +133,11 @@ def open_source(request: SourceRequest, target: TargetOutline = NO_TARGET) -> So
 def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: TargetOutline = NO_TARGET) -> Source:
     """Catalog the files of a checkpoint whose strategy is known; see `_opened` for the errors.
 
-    An error says so if the strategies of source and target seem to be exchanged.
+    An error says so if the strategies of source and target seem to be exchanged. A strategy that was found beside the
+    source counts as named.
     """
+    if isinstance(given, Strategy) and not request.source_strategy:
+        request = request.model_copy(update={"source_strategy": given.origin})
     with naming_exchanged(request, target.strategy):
         return _opened(request, given, target)
 

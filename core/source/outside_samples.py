@@ -15,6 +15,17 @@ _MAX_PARAMETERS = 32
 _SAMPLE_BYTES = 1 << 14
 
 
+def differing_samples(catalog: CheckpointCatalog, passed_through: Sequence[PassedThroughParameter]) -> list[str]:
+    """Return the source parameters whose samples differ between ranks.
+
+    Raises:
+        CatalogError: a file is not laid out as assumed.
+        StorageError: a file cannot be read.
+    """
+    unread = [each for each in passed_through if _is_unread(catalog, each)]
+    return [each.source_name for each in unread[:_MAX_PARAMETERS] if _differs(catalog, each)]
+
+
 def outside_warnings(catalog: CheckpointCatalog, passed_through: Sequence[PassedThroughParameter]) -> Iterator[str]:
     """Warn about parameters that every target rank gets from one source rank, and that differ between these.
 
@@ -22,8 +33,7 @@ def outside_warnings(catalog: CheckpointCatalog, passed_through: Sequence[Passed
         CatalogError: a file is not laid out as assumed.
         StorageError: a file cannot be read.
     """
-    unread = [each for each in passed_through if _is_unread(catalog, each)]
-    differing = [each.source_name for each in unread[:_MAX_PARAMETERS] if _differs(catalog, each)]
+    differing = differing_samples(catalog, passed_through)
     if differing:
         yield (
             f"in no strategy, but different on different source ranks, as samples show: {listed(differing)}; every "

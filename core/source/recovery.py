@@ -4,7 +4,7 @@ A checkpoint is recoverable if, for every box of every parameter, some rank left
 ranks hold the same; without one, groups of ranks whose files are replicas may be given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from msgspec.structs import replace
@@ -19,18 +19,22 @@ from reshard.core.layouts.survey import find_self_described, survey
 from reshard.core.plan.matching import match_parameters
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.ownership import LostBox
+from reshard.core.reports.blocks import GAP, Block, Facts, Table
+from reshard.core.reports.rank_table import Column, rank_column, rank_table, ranks_column
+from reshard.core.reports.report import Report
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.summary import Summary
-from reshard.core.runtime.wording import counted, rank_names
+from reshard.core.runtime.wording import counted, rank_names, ranks_text
 from reshard.core.source.damage import Substitute, substitutes
 from reshard.core.source.gaps import mixed_steps, unsaved, unsaved_text
 from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import Source, find_strategy, open_by_strategy
 from reshard.core.strategy.groups import Groups, read_groups
 from reshard.core.strategy.model import Strategy
-from reshard.core.text.options import option
+from reshard.core.text.options import option, source_option, spelled
 
 _MAX_NEWER_STEPS = 5
+_MAX_LISTED = 200
 
 
 class StepState(StrEnum):
@@ -72,7 +76,7 @@ class StepReport(Summary):
     message: str
 
 
-class RecoveryReport(Summary):
+class RecoveryReport(Report):
     """The damage of a checkpoint, and whether other ranks make up for it.
 
     Attributes:
@@ -102,6 +106,47 @@ class RecoveryReport(Summary):
         """True if nothing is lost."""
         return self.state is not StepState.LOST
 
+    def blocks(self) -> Iterator[Block]:
+        """Yield its content: the answer, and tables of what is lost and of what substitutes for it."""
+        answers = {
+            StepState.WHOLE: "WHOLE: every rank has its file",
+            StepState.RECOVERABLE: "RECOVERABLE: other ranks hold all that the lost ones held; convert with "
+            + spelled(option("recover", True)),
+            StepState.LOST: f"NOT RECOVERABLE: {counted(len(self.lost), 'part')} no longer on any rank",
+        }
+        step = f", step {self.step}" if self.step else ""
+        yield Facts(
+            [
+                ("source", f"{self.source}{step}"),
+                ("ranks", f"{self.world_size}, {len(self.lost_ranks)} of them lost"),
+                ("answer", answers[self.state]),
+                *(("note", note) for note in self.notes),
+            ]
+        )
+        if self.lost_ranks:
+            lost_columns: list[Column[LostRank]] = [
+                rank_column(lambda lost: lost.rank, "lost rank"),
+                Column("why", lambda lost: lost.why),
+            ]
+            yield from (GAP, rank_table(lost_columns, self.lost_ranks, noun="lost rank"))
+        if self.stand_ins:
+            columns: list[Column[Substitute]] = [
+                rank_column(lambda each: each.rank, "lost rank"),
+                ranks_column("substitute", lambda each: (each.stand_in,), right=True),
+                Column("slices", lambda each: each.slices, right=True),
+            ]
+            yield from (GAP, rank_table(columns, self.stand_ins, noun="lost rank"))
+        if self.lost:
+            rows = [
+                (lost.parameter or "all that these ranks held", lost.box or "all of it", ranks_text(lost.ranks))
+                for lost in self.lost[:_MAX_LISTED]
+            ]
+            headers = ("lost parameter", "box", "should be on")
+            yield from (GAP, Table(headers, rows, more=len(self.lost) - _MAX_LISTED))
+        if self.other_steps:
+            states = [(other.step, other.state, other.message) for other in self.other_steps]
+            yield from (GAP, Table(("other step", "state", "details"), states))
+
 
 def assess_recovery(request: SourceRequest, group_info: Sequence[str] = ()) -> RecoveryReport:
     """Assess the damage of a checkpoint. `group_info` are URLs of files of rank groups.
@@ -124,8 +169,8 @@ class _Assessor:
         if self._given is None and not self._groups:
             survey(request.source, request.step)  # it may be that there is no source, or another library's
             raise InputError(
-                f"nothing says which ranks hold the same: name {option('source_strategy')}, or {option('group_info')} "
-                "if there is none"
+                f"nothing says which ranks hold the same: name {source_option('source_strategy')}, or "
+                f"{option('group_info')} if there is none"
             )
         if isinstance(self._given, FoundCheckpoint):
             check_usable(self._given, _options(self._request))
@@ -224,7 +269,7 @@ def _check_replicas_of_files(catalog: CheckpointCatalog, groups: Groups) -> None
                 raise CatalogError(
                     f"{record.location}: does not hold the same parameters as the other files of its group "
                     f"({rank_names(group, 8)}): redundancy was removed. Only the strategy tells which rank holds what: "
-                    f"name it with {option('source_strategy')}"
+                    f"name it with {source_option('source_strategy')}"
                 )
 
 

@@ -126,7 +126,7 @@ def _is_known(name: str) -> bool:
 
 
 def _read_weights(url: str) -> dict[str, TensorEntry]:
-    catalog = open_source(SourceRequest(source=url, check_crc=False)).catalog
+    catalog = open_source(SourceRequest(source=url, auto_strategy=False, check_crc=False)).catalog
     return {name: entry for index in catalog.indexes() for name, entry in index.entries.items()}
 
 

@@ -69,7 +69,7 @@ def _of_strategy(url: str) -> dict[str, Shape]:
 
 
 def _of_checkpoint(url: str) -> dict[str, Shape]:
-    source = open_source(SourceRequest(source=url, check_crc=False))
+    source = open_source(SourceRequest(source=url, auto_strategy=False, check_crc=False))
     if source.strategy is None:
         return {name: entry.shape for index in source.catalog.indexes() for name, entry in index.entries.items()}
     wholes = wholes_of_shards(source.shards.by_name, integrated=False)

@@ -20,14 +20,12 @@ import numpy as np
 import reshard
 
 assert Path(reshard.__file__).parent.parent == Path("site").resolve(), reshard.__file__
-strategies = "demo/strategy", "demo/target_strategy"
+strategies = {"source_strategy": "demo/strategy", "target_strategy": "demo/target_strategy"}
 for format in ("ckpt", "safetensors"):
-    report = reshard.convert(
-        "demo/checkpoint", format, source_strategy=strategies[0], target_strategy=strategies[1], format=format
-    )
+    report = reshard.convert("demo/checkpoint", format, **strategies, format=format)
     for rank in report.ranks:
         loaded = mindspore.load_checkpoint(f"{format}/{rank.file}", format=format)
-        expected = dict(reshard.load_rank("demo/checkpoint", *strategies, rank.rank))
+        expected = dict(reshard.load_rank("demo/checkpoint", rank.rank, **strategies))
         assert loaded.keys() == expected.keys(), loaded.keys() ^ expected.keys()
         for name, parameter in loaded.items():
             array = parameter.float().asnumpy() if str(parameter.dtype) == "BFloat16" else parameter.asnumpy()

@@ -79,6 +79,25 @@ def save_logits(directory: str, tokens: list[list[int]], target: str) -> None:
         save_file({"logits": model.eval()(torch.tensor(tokens)).logits.contiguous()}, target)
 
 
+def shapes_of(directory: str) -> dict[str, list[int]]:
+    """The shape of each weight of the model that a `config.json` describes; it takes no memory for them."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory, local_files_only=True))
+    return {name: list(value.shape) for name, value in model.state_dict().items()}
+
+
+def loading_report(directory: str) -> dict[str, list[str]]:
+    """What transformers says on loading a directory: parameters that are missing, unexpected, of other shapes."""
+    _, found = AutoModelForCausalLM.from_pretrained(
+        directory, output_loading_info=True, dtype="auto", local_files_only=True, ignore_mismatched_sizes=True
+    )
+    return {
+        "missing": sorted(found["missing_keys"]),
+        "dropped": sorted(found["unexpected_keys"]),
+        "mismatched": sorted(each if isinstance(each, str) else each[0] for each in found["mismatched_keys"]),
+    }
+
+
 def _load(directory: str) -> tuple[Any, dict[str, Any]]:
     loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
         directory, output_loading_info=True, dtype="auto", local_files_only=True
@@ -90,4 +109,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "make_model": make_model,
     "compare_models": compare_models,
     "save_logits": save_logits,
+    "shapes_of": shapes_of,
+    "loading_report": loading_report,
 }

@@ -12,9 +12,15 @@ from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.state_numbers import Number
 from reshard.core.options.fields import parsed_by
 from reshard.core.options.validation import RequestModel
+from reshard.core.options.written import pairs_by, text_of_setting
 from reshard.core.text.options import option
 
-CommonTexts = Annotated[list[str], parsed_by(parse_common_texts)]
+
+def _text_of_number(name: str, value: object) -> str:
+    return "null" if value is None else text_of_setting(name, value)
+
+
+CommonTexts = Annotated[list[str], pairs_by(_text_of_number, str.partition, "Settings"), parsed_by(parse_common_texts)]
 
 
 class CommonOptions(RequestModel):

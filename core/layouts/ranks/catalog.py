@@ -16,14 +16,14 @@ from reshard.core.checkpoint.torn_files import torn_ranks
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.files.file_names import parse_step
 from reshard.core.layouts.cataloging import joined_errors
-from reshard.core.layouts.ranks.mindformers import strategies_beside
 from reshard.core.layouts.ranks.rank_files import RankFiles, RankShape
 from reshard.core.layouts.source_layout import CatalogOptions
 from reshard.core.runtime.records import Record
-from reshard.core.runtime.wording import counted, rank_names
-from reshard.core.storage.patterns import RANK_FIELD
-from reshard.core.storage.urls import parse_url
+from reshard.core.runtime.wording import counted, listed, rank_names
+from reshard.core.storage.urls import Location
 from reshard.core.text.options import option, source_option
+
+_MAX_STRATEGIES = 4
 
 
 class _Choice(Record):
@@ -58,6 +58,22 @@ def ranks_catalog(found: RankFiles, options: CatalogOptions) -> CheckpointCatalo
     raise with_advice(refusal, _advice(damage, catalog) if only_damage and catalog.records else "")
 
 
+def chosen_files(found: RankFiles, options: CatalogOptions) -> list[Location]:
+    """Return the file of each rank, chosen by its name.
+
+    Raises:
+        CatalogError: ranks are missing or too many, no choice of files is right, or several are.
+    """
+    return list(_locations(found, _choose(found, options)).values())
+
+
+def _locations(found: RankFiles, choice: _Choice) -> dict[int, Location]:
+    return {
+        rank: next(file.location for file in found.files[rank] if file.name == name)
+        for rank, name in choice.selection.names.items()
+    }
+
+
 def _choose(found: RankFiles, options: CatalogOptions) -> _Choice:
     """Choose each rank's file by its name."""
     needed = range(1) if options.ranks is None else options.ranks
@@ -75,10 +91,7 @@ def _read(
 ) -> tuple[CheckpointCatalog, dict[int, InputError]]:
     """Read the headers of the chosen files; ranks whose files are unusable are lost, too, and their errors returned."""
     selection, damage = choice.selection, options.damage
-    locations = {
-        rank: next(file.location for file in found.files[rank] if file.name == name)
-        for rank, name in selection.names.items()
-    }
+    locations = _locations(found, choice)
     reader = RecordReader(options.digest, options.check_crc, assume_alike=True, strategy=damage.strategy)
     records, errors = read_records(locations, reader, options.workers)
     for rank, why in torn_ranks(records, damage.strategy).items() if damage.strategy else ():
@@ -156,8 +169,8 @@ def _check_ranks(found: RankFiles, needed: range, lost: Collection[int], options
 
 
 def _strategies_there(found: RankFiles) -> str:
-    place = None if RANK_FIELD in found.url else strategies_beside(parse_url(found.url))
-    return f" ({place}, if that is this checkpoint's)" if place else ""
+    places = [str(place) for place in found.strategies_beside()]
+    return f" ({listed(places, _MAX_STRATEGIES, ' or ')}, if that is this checkpoint's)" if places else ""
 
 
 def _advice_without_files(found: RankFiles, options: CatalogOptions) -> str:

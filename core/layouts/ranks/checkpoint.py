@@ -1,13 +1,17 @@
 """A checkpoint of ranks as a source."""
 
+from collections.abc import Sequence
+
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError
 from reshard.core.files.file_names import Step
 from reshard.core.layouts.ranks.parts_beside import with_parts_beside_noted
 from reshard.core.layouts.ranks.rank_files import RankFiles, RankShape
+from reshard.core.layouts.ranks.strategies_beside import neighbors_of, strategies_beside
 from reshard.core.layouts.seen_steps import TrainingSteps
 from reshard.core.layouts.source_layout import CatalogOptions, Document
 from reshard.core.storage.patterns import spelled_for
+from reshard.core.storage.urls import Location, parse_url
 
 
 class FoundRanks(RankFiles, dict=True):
@@ -18,6 +22,22 @@ class FoundRanks(RankFiles, dict=True):
         from reshard.core.layouts.ranks.catalog import ranks_catalog
 
         return ranks_catalog(self, options)
+
+    def strategies_beside(self) -> tuple[Location, ...]:
+        """What is named as strategies are, in its directory and around it; a pattern has no directory."""
+        if self.shape not in (RankShape.RANK_FOLDERS, RankShape.RANK_FILES):
+            return ()
+        return strategies_beside(parse_url(self.url), self.ignored)
+
+    def neighbors(self, strategy: Location) -> Sequence[Location]:
+        """Other checkpoints of ranks in the directory around it, if the strategy is there, too."""
+        return neighbors_of(parse_url(self.url), strategy)
+
+    def chosen_files(self, options: CatalogOptions) -> Sequence[Location]:
+        """The file of each rank."""
+        from reshard.core.layouts.ranks.catalog import chosen_files
+
+        return chosen_files(self, options)
 
     def as_source(self, catalog: CheckpointCatalog, *, refuses_parts: bool) -> CheckpointCatalog:
         """Note, or refuse, that it is one rank or one numbered file of several."""

@@ -1,7 +1,6 @@
-"""What MindFormers writes beside checkpoints of ranks: the last step that each has saved, and strategies.
+"""What MindFormers writes beside checkpoints of ranks: the last step that each has saved.
 
     OUTPUT/checkpoint/rank_0/meta.json                {"last_epoch": 1, "last_step": 40}
-    OUTPUT/strategy/ckpt_strategy_rank_0.ckpt         of the job that was started last
 
 Source: MindFormers 2.0.0, core/callback/callback.py and tools/resume_ckpt.py.
 """
@@ -9,7 +8,7 @@ Source: MindFormers 2.0.0, core/callback/callback.py and tools/resume_ckpt.py.
 from reshard.core.errors import CheckpointError
 from reshard.core.files.file_names import Step
 from reshard.core.runtime.metadata import load_json
-from reshard.core.storage.listing import kind_of, unless_missing
+from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 
@@ -23,7 +22,6 @@ CHECKPOINT_FOLDERS = {
     "unified_checkpoint": "what training loaded, in whole tensors",
 }
 """Folders with checkpoints in a directory of outputs -> what they hold."""
-_STRATEGIES = "strategy"
 _MAX_BYTES = 1 << 16
 
 
@@ -43,9 +41,3 @@ def read_saved_step(folder: Location) -> Step | None:
         case {"last_epoch": int(epoch), "last_step": int(step)} if epoch >= 0 and step >= 0:
             return Step(epoch, step)
     return None
-
-
-def strategies_beside(checkpoint: Location) -> Location | None:
-    """Return the directory of strategy files that training left beside a checkpoint; None if there is none."""
-    place = checkpoint.parent.child(_STRATEGIES)
-    return place if checkpoint.name in CHECKPOINT_FOLDERS and kind_of(place) == "directory" else None

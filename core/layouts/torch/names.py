@@ -9,6 +9,7 @@ anything.pt, .pth, .bin                                                         
 
 import re
 
+SINGLE_NAME = "pytorch_model.bin"
 INDEX_NAME = "pytorch_model.bin.index.json"
 _STEM = r"(?:pytorch|adapter|diffusion_pytorch)_model"
 _WEIGHTS = re.compile(rf"{_STEM}.*\.bin", re.ASCII | re.DOTALL)

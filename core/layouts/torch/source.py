@@ -1,12 +1,13 @@
 """State dicts that torch.save wrote as a source: one file, or several of Hugging Face's with an index."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, StorageError
+from reshard.core.files.model import TensorEntry
 from reshard.core.layouts.cataloging import catalog_of
 from reshard.core.layouts.foreign import check_not_foreign
 from reshard.core.layouts.indexed_tensors import (
@@ -15,10 +16,11 @@ from reshard.core.layouts.indexed_tensors import (
     check_no_single,
     only_index,
 )
+from reshard.core.layouts.model_files import ModelFileNames, ModelFiles, model_files
 from reshard.core.layouts.numbered_shards import are_numbered_shards, parse_shard
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, whole_file
 from reshard.core.layouts.source_layout import CatalogOptions, Document, SelfEvident, SourceLayout
-from reshard.core.layouts.torch.names import INDEX_NAME, is_index, is_torch_file, is_weights, rank_template
+from reshard.core.layouts.torch.names import INDEX_NAME, SINGLE_NAME, is_index, is_torch_file, is_weights, rank_template
 from reshard.core.layouts.torch.state_dict import NotChosenError
 from reshard.core.layouts.weight_maps import check_file_names, read_weight_map
 from reshard.core.layouts.whole_tensors import describe_whole_tensors
@@ -98,6 +100,10 @@ class TorchSource(SourceLayout):
             return None
         return _in_directory(place)
 
+    def model_files(self, place: Place) -> ModelFiles | None:
+        """Return a model's .bin files."""
+        return model_files(place, _MODEL_FILES, _entries)
+
     def holds(self, names: Sequence[str]) -> bool:
         """True for files in Hugging Face's scheme."""
         return any(is_weights(name) or is_index(name) for name in names)
@@ -109,6 +115,15 @@ class TorchSource(SourceLayout):
 
 
 SOURCE = TorchSource()
+
+_MODEL_FILES = ModelFileNames(SINGLE_NAME, INDEX_NAME, ".bin", is_weights)
+
+
+def _entries(location: Location) -> Mapping[str, TensorEntry]:
+    from reshard.core.layouts.torch.catalog import torch_catalog
+
+    catalog = torch_catalog(str(location), [location], None, CatalogOptions(check_crc=False))
+    return catalog.records[0].index.entries
 
 
 def _named(location: Location) -> FoundStateDict | None:

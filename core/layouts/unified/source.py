@@ -1,12 +1,13 @@
 """A unified checkpoint as a source: whole tensors in a few files, and mostly an index of their places."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.checkpoint.record_reader import no_digest
 from reshard.core.errors import CatalogError
-from reshard.core.files.model import CheckpointFormat
+from reshard.core.files.model import CheckpointFormat, TensorEntry
 from reshard.core.layouts.any_layout import notes_beside
 from reshard.core.layouts.cataloging import catalog_files, catalog_of
 from reshard.core.layouts.indexed_tensors import (
@@ -18,6 +19,7 @@ from reshard.core.layouts.indexed_tensors import (
     only_index,
 )
 from reshard.core.layouts.manifests import read_manifest
+from reshard.core.layouts.model_files import ModelFileNames, ModelFiles, model_files
 from reshard.core.layouts.numbered_shards import are_numbered_shards
 from reshard.core.layouts.place import Place, PlaceKind, directory_at
 from reshard.core.layouts.source_layout import CatalogOptions, Document, SelfEvident, SourceLayout
@@ -97,12 +99,24 @@ class UnifiedSource(SourceLayout):
             return _found(place, index)
         return None
 
+    def model_files(self, place: Place) -> ModelFiles | None:
+        """Return a model's .safetensors files."""
+        return model_files(place, _MODEL_FILES, _entries)
+
     def holds(self, names: Sequence[str]) -> bool:
         """True for an index."""
         return any(map(is_index_name, names))
 
 
 SOURCE = UnifiedSource()
+
+_SUFFIX = f".{CheckpointFormat.SAFETENSORS}"
+_MODEL_FILES = ModelFileNames(SINGLE_NAME, INDEX_NAME, _SUFFIX, lambda name: name.endswith(_SUFFIX))
+
+
+def _entries(location: Location) -> Mapping[str, TensorEntry]:
+    catalog = catalog_files(str(location), {0: location}, digest=no_digest, check_crc=False, workers=1)
+    return catalog.records[0].index.entries
 
 
 def _found(place: Place, index_location: Location | None) -> FoundUnified:

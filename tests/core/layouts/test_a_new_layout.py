@@ -159,11 +159,10 @@ def shown() -> Any:
 
 
 def test_its_option_is_a_field_of_the_forms(shown: dict[str, Any]) -> None:
-    for properties in shown["forms"]:
-        assert properties["npy_version"]["title"] == "Output: Npy version"
-        assert properties["npy_version"]["description"] == "Version of the heads."
-        assert properties["layout"]["description"].endswith(" npy: a .npy file for each tensor.")
-    assert shown["group"]["npy_version"]["default"] == 1
+    assert shown["flat"]["npy_version"]["title"] == "Output: Npy version"
+    assert shown["flat"]["npy_version"]["description"] == "Version of the heads."
+    assert shown["flat"]["layout"]["description"].endswith(" npy: a .npy file for each tensor.")
+    assert [group["npy_version"]["default"] for group in shown["groups"]] == [1, 1, 1]
     assert shown["layouts"] == ["ranks", "unified", "checkpoint2", "torch_dist", "dcp", "megatron", "universal", "npy"]
 
 
@@ -174,10 +173,10 @@ def test_its_option_is_in_job_files(shown: dict[str, Any]) -> None:
 
 def test_its_option_is_a_keyword_and_in_the_reference(shown: dict[str, Any]) -> None:
     assert "        npy_version: Version of the heads.\n" in shown["keywords"]
-    assert "    npy_version: int\n" in shown["keywords"]
+    assert "    npy_version: int = 1,\n" in shown["keywords"]
     names = '"ranks", "unified", "checkpoint2", "torch_dist", "dcp", "megatron", "universal", "npy"'
     assert f"Literal[{names}]" in shown["keywords"]
-    assert "`--npy-version 1|2`: Version of the heads. (default: 1)" in shown["reference"]
+    assert "`--npy-version 1|2` (`RESHARD_NPY_VERSION`): Version of the heads. (default: 1)" in shown["reference"]
 
 
 def test_its_option_is_refused_where_nothing_is_written(shown: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from reshard.core.errors import CatalogError
 from reshard.core.files.file_names import Step
 from reshard.core.layouts.output_directory import find_output_checkpoint
-from reshard.core.layouts.ranks.mindformers import read_saved_step, strategies_beside
+from reshard.core.layouts.ranks.mindformers import read_saved_step
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.urls import parse_url
 
@@ -67,13 +67,6 @@ def test_a_failed_conversion_is_refused(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path}/transformed_checkpoint/llama: has transform_failed_rank_3.txt: MindFormers could not convert it"
     )
-
-
-def test_strategies_beside_a_checkpoint(tmp_path: Path) -> None:
-    make(tmp_path, "checkpoint/rank_0/", "strategy/ckpt_strategy_rank_0.ckpt", "other/")
-    assert str(strategies_beside(parse_url(str(tmp_path / "checkpoint")))) == str(tmp_path / "strategy")
-    assert strategies_beside(parse_url(str(tmp_path / "other"))) is None
-    assert strategies_beside(parse_url(str(tmp_path / "strategy" / "checkpoint"))) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import build_request
-from reshard.core.source.diagnosis import Diagnosis, diagnose
+from reshard.core.source.diagnosis import diagnose
+from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.diagnosed import LAYERS, only, shaped

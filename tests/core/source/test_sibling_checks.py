@@ -10,7 +10,8 @@ from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.plan.whole_shapes import BY_FILES, Whole
 from reshard.core.request.conversion import build_request
-from reshard.core.source.diagnosis import Diagnosis, diagnose
+from reshard.core.source.diagnosis import diagnose
+from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.source.sibling_checks import sibling_findings
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout

@@ -35,7 +35,7 @@ def run(*commands: list[str]) -> list[tuple[int, str]]:
 def shown() -> dict[str, Any]:
     """Return what forms, job files, keywords and the reference say."""
     from docs.write_cli_reference import reference
-    from docs.write_keywords import module_text
+    from docs.write_keywords import functions_text, types_text
     from reshard.core.request.conversion import ConversionRequest, build_request
     from reshard.core.request.job_file import dump_job, parse_job
     from reshard.deployments import forms
@@ -44,12 +44,15 @@ def shown() -> dict[str, Any]:
     asked = build_request(source="a", target="b", layout="npy", npy_version=2)
     approved = form_schema(forms.convert_with_approval)
     return {
-        "forms": [form_schema(each)["properties"] for each in (forms.convert, forms.convert_latest)],
-        "group": approved["definitions"]["output"]["properties"],
+        "flat": form_schema(forms.convert_expert)["properties"],
+        "groups": [
+            form_schema(each)["definitions"]["output"]["properties"]
+            for each in (forms.convert, forms.convert_latest, forms.convert_with_approval)
+        ],
         "layouts": approved["definitions"]["TargetLayout"]["enum"],
         "job": dump_job(asked),
         "parsed": parse_job(dump_job(asked).encode(), "job.yaml", ConversionRequest),
-        "keywords": module_text(),
+        "keywords": functions_text() + types_text(),
         "reference": reference(),
         "loading": _refused_loading(),
     }
