@@ -9,6 +9,8 @@
     │   ├── PlanError               source, target and options do not fit together
     │   ├── CastError               values that the requested dtype cannot hold
     │   ├── LimitError              metadata that would take more memory than its limit
+    │   ├── UnknownNameError        a name that a checkpoint does not have: a KeyError as well
+    │   ├── IndexingError           an index that a tensor does not have: an IndexError as well
     │   └── TargetError             the target is occupied
     │       └── TargetBusyError     another run is working on it at this moment
     ├── VerificationError           the written files are not what the plan says      exit code 1
@@ -62,7 +64,7 @@ class ReshardError(Exception):
     @property
     def marked(self) -> str:
         """The message with marks in place of options, for another error's message."""
-        return super().__str__()
+        return Exception.__str__(self)  # that of KeyError adds quotes
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -116,6 +118,14 @@ class LimitError(InputError):
     """Parsing metadata would exceed the memory limit."""
 
 
+class UnknownNameError(InputError, KeyError):
+    """A checkpoint that is open has no tensor of that name."""
+
+
+class IndexingError(InputError, IndexError):
+    """An index is out of a tensor's bounds, or of a kind that cannot be read by."""
+
+
 class TargetError(InputError):
     """The target is occupied, or in use by another run."""
 
@@ -157,6 +167,16 @@ class StorageError(ConversionError):
 
 class UnusableStorageError(StorageError, InputError):
     """A storage cannot serve any request as named: no such bucket, or no credentials."""
+
+
+def text_with_notes(error: BaseException) -> str:
+    """Return an error's message and its notes, each below it; safe to print, as the message is."""
+    return "\n".join([str(error), *notes_of(error)])
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of an error, such as what it left behind; safe to print."""
+    return [printable_lines(scrubbed(note)) for note in getattr(error, "__notes__", ())]
 
 
 def _received(kind: type[ReshardError], arguments: tuple[object, ...], key: str) -> ReshardError:

@@ -5,10 +5,12 @@ request filled in, target checked -> plan -> session: target claimed -> units of
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from reshard.core.conversion.executor import Executor
 from reshard.core.conversion.finish import check_crcs, finish, raise_failures
+from reshard.core.conversion.left_behind import noting_what_is_left
 from reshard.core.conversion.planning import check_target, filled_in, plan_in_steps
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import Session, SourceParts, open_session
@@ -16,6 +18,7 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import with_retries
+from reshard.core.target.target import Target
 
 Executing = Callable[[ConversionRequest], AbstractContextManager[Executor]]
 """Provides the executor of a request, once it is known that its target can be used."""
@@ -41,7 +44,10 @@ def drive(
     with executing(request) as executor:
         plan = executor.step(plan_of, request) if plan_of else plan_in_steps(request, executor.step, crc_later=True)
         executor.planned(plan)
-        with open_session(request, plan, executor.pool) as session:
+        target_of = partial(Target.of, request.target, plan, overwrite=request.overwrite)
+        # MindSpore's functions, which bring a plan, have directories of their own
+        left = nullcontext() if plan_of else noting_what_is_left(target_of)
+        with left, open_session(request, plan, executor.pool) as session:
             executor.begun(session)
             _do_ranks(session, executor)
             parts = _read_sources(session, executor) if session.compares() else {}

@@ -1,7 +1,8 @@
 """The end of a run: failures become one error; or contents are compared, the target is committed, a report is made."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 import xxhash
 
 from reshard import __version__
-from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, seal_manifest
+from reshard.core.checkpoint.manifest import Manifest, RankSummary, RunRecord, ShardRecord, seal_manifest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.rank_work import rank_or_file
@@ -30,6 +31,7 @@ from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import SilentProgress, advancing, current_progress
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import retries_counted, with_retries
+from reshard.core.runtime.this_process import host_name, peak_memory_bytes, user_name
 from reshard.core.runtime.threads import in_phase
 from reshard.core.runtime.wording import rank_names
 from reshard.core.target.documents import companion_summaries
@@ -53,6 +55,7 @@ def finish(session: Session, seconds: float, source_parts: SourceParts | None = 
         VerificationError: a file, or contents, differ.
         ConversionError: a storage failed, or ranks are not done although nothing said so.
     """
+    started = time.monotonic()
     found = _checked_ranks(session)
     missing = found.missing(session.plan)
     undone = sorted(set(missing).intersection(session.ranks))
@@ -73,10 +76,10 @@ def finish(session: Session, seconds: float, source_parts: SourceParts | None = 
     if not found.committed and not missing:
         current_progress().begin("publishing")
         with timed(f"{session.target.final}: committed"):
-            manifest = _manifest(session, found, compared=compared is not None)
+            manifest = _manifest(session, found, _run_record(session, found, started, seconds), compared)
             session.target.commit(manifest, was_empty=session.was_empty)
     elif found.committed and compared:
-        session.target.confirm(session.request.verify)
+        session.target.confirm(session.request.verify, _fingerprint(session, compared))
     return _report(session, found, missing, seconds, compared)
 
 
@@ -278,7 +281,7 @@ def _report(
         verified_bytes=0 if level.is_below(VerifyLevel.CHECKSUM) else written_bytes,
         compared=compared.parameter_count if compared else 0,
         compared_bytes=compared.source_bytes() if compared else 0,
-        fingerprint=compared.target_fingerprint() if compared and not plan.inputs.encryption else None,
+        fingerprint=_fingerprint(session, compared),
         retried_requests=retries_counted(),
         verified=level if compared else level.of_files,
         overflowed=found.overflowed,
@@ -286,7 +289,29 @@ def _report(
     )
 
 
-def _manifest(session: Session, found: _FinishedRanks, *, compared: bool) -> Manifest:
+def _fingerprint(session: Session, compared: "ContentCheck | None") -> str | None:
+    """Return the target's fingerprint, if it was computed; beside an encrypted target it would reveal something."""
+    return compared.target_fingerprint() if compared and not session.plan.inputs.encryption else None
+
+
+def _run_record(session: Session, found: _FinishedRanks, started: float, seconds: float) -> RunRecord:
+    """Describe this run: it had taken so many seconds when its end was `started`, by the monotonic clock."""
+    took_seconds = seconds + time.monotonic() - started
+    written = [found.results[rank] for rank in session.pending if rank in found.results]
+    return RunRecord(
+        begun=(datetime.now(UTC) - timedelta(seconds=took_seconds)).isoformat(timespec="seconds"),
+        seconds=round(took_seconds, 3),
+        user=user_name(),
+        host=host_name(),
+        read_bytes=sum(rank.read_bytes for rank in written),
+        written_bytes=sum(rank.size_bytes for rank in written),
+        resumed_ranks=len(found.results) - len(written),
+        retried_requests=retries_counted(),
+        peak_memory_bytes=None if session.request.dask_scheduler else peak_memory_bytes(),
+    )
+
+
+def _manifest(session: Session, found: _FinishedRanks, run: RunRecord, compared: "ContentCheck | None") -> Manifest:
     plan = session.plan
     documents = session.target.documents
     least_verified = min((rank.verified for rank in found.results.values()), key=list(VerifyLevel).index)
@@ -313,6 +338,8 @@ def _manifest(session: Session, found: _FinishedRanks, *, compared: bool) -> Man
         excluded=tuple(plan.match.left_out.sources),
         plan_digest=xxhash.xxh3_128_hexdigest(session.target.plan_data),
         companions=companion_summaries(plan),
+        run=run,
+        fingerprint=_fingerprint(session, compared),
     )
     return seal_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest
 

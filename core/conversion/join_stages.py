@@ -7,7 +7,7 @@ written once, from the copy of one part. Ranks that an interrupted run has joine
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,14 +18,17 @@ from reshard import __version__
 from reshard.core.changes.changes import NO_CHANGES
 from reshard.core.checkpoint.manifest import Manifest, ParameterRecord, RankSummary, ShardRecord
 from reshard.core.checkpoint.verify_level import VerifyLevel
+from reshard.core.conversion.left_behind import noting_what_is_left
 from reshard.core.conversion.parts import Part, check_together, read_part
 from reshard.core.conversion.shared_copies import FAIL, SharedCopies, chosen_copies, compare_copies
 from reshard.core.errors import InputError, TargetError, VerificationError
+from reshard.core.reports.blocks import Block, Line
+from reshard.core.reports.report import Report
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, reporting_to
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import stoppable, with_retries
-from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.threads import in_threads
+from reshard.core.runtime.wording import counted, seconds_text, size_text
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.joined import joined_name
 from reshard.core.storage.placement import check_apart
@@ -42,7 +45,7 @@ _WORKERS = 4
 _BLOCK_BYTES = 8 * 2**20
 
 
-class JoinReport(Summary):
+class JoinReport(Report):
     """The joined checkpoint: its pipeline stages, ranks, parameters of the strategy, and bytes."""
 
     target: str
@@ -51,6 +54,15 @@ class JoinReport(Summary):
     parameters: int
     size_bytes: int
     seconds: float
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield its content: a line."""
+        stages = ", ".join(map(str, self.stages))
+        yield Line(
+            f"{self.target}: the parts of stages {stages}, {counted(self.parameters, 'parameter')} on "
+            f"{counted(self.ranks, 'rank')}, {size_text(self.size_bytes)} copied and checked in "
+            f"{seconds_text(self.seconds)}"
+        )
 
 
 def join_parts(
@@ -119,7 +131,7 @@ class _Joint(Record, dict=True):
         if (done := target.read_committed()) is not None:
             progress.note(f"{target.final}: was joined from these parts already; reshard verify checks it")
             return done.ranks
-        with target.claimed(self.ranks) as claim, stoppable() as stop:
+        with noting_what_is_left(lambda: target), target.claimed(self.ranks) as claim, stoppable() as stop:
             done = None if claim.is_new else target.read_committed()
             if done is not None:  # by another run, a moment ago
                 return done.ranks

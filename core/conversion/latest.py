@@ -8,24 +8,27 @@ another at the same step leaves the step to it.
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
+
+from pydantic import Field
 
 from reshard.core.conversion import convert
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.retention import KeepRules, Retention, apply_retention
 from reshard.core.conversion.training_steps import FoundSteps, StepWatch, is_converted
-from reshard.core.errors import CatalogError, ConversionError, TargetBusyError
+from reshard.core.errors import CatalogError, ConversionError, StoppedError, TargetBusyError
 from reshard.core.files.file_names import Step
 from reshard.core.layouts.any_layout import read_any_strategy
+from reshard.core.reports.blocks import GAP, Block, Facts
+from reshard.core.reports.report import Report
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.resources import resources_of
 from reshard.core.runtime.log import log
 from reshard.core.runtime.progress import Progress, SilentProgress, current_progress, reporting_to
 from reshard.core.runtime.retry import sleep_unless_stopped, stoppable, with_retries
-from reshard.core.runtime.summary import Summary
-from reshard.core.runtime.wording import rank_names
+from reshard.core.runtime.wording import counted, rank_names
 from reshard.core.storage.leases.lease_monitor import seen_holders
 from reshard.core.storage.leases.remote_lease import RENEWAL_SECONDS
 from reshard.core.storage.publishing import STATE_DIRECTORY, working_location
@@ -47,7 +50,7 @@ class LatestOutcome(StrEnum):
     WOULD_WAIT = "would wait"
 
 
-class LatestReport(Summary):
+class LatestReport(Report):
     """The result of a scheduled conversion.
 
     Attributes:
@@ -59,6 +62,7 @@ class LatestReport(Summary):
         removed: steps whose conversions were removed, or would be, ascending.
         kept: steps of the source whose conversions stay in the target; empty if all stay.
         notes: steps passed over and conversions not removed, with reasons, in sentences.
+        dry_run: True if nothing was done.
     """
 
     outcome: LatestOutcome
@@ -69,6 +73,8 @@ class LatestReport(Summary):
     removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    # for people: the document has the outcome
+    dry_run: bool = Field(default=False, exclude=True, repr=False)
 
     @property
     def message(self) -> str:
@@ -81,6 +87,23 @@ class LatestReport(Summary):
             LatestOutcome.WOULD_WAIT: "would wait for a newer step, which is being written; the newest complete one is "
             + (self.step or "none yet"),
         }[self.outcome]
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """The outcome, and what became of earlier conversions."""
+        return [
+            ("outcome", self.message),
+            *([("would be removed" if self.dry_run else "removed", ", ".join(self.removed))] if self.removed else []),
+            *([("kept", counted(len(self.kept), "conversion"))] if self.kept else []),
+            *(("note", note) for note in self.notes),
+        ]
+
+    def blocks(self, engine: str = "") -> Iterator[Block]:
+        """Yield its content; `engine` is what carried it out, if that is to be said."""
+        if self.conversion:
+            yield from self.conversion.blocks(engine)
+            yield GAP
+        yield Facts(self.facts)
 
 
 def convert_latest(request: LatestConversionRequest, progress: Progress | None = None) -> LatestReport:
@@ -127,7 +150,12 @@ def _report(request: LatestConversionRequest, found: FoundSteps, outcome: Latest
     step = _step(found)
     target = str(parse_url(request.directory_of(str(step)))) if step else None
     return LatestReport(
-        outcome=outcome, source=found.source, step=str(step) if step else None, target=target, notes=found.notes
+        outcome=outcome,
+        source=found.source,
+        step=str(step) if step else None,
+        target=target,
+        notes=found.notes,
+        dry_run=request.dry_run,
     )
 
 
@@ -159,7 +187,7 @@ def _converted(request: LatestConversionRequest, found: FoundSteps, convert_step
             # the other run came first; or both came at once on an object store, and both gave way
             current_progress().note(f"{error}; looking again")
             if not sleep_unless_stopped(random.uniform(0.1, 1) * RENEWAL_SECONDS):
-                raise ConversionError("stopped before the step was converted") from error
+                raise StoppedError("stopped before the step was converted") from error
             continue
         if not done.committed:
             raise ConversionError(f"{final}: is not complete: {rank_names(done.missing_ranks, 10)} are not verified")

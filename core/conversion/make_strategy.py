@@ -1,6 +1,7 @@
 """Makes a strategy file for other numbers of devices, from one that the network was compiled to."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, InputError, StrategyError
@@ -10,7 +11,10 @@ from reshard.core.layouts.source_layout import CatalogOptions
 from reshard.core.layouts.survey import survey
 from reshard.core.plan.matching import match_parameters
 from reshard.core.plan.model import PlanInputs
+from reshard.core.reports.blocks import GAP, Block, Facts, Table
+from reshard.core.reports.report import Report
 from reshard.core.runtime.summary import Summary
+from reshard.core.runtime.wording import counted
 from reshard.core.source.strategy_warnings import integrated_save_warnings
 from reshard.core.storage.listing import kind_of
 from reshard.core.storage.placement import check_new_file
@@ -50,7 +54,7 @@ class MadeCut(Summary):
     optimizer_shards: int
 
 
-class MakeReport(Summary):
+class MakeReport(Report):
     """The strategy that was made, and that of the source as its layouts say it.
 
     Of `unchecked` parameters the shape is not known, so that it could not be checked whether they divide; `notes` say
@@ -70,6 +74,38 @@ class MakeReport(Summary):
     cuts: tuple[MadeCut, ...]
     unchecked: int
     notes: tuple[str, ...]
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield its content: both jobs, and tables of the stages and of how parameters are cut."""
+        source = (
+            f"data {self.source_data_parallel} x model {self.source_model_parallel} x "
+            f"{counted(self.source_pipeline, 'stage')}"
+        )
+        made = f"data {self.data_parallel} x model {self.model_parallel} x {counted(self.pipeline, 'stage')}"
+        yield Facts(
+            [
+                ("strategy", f"{self.url}: {counted(self.ranks, 'rank')}, {counted(self.parameters, 'parameter')}"),
+                ("parallel", made),
+                ("made from", source),
+                *(("note", note) for note in self.notes),
+            ]
+        )
+        yield GAP
+        yield Table(
+            ("stage", "ranks", "layers", "parameters"),
+            [(each.stage, f"{each.first_rank}-{each.last_rank}", each.layers, each.parameters) for each in self.stages],
+            right=("stage", "parameters"),
+        )
+        yield GAP
+        yield Table(
+            ("cut", "parameters", "with an optimizer shard"),
+            [(_cut_text(each), each.parameters, each.optimizer_shards or "") for each in self.cuts],
+            right=("parameters", "with an optimizer shard"),
+        )
+
+
+def _cut_text(cut: MadeCut) -> str:
+    return ", ".join(f"axis {axis} into {pieces}" for axis, pieces in cut.axes) or "whole"
 
 
 def make_strategy_file(

@@ -1,11 +1,15 @@
 """Merges the strategy files of a job's ranks into one file."""
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
 from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.options.fields import RequiredUrl, StorageName
 from reshard.core.options.validation import RequestModel
-from reshard.core.runtime.summary import Summary
+from reshard.core.reports.blocks import Block, Line
+from reshard.core.reports.report import Report
+from reshard.core.runtime.wording import counted
 from reshard.core.storage.placement import check_new_file
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
@@ -28,13 +32,18 @@ class MergeRequest(RequestModel):
     storage: StorageName = ""
 
 
-class MergeReport(Summary):
+class MergeReport(Report):
     """The strategy that was written, and its sizes."""
 
     url: str
     stages: int
     devices_per_stage: int
     parameters: int
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield its content: a line."""
+        of_stages = f"{counted(self.stages, 'stage')} of {counted(self.devices_per_stage, 'device')}"
+        yield Line(f"{self.url}: {of_stages}, {counted(self.parameters, 'parameter')}")
 
 
 def merge_files(source: str, target: str, overwrite: bool = False) -> MergeReport:

@@ -12,6 +12,11 @@ from reshard.core.source.absences import UNEXPLAINED, is_marked
 from reshard.core.source.damage import Substitute, substitutes
 from reshard.core.source.gaps import content_key, missing_outside_strategy, scattered, unsaved, unsaved_text
 
+INTEGRATED = (
+    "every source rank was saved whole (integrated_save), as shapes or the request say: the source strategy's cuts are "
+    "ignored"
+)
+
 
 def substitutes_of(plan: ConversionPlan) -> tuple[Substitute, ...]:
     """The substitutes for lost source ranks."""
@@ -31,15 +36,11 @@ def substitutes_text(stand_ins: Sequence[Substitute]) -> str:
 def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     """Return the decisions of a plan that its user should know, in sentences."""
     match = plan.match
-    notes = [*_lost_notes(plan), *plan.inputs.catalog.notes]
-    notes += [*_scattered_notes(plan), *_incomplete_notes(plan)]
+    notes = source_notes(plan)
     if names := unsaved(plan.inputs.source_strategy, plan.inputs.target_strategy, match):
         notes.append(unsaved_text(names))
     if match.integrated:
-        notes.append(
-            "every source rank was saved whole (integrated_save), as shapes or the request say: "
-            "the source strategy's cuts are ignored"
-        )
+        notes.append(INTEGRATED)
     effects = changes_of(plan)
     notes += filter(None, [changes_text(effects), excluded_text(excluded_parameters(plan))])
     if match.dropped:
@@ -64,7 +65,7 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
         notes.append(f"appended to {where}: {listed([_format_info(each) for each in match.appended])}")
     if plan.inputs.replicas:
         notes.append(_redundancy_note(plan.inputs.replicas))
-    differing = [each.name for each in match.passed_through if _differs(plan, each)]
+    differing = differing_outside(plan)
     if differing:
         notes.append(
             f"not in any strategy, but different on different source ranks: {listed(differing)}; every target rank got "
@@ -72,6 +73,16 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
             "the source's files are of several steps"
         )
     return tuple(map(utf8_text, notes))
+
+
+def source_notes(plan: ConversionPlan) -> list[str]:
+    """Return what was chosen and found in a plan's source, in sentences."""
+    return [*_lost_notes(plan), *plan.inputs.catalog.notes, *_scattered_notes(plan), *_incomplete_notes(plan)]
+
+
+def differing_outside(plan: ConversionPlan) -> list[str]:
+    """Return the small parameters in no strategy that differ between source ranks."""
+    return [each.name for each in plan.match.passed_through if _differs(plan, each)]
 
 
 def _lost_notes(plan: ConversionPlan) -> Iterator[str]:

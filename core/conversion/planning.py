@@ -150,7 +150,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
     current_progress().begin("planning")
     expect_parameters(sum(len(index.entries) for index in source.catalog.indexes()))
     catalog, strategy, asked = source.catalog, source.strategy, source.integrated_save
-    _check_any_left(catalog)
+    check_any_left(catalog)
     side = side_named(request.layout)
     if not side.keeps_training_state:
         catalog = with_lost_state_noted(catalog)
@@ -186,7 +186,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
     with timed(f"{request.source}: reads and writes planned"):
         plan = build_plan(inputs, source.shards)
     plan = plan.with_notes(*match_warnings(source, plan.match, samples))
-    if strategy is not None and not request.source_strategy:
+    if strategy is not None and not source.request.source_strategy:
         plan = plan.with_compared_shapes(strategy.parameters, BY_RECORD)
     if target.preset is not None:
         from reshard.core.plan.preset_checks import check_padding, check_shapes
@@ -203,7 +203,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         *sibling_warnings(plan.wholes), *outside_warnings(plan.inputs.catalog, plan.match.passed_through)
     )
     check_convertible(plan.match, catalog, layout.name, float8_layouts())
-    _check_one_step(plan)
+    check_one_step(plan)
     if plan.match.shared:
         from reshard.core.verification.tied_parameters import with_tied_compared
 
@@ -239,6 +239,7 @@ def summarize(request: ConversionRequest, plan: ConversionPlan) -> PlanSummary:
         "needed_bytes": needed_room(plan, chosen),
         "free_bytes": free_room(parse_url(request.target)) if request.target else None,
         "traffic": planned_traffic(plan, chosen, request.verify),
+        "chosen_ranks": tuple(chosen),
     }
     return with_estimate(summary.model_copy(update=expected), ASSUMED_RATE_BYTES)
 
@@ -288,13 +289,14 @@ def _check_format_holds_all(plan: ConversionPlan) -> None:
         planned_file(plan, rank, expected_entries(plan, plan.rank_plan(rank, with_redundancy=True)))
 
 
-def _check_any_left(catalog: CheckpointCatalog) -> None:
+def check_any_left(catalog: CheckpointCatalog) -> None:
+    """Raise CatalogError if none of a source's files can be used."""
     if not catalog.records:
         reasons = [f"rank_{rank}: {why}" for rank, why in catalog.lost.items()]
         raise CatalogError(f"{catalog.url}: no rank has a usable file:\n  {listed(reasons)}")
 
 
-def _check_one_step(plan: ConversionPlan) -> None:
+def check_one_step(plan: ConversionPlan) -> None:
     """Refuse ranks of different steps, whatever their files are called."""
     mixed = next(mixed_steps(plan.inputs.catalog, plan.match), None)
     if mixed is not None:

@@ -1,6 +1,6 @@
 """Summaries of plans and conversions, small and typed: for tables, JSON and programs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from pydantic import Field
@@ -12,6 +12,8 @@ from reshard.core.layouts.targets import side_named
 from reshard.core.plan.change_summary import ExcludedParameter, ParameterChange, changes_of, excluded_parameters
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.whole_shapes import NOT_CONFIRMED, WholeShapes, summarize_shapes
+from reshard.core.reports.blocks import Block
+from reshard.core.reports.report import Report
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.summary import FILE, RANK, Summary
 from reshard.core.runtime.wording import counted
@@ -73,7 +75,7 @@ class PlanFacts(Summary):
     whole_shapes: WholeShapes = Field(default_factory=WholeShapes)
 
 
-class ConversionReport(PlanFacts):
+class ConversionReport(Report, PlanFacts):
     """The result of a conversion.
 
     Attributes:
@@ -112,6 +114,12 @@ class ConversionReport(PlanFacts):
     verified: VerifyLevel
     overflowed: dict[str, int] = Field(default_factory=dict)
     ranks: tuple[RankReport, ...]
+
+    def blocks(self, engine: str = "") -> Iterable[Block]:
+        """Return its content; `engine` is what carried it out, if that is to be said."""
+        from reshard.core.conversion.views.summary import conversion_blocks
+
+        return conversion_blocks(self, engine)
 
 
 class PlannedRank(Summary):
@@ -152,7 +160,7 @@ class PlannedTraffic(Summary):
         return f"read, written and read back{again}"
 
 
-class PlanSummary(PlanFacts):
+class PlanSummary(Report, PlanFacts):
     """The expected result of a conversion.
 
     Attributes:
@@ -173,6 +181,7 @@ class PlanSummary(PlanFacts):
         ranks: the target ranks.
         effects: effects of the declared changes on target parameters.
         excluded: source parameters that the changes leave out.
+        chosen_ranks: the target ranks to convert; empty: all, as in a summary that was read from its document.
     """
 
     format: str
@@ -192,6 +201,14 @@ class PlanSummary(PlanFacts):
     ranks: tuple[PlannedRank, ...]
     effects: tuple[ParameterChange, ...] = ()
     excluded: tuple[ExcludedParameter, ...] = ()
+    # for the table that people read: the document has all ranks, and what the chosen ones need
+    chosen_ranks: tuple[int, ...] = Field(default=(), exclude=True, repr=False)
+
+    def blocks(self, rate_option: str = "") -> Iterable[Block]:
+        """Return its content; `rate_option` sets the rate of the estimate, if one does."""
+        from reshard.core.conversion.views.summary import plan_blocks
+
+        return plan_blocks(self, rate_option)
 
     @property
     def is_whole(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.checkpoint.manifest import PLAN_NAME
-from reshard.core.errors import ConversionError, TargetError
+from reshard.core.errors import StoppedError, TargetError
 from reshard.core.files.file_names import Step
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.seen_steps import Files, SeenStep, StepObserver, WatchOptions
@@ -83,7 +83,7 @@ class StepWatch:
                     current_progress().note(f"waiting for step {each.step}, which is being written: {each.incomplete}")
             announced |= {each.step for each in awaited}
             if not sleep_unless_stopped(LOOK_AGAIN_SECONDS):
-                raise ConversionError("stopped while waiting for a checkpoint that is being written")
+                raise StoppedError("stopped while waiting for a checkpoint that is being written")
             source, seen = self.look()
 
     def look(self) -> tuple[str, list[SeenStep]]:

@@ -75,6 +75,19 @@ def named_storages(pairs: Sequence[tuple[str, str]], resolvers: Mapping[str, Res
         yield
 
 
+@contextmanager
+def with_options_of(url: str, place: object) -> Iterator[None]:
+    """Open everything at and below a place with the options of `url`, inside the block, unless it has its own."""
+    options = options_for(url)
+    if not options or options_for(str(place)):
+        yield
+        return
+    storages = _current.get()
+    added = _Storage(_prefixes(str(place), options), "", options)
+    with storages_in_force(Storages(storages.asked, (*storages.found, added))):
+        yield
+
+
 def resolve_storages(pairs: Sequence[tuple[str, str]], resolvers: Mapping[str, Resolver] | None = None) -> Storages:
     """Resolve storages that several contexts of a process will put in force; see `named_storages`.
 

@@ -1,11 +1,14 @@
 """What unfinished work looks like in a report: its kind, place, files and age."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.reports.blocks import Block, Facts, Line, Table
+from reshard.core.reports.report import Report
 from reshard.core.runtime.summary import Summary
+from reshard.core.runtime.wording import counted, seconds_text, size_text
 from reshard.core.storage.store import AbandonedUpload, Entry
 from reshard.core.storage.urls import Location
 from reshard.core.target.workspace import Workspace
@@ -43,7 +46,7 @@ class Leftover(Summary):
     ranks: int | None = None
 
 
-class CleanReport(Summary):
+class CleanReport(Report):
     """Unfinished work at a target.
 
     Attributes:
@@ -57,6 +60,46 @@ class CleanReport(Summary):
     found: tuple[Leftover, ...]
     removed: bool
     kept: tuple[str, ...]
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield its content: what was found, and what became of it."""
+        if not self.found:
+            yield Line(f"{self.target}: no unfinished work")
+        else:
+            yield Table(
+                ("unfinished work", "where", "done", "files", "size", "last change"),
+                [
+                    (each.kind, each.url, _done_text(each), each.files, size_text(each.size_bytes), _age_text(each))
+                    for each in self.found
+                ],
+                right=("files", "size", "last change"),
+                optional=("files",),
+            )
+        if self.removed:
+            yield from self.removal_blocks()
+        elif self.kept:
+            yield Facts([("kept", text) for text in self.kept])
+
+    def removal_blocks(self) -> Iterator[Block]:
+        """Yield what was removed, and what was not."""
+        yield Line(f"{self.target}: removed {counted(len(self.found), 'leftover')}")
+        for text in self.kept:
+            yield Line(f"not removed: {text}")
+
+
+def _done_text(leftover: Leftover) -> str:
+    if leftover.ranks_done is None:
+        return ""
+    if leftover.ranks is None:
+        return f"{counted(leftover.ranks_done, 'rank')} done"
+    return f"{leftover.ranks_done} of {counted(leftover.ranks, 'rank')} done"
+
+
+def _age_text(leftover: Leftover) -> str:
+    if leftover.changed is None:
+        return ""
+    age = datetime.now(UTC) - datetime.fromisoformat(leftover.changed)
+    return f"{seconds_text(max(0.0, age.total_seconds()))} ago"
 
 
 def describe_unfinished(workspace: Workspace, plan: ConversionPlan | None, entries: Mapping[str, Entry]) -> Leftover:

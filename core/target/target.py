@@ -292,15 +292,15 @@ class Target(Record, dict=True):
         """Withdraw the finished target's manifest before missing or wrong files are mended in place."""
         withdraw_manifest(self.final.child(STATE_DIRECTORY))
 
-    def confirm(self, level: VerifyLevel) -> None:
-        """Finish the commit of an interrupted run, and record the level of a new verification."""
+    def confirm(self, level: VerifyLevel, fingerprint: str | None = None) -> None:
+        """Finish the commit of an interrupted run, and record a new verification: its level, and the fingerprint."""
         if is_built_beside(self.final):
             self._remove_replaced()
         remove_file(self.final.child(STATE_DIRECTORY, WITHDRAWN_NAME))
         self.side.announce(self.final, self.plan.inputs.layout)
         manifest = self.read_committed()
         if manifest is not None and manifest.verified.is_below(level):
-            raised = manifest.model_copy(update={"verified": level})
+            raised = manifest.model_copy(update={"verified": level, "fingerprint": fingerprint})
             write_bytes(self.final.child(STATE_DIRECTORY, MANIFEST_NAME), dump_record(raised))
 
     def _remove_replaced(self) -> None:

@@ -12,10 +12,12 @@ import reshard.core.errors
 from reshard.core.errors import (
     CheckpointError,
     ConversionError,
+    IndexingError,
     InputError,
     PlanError,
     ReshardError,
     StorageError,
+    UnknownNameError,
     UnusableStorageError,
     is_transient,
     raise_problems,
@@ -36,6 +38,8 @@ PARENTS = {
     "PlanError": "InputError",
     "CastError": "InputError",
     "LimitError": "InputError",
+    "UnknownNameError": "InputError",
+    "IndexingError": "InputError",
     "TargetError": "InputError",
     "TargetBusyError": "TargetError",
     "VerificationError": "ReshardError",
@@ -76,6 +80,16 @@ def test_errors_survive_a_process(kind: type[ReshardError], again) -> None:
 def test_a_storage_that_cannot_be_used_is_a_wrong_input() -> None:
     assert issubclass(UnusableStorageError, InputError)
     assert not is_transient(UnusableStorageError("s3://b/x: there is no bucket 'b'"))
+
+
+@pytest.mark.parametrize(("kind", "builtin"), [(UnknownNameError, KeyError), (IndexingError, IndexError)])
+def test_errors_of_an_open_checkpoint_are_those_of_a_dict_and_an_array(
+    kind: type[ReshardError], builtin: type[Exception]
+) -> None:
+    error = kind("m: there is no 'w'")
+    assert isinstance(error, InputError)
+    assert isinstance(error, builtin)
+    assert str(error) == "m: there is no 'w'"  # a KeyError would quote it
 
 
 @pytest.mark.parametrize("transient", [True, False])

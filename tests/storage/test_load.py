@@ -1,6 +1,5 @@
 """Ranks loaded from an object store: what is asked for, and by whom it may be."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,26 +10,20 @@ from reshard.core.conversion.load import plan_load
 from tests.support.checkpoints import case
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.loading import load_rank
-from tests.support.stores import Store, forget_connections
+from tests.support.stores import Store, options_file
 
 FOUR_TO_THREE = case(7009)
 
 
 def test_ranks_of_a_named_storage(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = store.add(FOUR_TO_THREE.directory, "case")
-    options = tmp_path / "options.json"
-    options.write_text(
-        json.dumps({"endpoint_url": store.proxy.url, "key": store.server.access_key, "secret": store.server.secret_key})
-    )
-    for name in store.proxy.environment:
-        monkeypatch.delenv(name)
-    forget_connections()
+    options = options_file(store, tmp_path, monkeypatch)
     plan = plan_load(
         f"{source}/src",
         f"{source}/src_strategy.ckpt",
         f"{source}/dst_strategy.ckpt",
-        source_storage=f"file:{options}",
-        target_storage=f"file:{options}",
+        source_storage=options,
+        target_storage=options,
     )
     for rank, want in FOUR_TO_THREE.want.items():
         found = {name: value.tobytes() for name, value in plan.load(rank) if isinstance(value, np.ndarray)}

@@ -1,9 +1,7 @@
 """The content of a lease: the run that holds it, and the runs it excludes."""
 
-import getpass
 import json
 import os
-import socket
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,6 +10,8 @@ from msgspec.structs import asdict
 
 from reshard.core.errors import TargetBusyError, TargetError
 from reshard.core.runtime.records import Record
+from reshard.core.runtime.this_process import host_name, user_name
+from reshard.core.runtime.wording import moment_text
 from reshard.core.text.options import option
 from reshard.core.text.printing import printable
 
@@ -33,7 +33,7 @@ class LeaseHolder(Record):
     plan: str = ""
 
     def __str__(self) -> str:
-        text = f"run {self.run} of {self.user} on {self.host} (process {self.process}, since {self.started})"
+        text = f"run {self.run} of {self.user} on {self.host} (process {self.process}, since {_since(self.started)})"
         return printable(text)  # any process may have written it
 
     def dump(self, **fields: object) -> bytes:
@@ -65,12 +65,8 @@ class LeaseHolder(Record):
 
 def new_holder(ranks: Sequence[int], plan: str = "") -> LeaseHolder:
     """Return a lease holder for this process; `plan` is the identity of its plan, if it has one."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # containers run under ids without a name
-        user = str(os.getuid())
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    return LeaseHolder(uuid.uuid4().hex[:8], socket.gethostname(), user, os.getpid(), started, tuple(ranks), plan)
+    return LeaseHolder(uuid.uuid4().hex[:8], host_name(), user_name(), os.getpid(), started, tuple(ranks), plan)
 
 
 def is_last_text(text: bytes) -> bool:
@@ -93,3 +89,11 @@ def parse_holder(text: bytes, origin: str) -> LeaseHolder:
         return holder
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TargetError(f"{origin}: not a readable lease; remove it if no other run uses this target") from error
+
+
+def _since(started: str) -> str:
+    """Format a moment of a lease, which any process may have written, for people."""
+    try:
+        return moment_text(datetime.fromisoformat(started))
+    except (ValueError, TypeError):
+        return str(started)

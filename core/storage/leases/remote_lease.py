@@ -19,9 +19,10 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from reshard.core.errors import StorageError, TargetError
+from reshard.core.errors import StoppedError, StorageError, TargetError
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
+from reshard.core.runtime.retry import sleep_unless_stopped
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.leases.lease_holder import (
     LAST_RENEWAL,
@@ -251,7 +252,8 @@ def _watched(directory: Location, leases: Sequence[SeenLease]) -> tuple[list[Lea
     watched = {lease.location.path: lease for lease in leases}
     deadline = time.monotonic() + _DEAD_AFTER_SECONDS
     while watched and time.monotonic() < deadline:
-        time.sleep(RENEWAL_SECONDS / 5)
+        if not sleep_unless_stopped(RENEWAL_SECONDS / 5):
+            raise StoppedError("stopped")
         now = {lease.location.path: lease for lease in _read_leases(directory)}
         renewed = [now[path].holder for path, lease in watched.items() if path in now and now[path].text != lease.text]
         if renewed:

@@ -20,7 +20,8 @@ from reshard.core.records.plan_file import rebuild_plan
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
-from reshard.core.source.diagnosis import Diagnosis, diagnose
+from reshard.core.source.diagnosis import diagnose
+from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.source.recovery import assess_recovery
 from reshard.core.strategy.derivation import TargetJob
 from reshard.core.strategy.files import write_strategy

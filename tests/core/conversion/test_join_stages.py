@@ -9,7 +9,7 @@ import pytest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
-from reshard.core.errors import InputError, StorageError, TargetError
+from reshard.core.errors import InputError, StorageError, TargetError, notes_of
 from reshard.core.request.conversion import build_request
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import read_ckpt, read_tree
@@ -161,6 +161,20 @@ def test_a_join_on_another_storage_goes_on_where_it_was_interrupted(make: Make) 
             join_parts(parts, target)
     finally:
         fs.rm("/join-parts", recursive=True)
+
+
+def test_an_interrupted_join_says_what_it_leaves(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, target = [make(0), make(1)], tmp_path / "joined"
+
+    def fails(*_: object, **__: object) -> None:
+        raise StorageError("the disk is broken")
+
+    monkeypatch.setattr("reshard.core.target.target.Target.commit", fails)
+    with pytest.raises(StorageError) as caught:
+        join_parts(parts, str(target))
+    [note] = notes_of(caught.value)
+    assert note.startswith(f"left in {target}.reshard-partial: ")
+    assert note.endswith(f", 2 of 2 ranks done: the same command resumes there, 'reshard clean {target}' removes it")
 
 
 def test_links_where_parts_are_joined(make: Make, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Conversions of what MindFormers leaves in a training's directory of outputs, named as a whole."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -62,14 +63,22 @@ def test_network_and_all_are_two_checkpoints(output: Path, tmp_path: Path) -> No
     assert read_tree(tmp_path / "out") == CASE.want
 
 
-def test_the_strategy_that_training_left_is_named_not_assumed(output: Path, tmp_path: Path) -> None:
-    """It is that of the job that was started last, which may not have saved this checkpoint."""
+def test_the_strategy_of_a_job_that_was_started_later_is_named_not_assumed(output: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         convert(CASE.request(tmp_path / "out", source=str(output), source_strategy=""))
     assert str(caught.value) == (
-        f"{output}/checkpoint: 4 ranks (rank_0, rank_1, rank_2 and 1 more): several ranks need a source strategy, none "
-        f"is given: name it with 'source_strategy' ({output}/strategy, if that is this checkpoint's)"
+        f"{output}/checkpoint: 4 ranks: several ranks need a source strategy, none is given, and what lies beside the "
+        f"checkpoint is not used by itself:\n  {output}/strategy: contradicts nothing, but is newer than the "
+        "checkpoint: it was copied since, or a job that was started later wrote it\nName the strategy of the job that "
+        "saved it with 'source_strategy'; 'reshard doctor' checks it"
     )
+
+
+def test_the_strategy_of_the_job_that_saved_the_checkpoint_is_used(output: Path, tmp_path: Path) -> None:
+    for file in (output / "strategy").iterdir():
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+    convert(CASE.request(tmp_path / "out", source=str(output), source_strategy=""))
+    assert read_tree(tmp_path / "out") == CASE.want
 
 
 def test_a_transformed_checkpoint_and_a_unified_one(tmp_path: Path) -> None:

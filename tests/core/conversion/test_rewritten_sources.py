@@ -57,7 +57,7 @@ def test_source_changed_after_planning(tmp_path: Path, target: Path) -> None:
     plan = make_plan(request)
     file = source / "rank_1" / "checkpoint_1.ckpt"
     os.utime(file, ns=(1, 1))
-    with pytest.raises(InputError, match=r"rank_1: .*checkpoint_1.ckpt changed while it was being converted"):
+    with pytest.raises(InputError, match=r"rank_1: .*checkpoint_1.ckpt changed while it was being read"):
         convert(request, plan_of=lambda _: plan)
 
 
@@ -65,7 +65,7 @@ def test_a_source_rewritten_with_its_old_time_while_it_is_converted(own_source: 
     request = FOUR_TO_THREE.request(target, source=str(own_source))
     plan = make_plan(request)
     rewrite_with_its_old_time(own_source / "rank_1/checkpoint_1.ckpt")
-    message = r"rank_1: .*checkpoint_1.ckpt changed while it was being converted .* it was rewritten and given its old"
+    message = r"rank_1: .*checkpoint_1.ckpt changed while it was being read .* it was rewritten and given its old"
     with pytest.raises(InputError, match=message):
         convert(request, plan_of=lambda _: plan)
 

@@ -188,7 +188,7 @@ def test_a_source_that_changes_between_two_readings(tmp_path: Path) -> None:
                 file.write_bytes(file.read_bytes()[:-1] + b"!")
 
     shard_bytes = make_plan(request).totals[0].shard_bytes
-    message = r"rank_0: .*checkpoint_0\.ckpt changed while it was being converted"
+    message = r"rank_0: .*checkpoint_0\.ckpt changed while it was being read"
     with pytest.raises(InputError, match=message):
         convert(request, Changing())
     assert not (tmp_path / "out").exists()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
-from reshard.core.errors import StorageError, TargetBusyError, TargetError
+from reshard.core.errors import StoppedError, StorageError, TargetBusyError, TargetError
 from reshard.core.runtime import retry
-from reshard.core.runtime.retry import RetryPolicy
+from reshard.core.runtime.retry import RetryPolicy, stoppable
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.fsspec_store import FsspecStore
 from reshard.core.storage.leases.lease import held_lease, living_holders
@@ -247,3 +247,14 @@ def test_a_renewal_without_an_answer_holds_nobody_up(remote: Location, monkeypat
     hanging.set()
     for thread in left:
         thread.join()
+
+
+def test_watching_a_lease_ends_when_the_work_is_stopped(remote: Location) -> None:
+    leave_lease(remote, 0, 1)
+    started = time.monotonic()
+    with stoppable() as stop:
+        stop.set()
+        with pytest.raises(StoppedError):
+            take(remote, 0)
+    assert time.monotonic() - started < PATIENCE_SECONDS, "the time after which it would be dead"
+    assert len(leases_in(remote)) == 1
