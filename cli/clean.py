@@ -1,21 +1,20 @@
 """`reshard clean`."""
 
 import sys
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from reshard.cli.logs import Command
-from reshard.cli.output import print_facts, print_json, print_line, print_table
+from reshard.cli.output import print_blocks, print_json, print_line
 from reshard.cli.parameters import DIRECTORY
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import key_named, key_options, storage_named, storage_option
 from reshard.core.runtime.progress import reporting_to
-from reshard.core.runtime.wording import counted, seconds_text, size_text
+from reshard.core.runtime.wording import size_text
 
 if TYPE_CHECKING:
-    from reshard.core.target.leftovers import CleanReport, Leftover
+    from reshard.core.target.leftovers import CleanReport
 
 
 @click.command("clean", cls=Command)
@@ -51,11 +50,11 @@ def command(target: str, yes: bool, decrypt_key: str, decrypt_mode: str, storage
         with shown_progress() as progress, reporting_to(progress):
             report = clean(target, remove=yes)
         if not as_json:
-            _print_report(report)
+            print_blocks(report.blocks())
         if report.found and not report.removed and not as_json and _is_asked(report):
             with shown_progress() as progress, reporting_to(progress):
                 report = clean(target, remove=True)
-            _print_removed(report)
+            print_blocks(report.removal_blocks())
     if as_json:
         print_json(report)
     return 1 if report.found and not report.removed else 0
@@ -76,43 +75,3 @@ def _is_asked(report: "CleanReport") -> bool:
 
 def _is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def _print_report(report: "CleanReport") -> None:
-    if not report.found:
-        print_line(f"{report.target}: no unfinished work")
-    else:
-        print_table(
-            ("unfinished work", "where", "done", "files", "size", "last change"),
-            [
-                (each.kind, each.url, _done_text(each), each.files, size_text(each.size_bytes), _age_text(each))
-                for each in report.found
-            ],
-            right=("files", "size", "last change"),
-            optional=("files",),
-        )
-    if report.removed:
-        _print_removed(report)
-    elif report.kept:
-        print_facts(("kept", text) for text in report.kept)
-
-
-def _print_removed(report: "CleanReport") -> None:
-    print_line(f"{report.target}: removed {counted(len(report.found), 'leftover')}")
-    for text in report.kept:
-        print_line(f"not removed: {text}")
-
-
-def _done_text(leftover: "Leftover") -> str:
-    if leftover.ranks_done is None:
-        return ""
-    if leftover.ranks is None:
-        return f"{counted(leftover.ranks_done, 'rank')} done"
-    return f"{leftover.ranks_done} of {counted(leftover.ranks, 'rank')} done"
-
-
-def _age_text(leftover: "Leftover") -> str:
-    if leftover.changed is None:
-        return ""
-    age = datetime.now(UTC) - datetime.fromisoformat(leftover.changed)
-    return f"{seconds_text(max(0.0, age.total_seconds()))} ago"

@@ -4,18 +4,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reshard.cli.convert import log_report, print_report
-from reshard.cli.engine import DRY_RUN, Engine, choose_engine, convert_by, engine_option, report_document
+from reshard.cli.convert import log_report
+from reshard.cli.engine import DRY_RUN, choose_engine, convert_by, engine_option, report_document
 from reshard.cli.field_options import field_options
 from reshard.cli.logs import is_quiet, log_facts
 from reshard.cli.options import CONVERTING_LATEST, GroupedCommand
-from reshard.cli.output import print_facts, print_json
+from reshard.cli.output import print_blocks, print_json
 from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import check_output
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.progress import Progress
-from reshard.core.runtime.wording import counted
 
 if TYPE_CHECKING:
     from reshard.core.conversion.latest import LatestReport
@@ -49,34 +48,13 @@ def command(request: LatestConversionRequest, engine: str, as_json: bool) -> Non
     if as_json:
         print_json(report_document(report, chosen))
     elif request.dry_run or not is_quiet():
-        _print_latest(report, request.dry_run, chosen)
-    _log_latest(report, request.dry_run, chosen)
+        print_blocks(report.blocks(chosen.text))
+    if report.conversion:
+        log_report(report.conversion, chosen)
+    log_facts(report.facts)
 
 
 def _convert_here(request: LatestConversionRequest, progress: Progress) -> "LatestReport":
     from reshard.core.conversion.latest import convert_latest
 
     return convert_latest(request, progress)
-
-
-def _print_latest(report: "LatestReport", dry_run: bool, engine: Engine) -> None:
-    if report.conversion:
-        print_report(report.conversion, engine)
-        click.echo()
-    print_facts(_facts(report, dry_run))
-
-
-def _log_latest(report: "LatestReport", dry_run: bool, engine: Engine) -> None:
-    if report.conversion:
-        log_report(report.conversion, engine)
-    log_facts(_facts(report, dry_run))
-
-
-def _facts(report: "LatestReport", dry_run: bool) -> list[tuple[str, str]]:
-    removed = "would be removed" if dry_run else "removed"
-    return [
-        ("outcome", report.message),
-        *([(removed, ", ".join(report.removed))] if report.removed else []),
-        *([("kept", counted(len(report.kept), "conversion"))] if report.kept else []),
-        *(("note", note) for note in report.notes),
-    ]

@@ -19,10 +19,11 @@ def command(notify: str) -> None:
     """Create reshard's deployments on a Prefect server, with the objects that they need.
 
     The server is the one named by PREFECT_API_URL or the active profile. The command creates the deployments convert,
-    convert-with-approval, convert-latest, verify, compare and merge-strategy, whose runs are started from the server's
-    pages, on schedules, by events or by `prefect deployment run`; the work pool for workers; a concurrency limit that
-    runs may share; an automation that detects killed runs, and with --notify one that sends alerts. Run again, for
-    example after an upgrade, it updates the deployments and leaves your schedules, limits and automations as they are.
+    convert-expert, convert-with-approval, convert-latest, verify, compare, merge-strategy and history, whose runs are
+    started from the server's pages, on schedules, by events or by `prefect deployment run`; the work pool for workers;
+    a concurrency limit that runs may share; an automation that detects killed runs, and with --notify one that sends
+    alerts. Run again, for example after an upgrade, it updates the deployments and leaves your schedules, limits and
+    automations as they are.
 
     \b
     Examples:
@@ -51,5 +52,7 @@ def command(notify: str) -> None:
         "\nStart one or more workers, where reshard is installed and the checkpoints are accessible:\n"
         f"{workers}"
         "Then start runs from the server's pages, or with:\n"
-        "  prefect deployment run convert-checkpoint/convert --param source=… --param target=…"
+        "  prefect deployment run convert-checkpoint/convert --param source=… --param target=…\n"
+        "or on a schedule:\n"
+        "  reshard schedule SOURCE TARGET --cron '0 2 * * *'"
     )

@@ -1,14 +1,10 @@
 """`reshard diff`."""
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import click
 
 from reshard.cli.field_options import field_options
 from reshard.cli.logs import print_note
-from reshard.cli.output import print_json, print_line, print_more, print_table
+from reshard.cli.output import print_blocks, print_json
 from reshard.cli.parameters import PATH
 from reshard.cli.progress import shown_progress
 from reshard.cli.requests import RequestCommand
@@ -16,11 +12,6 @@ from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.runtime.wording import seconds_text, size_text
 from reshard.flows.blocks import resolvers_for
 
-if TYPE_CHECKING:
-    from reshard.core.verification.comparison_report import ComparisonReport
-
-_Row = tuple[str, str, str]
-_MAX_LISTED = 50
 _OPTIONS = tuple(name for name in ComparisonRequest.model_fields if name not in ("a", "b"))
 
 
@@ -54,32 +45,8 @@ def command(request: ComparisonRequest, as_json: bool) -> int:
     if as_json:
         print_json(report)
     else:
-        _print_report(report)
+        print_blocks(report.blocks())
+        rate = report.read_bytes / report.seconds if report.seconds else 0.0
+        read = f"{size_text(report.read_bytes)} of contents read in {seconds_text(report.seconds)}"
+        print_note(f"{read}, {size_text(rate)}/s")
     return 0 if report.same else 1
-
-
-def _listed(rows: Sequence[_Row]) -> list[_Row]:
-    """The rows to show: some of each kind of difference, so that none hides another."""
-    kinds = Counter(differs_in for _, differs_in, _ in rows)
-    room = _MAX_LISTED
-    shares = {}
-    for place, (kind, count) in enumerate(sorted(kinds.items(), key=lambda item: item[1])):
-        shares[kind] = min(count, room // (len(kinds) - place))
-        room -= shares[kind]
-    return [row for kind in kinds for row in [row for row in rows if row[1] == kind][: shares[kind]]]
-
-
-def _print_report(report: "ComparisonReport") -> None:
-    print_line(report.verdict)
-    if report.rows:
-        click.echo()
-        print_table(("parameter", "differs in", "what"), _listed(report.rows))
-        print_more(len(report.rows) - _MAX_LISTED)
-    for letter, side in (("A", report.a), ("B", report.b)):
-        for note in side.notes:
-            print_line(f"note on {letter}: {note}")
-    for note in report.notes:
-        print_line(f"note: {note}")
-    rate = report.read_bytes / report.seconds if report.seconds else 0.0
-    read = f"{size_text(report.read_bytes)} of contents read in {seconds_text(report.seconds)}"
-    print_note(f"{read}, {size_text(rate)}/s")

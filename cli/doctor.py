@@ -6,23 +6,27 @@ import click
 
 from reshard.cli.logs import Command
 from reshard.cli.options import conversion_options
-from reshard.cli.output import print_facts, print_json, print_table
+from reshard.cli.output import print_report
 from reshard.cli.parameters import PATH, STEP
 from reshard.cli.storages import key_named, key_options, storage_named, storage_option
 from reshard.core.errors import InputError
-from reshard.core.runtime.wording import counted
 from reshard.core.strategy.integrated_save import IntegratedSave
 
 if TYPE_CHECKING:
-    from reshard.core.source.diagnosis import Diagnosis
-    from reshard.core.source.findings import Finding
+    from reshard.core.source.diagnosis_report import Diagnosis
 
 
 @click.command("doctor", cls=Command)
 @click.argument("source", type=PATH)
 @click.option(
-    "--source-strategy", metavar="URL", type=PATH, default="", help="The strategy to check: a file, or a directory."
+    "--source-strategy",
+    "--strategy",
+    metavar="URL",
+    type=PATH,
+    default="",
+    help="The strategy to check: a file, or a directory.",
 )
+@conversion_options(("auto_strategy",))
 @click.option(
     "--step", metavar="E_S", type=STEP, default="", help="The step to check; by default the newest that all ranks have."
 )
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
 def command(
     source: str,
     source_strategy: str,
+    auto_strategy: bool,
     step: str,
     source_prefix: str,
     root: str,
@@ -68,12 +73,18 @@ def command(
     them with --like, or a family with --preset, whose config.json is in the directory of --like or of SOURCE. Whole
     shapes that contradict those of other parameters are problems.
 
-    Without a strategy, shows the checkpoint's content and the strategy that it needs, and exits with 2; or with 0 if it
-    needs none: a single rank, or whole tensors. Checkpoints that reshard converted contain their own strategy.
+    Without --source-strategy, checks the only strategy beside the checkpoint (../strategy, for example). Without any,
+    shows the checkpoint's content and the strategy that it needs, and exits with 2; or with 0 if it needs none: a
+    single rank, or whole tensors. Checkpoints that reshard converted contain their own strategy.
+
+    A directory with config.json and weights, as Hugging Face's, needs no strategy: checks that loaders would find every
+    parameter that config.json asks for, in its shape, and read all that is there, and that index and files agree. The
+    preset is that of its model_type, or --preset. Exits with 2 if no preset knows the family's names.
 
     \b
     Examples:
       reshard doctor checkpoint
+      reshard doctor huggingface_model
       reshard doctor checkpoint --source-strategy strategy
       reshard doctor checkpoint --source-strategy strategy --like huggingface_model --preset qwen3
       reshard doctor checkpoint --source-strategy merged.ckpt --step 10_5 --json
@@ -96,59 +107,18 @@ def command(
             switches=switch,
             training_config=training_config,
             allowed_models=allow_model,
+            auto_strategy=auto_strategy,
         )
-    if as_json:
-        print_json(diagnosis)
-    else:
-        _print_diagnosis(diagnosis)
+    print_report(diagnosis, as_json=as_json)
     if diagnosis.fits is None:
-        raise InputError(
-            f"{diagnosis.source}: there is no strategy to compare the checkpoint with: name it with --source-strategy"
-        )
+        raise InputError(_no_answer(diagnosis))
     return 0 if diagnosis.fits else 1
 
 
-def _print_diagnosis(diagnosis: "Diagnosis") -> None:
-    from reshard.core.source.diagnosis import CHECKS
-
-    print_facts((*diagnosis.facts, *_answer(diagnosis)))
-    if diagnosis.strategy:
-        click.echo()
-        print_table(("check", "result"), [(check, _result(diagnosis, check)) for check in CHECKS])
-    for finding in diagnosis.findings:
-        click.echo(f"\n{finding.severity.upper()}, {finding.check}")
-        print_facts(_finding_facts(finding))
-
-
-def _answer(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
-    if diagnosis.fits is None:
-        return [("answer", "NONE: there is no strategy to compare with")]
-    if not diagnosis.strategy:
-        return []
-    if diagnosis.fits:
-        return [("answer", _consistent_text(diagnosis))]
-    problems = [finding for finding in diagnosis.findings if finding.severity == "problem"]
-    return [("answer", f"DOES NOT FIT: {counted(len(problems), 'problem')}")]
-
-
-def _consistent_text(diagnosis: "Diagnosis") -> str:
-    from reshard.core.plan.whole_shapes import NOT_CONFIRMED
-
-    if diagnosis.whole_shapes.confirmed:
-        return "CONSISTENT, whole shapes confirmed: nothing contradicts that the strategy is the checkpoint's"
-    return f"CONSISTENT, {NOT_CONFIRMED}: a strategy with other axes may be consistent, too"
-
-
-def _result(diagnosis: "Diagnosis", check: str) -> str:
-    if check in diagnosis.not_checked:
-        return "not checked"
-    severities = [str(finding.severity) for finding in diagnosis.findings if finding.check == check]
-    counts = [
-        counted(severities.count(severity), severity) for severity in ("problem", "note") if severity in severities
-    ]
-    return ", ".join(counts) or "ok"
-
-
-def _finding_facts(finding: "Finding") -> list[tuple[str, str]]:
-    advice = [("  do", finding.advice)] if finding.advice else []
-    return [("  found", finding.found), ("  means", finding.means), *advice]
+def _no_answer(diagnosis: "Diagnosis") -> str:
+    if diagnosis.loaded is None:
+        return (
+            f"{diagnosis.source}: there is no strategy to compare the checkpoint with: name it with --source-strategy"
+        )
+    unchecked = next(finding for finding in diagnosis.findings if finding.check == "config")
+    return f"{diagnosis.source}: names and shapes were not checked: {unchecked.found}"

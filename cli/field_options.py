@@ -1,6 +1,6 @@
 """Click options made from the fields of requests: names, help texts, values and defaults."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -16,18 +16,24 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 
 
-def field_options(names: Collection[str], model: type["BaseModel"]) -> Callable[[Function], Function]:
-    """Add options for these fields of a request to a command, which gets a keyword argument for each."""
+def field_options(
+    names: Collection[str], model: type["BaseModel"], others: Mapping[str, str] | None = None
+) -> Callable[[Function], Function]:
+    """Add options for these fields of a request to a command, which gets a keyword argument for each.
+
+    `others`: field -> another name of its option, beside its own.
+    """
 
     def decorated(command: Function) -> Function:
         for name in reversed(list(names)):
-            command = _option(name, model.model_fields[name])(command)
+            other = (others or {}).get(name)
+            command = _option(name, model.model_fields[name], *([other] if other else []))(command)
         return command
 
     return decorated
 
 
-def _option(name: str, field: "FieldInfo") -> Callable[[Function], Function]:
+def _option(name: str, field: "FieldInfo", *others: str) -> Callable[[Function], Function]:
     metavar = metavar_of(field)
     settings: dict[str, Any] = {"help": field.description, "metavar": metavar, "default": field.default}
     kind = field.annotation
@@ -48,7 +54,7 @@ def _option(name: str, field: "FieldInfo") -> Callable[[Function], Function]:
         settings |= {"multiple": True, "help": f"{field.description} May be given several times."}
     if kind is not bool and settings["default"]:
         settings |= {"show_default": True}
-    return click.option(option, name, **settings)
+    return click.option(option, *others, name, **settings)
 
 
 def _choices(kind: Any) -> list[str]:

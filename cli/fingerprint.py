@@ -1,24 +1,15 @@
 """`reshard fingerprint`."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from reshard.cli.logs import print_note
 from reshard.cli.options import conversion_options
-from reshard.cli.output import print_json, print_line
+from reshard.cli.output import print_line, print_report
 from reshard.cli.parameters import PATH
 from reshard.cli.progress import shown_progress
 from reshard.cli.requests import RequestCommand
 from reshard.core.request.source import FINGERPRINT_OPTIONS, FingerprintRequest
-from reshard.core.runtime.wording import counted, size_text
-from reshard.core.text.printing import printable
 from reshard.flows.blocks import resolvers_for
-
-if TYPE_CHECKING:
-    from reshard.core.verification.fingerprint_file import ModelFingerprint
-
-_NAME_COLUMN = 32
 
 
 @click.command("fingerprint", cls=RequestCommand, request=FingerprintRequest)
@@ -52,19 +43,7 @@ def command(request: FingerprintRequest, as_json: bool) -> int:
             "note: the checkpoint is encrypted, its fingerprints are not: with them, guesses of its contents can be "
             "confirmed"
         )
-    if as_json:
-        print_json(document)
-    else:
-        _print_lines(document)
+    print_report(document, as_json=as_json)
     for replicas in document.differing:
         print_line(f"reshard: replicas differ: {replicas}", err=True)
     return 1 if document.differing else 0
-
-
-def _print_lines(document: "ModelFingerprint") -> None:
-    """Print lines with fixed columns, so that 'diff' shows only the lines that differ."""
-    size = f"{counted(len(document.parameters), 'parameter')}, {size_text(document.size_bytes)}"
-    click.echo(f"{document.fingerprint}  the whole model: {size}")
-    for each in document.parameters:
-        contents = ",".join([each.fingerprint, *each.others])
-        print_line(f"{contents}  {each.dtype:<9}  {printable(each.name):<{_NAME_COLUMN}}  {list(each.shape)}")

@@ -3,11 +3,10 @@
 import click
 
 from reshard.cli.logs import Command, is_quiet
-from reshard.cli.output import print_json, print_line
+from reshard.cli.output import print_blocks, print_json
 from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import check_output, storage_named, storage_option
-from reshard.core.runtime.wording import counted, seconds_text, size_text
 
 
 @click.command("join-parts", cls=Command)
@@ -44,11 +43,5 @@ def command(parts: tuple[str, ...], target: str, shared_parameters: str, storage
         report = join_parts(parts, target, progress, shared_parameters=shared_parameters)
     if as_json:
         print_json(report)
-    if as_json or is_quiet():
-        return
-    stages = ", ".join(map(str, report.stages))
-    print_line(
-        f"{report.target}: the parts of stages {stages}, {counted(report.parameters, 'parameter')} on "
-        f"{counted(report.ranks, 'rank')}, {size_text(report.size_bytes)} copied and checked in "
-        f"{seconds_text(report.seconds)}"
-    )
+    elif not is_quiet():
+        print_blocks(report.blocks())

@@ -15,11 +15,19 @@ from contextvars import ContextVar
 from datetime import datetime
 
 import click
+from msgspec.structs import replace
 
 from reshard import __version__
+from reshard.cli.environment import (
+    is_from_environment,
+    name_variables,
+    stray_variables,
+    used_variables,
+    with_variable_named,
+)
 from reshard.cli.output import print_line, print_lines
 from reshard.cli.parameters import PATH, is_place
-from reshard.core.errors import InputError, ReshardError
+from reshard.core.errors import InputError, ReshardError, notes_of, text_with_notes
 from reshard.core.runtime.log import LOGGER, log
 from reshard.core.runtime.named_values import is_name
 from reshard.core.runtime.progress import SilentProgress, reporting_to
@@ -39,25 +47,30 @@ class Verbosity(Record):
 
 
 class Command(click.Command):
-    """A command with the options --quiet, --verbose and --log-file."""
+    """A command with the options --quiet, --verbose and --log-file, whose options may come from the environment."""
 
     def __init__(self, *args: object, **settings: object) -> None:
         super().__init__(*args, **settings)  # type: ignore[arg-type]
         self.params += _options()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the words of the command line for the log."""
+        """Keep the words of the command line for the log, and read the variables of options that it lacks."""
         ctx.meta[_WORDS] = [*ctx.command_path.split(), *args]
-        return super().parse_args(ctx, args)
+        name_variables(self.params)
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            raise with_variable_named(error) from None
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command with its logs."""
-        asked = Verbosity(**{name: ctx.params.pop(name) for name in Verbosity.__struct_fields__})
+        asked = _verbosity(ctx)
         if asked.quiet and asked.verbose:
             raise click.UsageError("--quiet and --verbose contradict each other: leave out one of them", ctx)
         if asked.log_file:
             _check_apart(asked.log_file, self.places(ctx))
         with _logging_as(asked, ctx.meta[_WORDS]) as ended:
+            self._note_variables(ctx)
             code = self.work(ctx)
             ended(code if isinstance(code, int) else 0)
             return code
@@ -68,9 +81,29 @@ class Command(click.Command):
             value = ctx.params.get(str(param.name)) if is_place(param) else None
             yield from value if isinstance(value, tuple) else [value]
 
+    def fields_of_file(self, ctx: click.Context) -> dict[str, object]:
+        """Return the options that a file gives, which take precedence over variables."""
+        return {}
+
     def work(self, ctx: click.Context) -> object:
         """Call the command's function."""
         return super().invoke(ctx)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Say in the help that options may come from the environment."""
+        formatter.write_paragraph()
+        formatter.write_text(_OF_ENVIRONMENT)
+
+    def _note_variables(self, ctx: click.Context) -> None:
+        """Print which variables gave options their values: one that was forgotten surprises."""
+        fields = self.fields_of_file(ctx)
+        used = ", ".join(used_variables(ctx, fields))
+        if used:
+            print_note(f"reshard: from the environment: {printable(used)}")
+        for warning in stray_variables(ctx, (*ctx.params.values(), *fields.values())):
+            _log_result(logging.WARNING, warning)
+            if not is_quiet():
+                print_line(f"reshard: warning: {printable(warning)}", err=True)
 
 
 def is_quiet() -> bool:
@@ -112,6 +145,15 @@ def details_above(say: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _terminal.say = before
+
+
+def _verbosity(ctx: click.Context) -> Verbosity:
+    """Take what was asked for from the parameters; the command line decides against a variable."""
+    asked = Verbosity(**{name: ctx.params.pop(name) for name in Verbosity.__struct_fields__})
+    if asked.quiet and asked.verbose and is_from_environment(ctx, "quiet") != is_from_environment(ctx, "verbose"):
+        is_verbose = is_from_environment(ctx, "quiet")
+        return replace(asked, quiet=not is_verbose, verbose=is_verbose)
+    return asked
 
 
 class _NotesIfVerbose(SilentProgress):
@@ -206,11 +248,15 @@ def _logging_as(asked: Verbosity, words: Sequence[str]) -> Iterator[Callable[[in
             yield ended
     except (ReshardError, click.ClickException) as error:
         if file:
-            log(logging.ERROR, error.format_message() if isinstance(error, click.ClickException) else str(error))
+            log(
+                logging.ERROR,
+                error.format_message() if isinstance(error, click.ClickException) else text_with_notes(error),
+            )
         raise
     except BaseException as error:
         if file:
-            log(logging.ERROR, f"ended by {type(error).__name__}: {error}".rstrip(": "))
+            ended_by = f"ended by {type(error).__name__}: {error}".rstrip(": ")
+            log(logging.ERROR, "\n".join([ended_by, *notes_of(error)]))
         raise
     finally:
         for handler in handlers:
@@ -283,6 +329,10 @@ def _opened(path: str) -> _File:
 
 
 _WORDS = "reshard.words"
+_OF_ENVIRONMENT = (
+    "Options may come from the environment: RESHARD_LOG_FILE=FILE is --log-file FILE. The command line, and a file of "
+    "--config, take precedence."
+)
 _NAMING = re.compile(r"--(?:[a-z]+-)*(?:key|storage)(?:-[ab])?")
 """Options that name where keys, and storage options with keys, are kept."""
 _asked: ContextVar[Verbosity] = ContextVar("reshard_verbosity", default=Verbosity())  # noqa: B039

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from reshard.cli.output import print_error, print_line
+from reshard.cli.output import print_error, print_line, print_lines
 from reshard.cli.parameters import COMPLETION_VARIABLE, did_you_mean
 from reshard.cli.spelling import flag
-from reshard.core.errors import InputError, ReshardError, VerificationError
+from reshard.core.errors import InputError, ReshardError, VerificationError, notes_of, text_with_notes
 from reshard.core.runtime.arenas import share_arenas
 from reshard.core.runtime.shortage import naming_shortage
 from reshard.core.runtime.suggestions import close_words
@@ -42,14 +42,18 @@ _COMMANDS = {
     "verify": ("reshard.cli.verify", "Check a converted checkpoint."),
     "diff": ("reshard.cli.diff", "Compare two checkpoints: are they the same model?"),
     "fingerprint": ("reshard.cli.fingerprint", "Print fingerprints of parameters, to compare them elsewhere."),
+    "scan": ("reshard.cli.scan", "Look for NaN and Inf in a checkpoint."),
     "join-parts": ("reshard.cli.join_parts", "Join separately converted stages into one checkpoint."),
     "clean": ("reshard.cli.clean", "Remove unfinished work at a target."),
     "merge-strategy": ("reshard.cli.merge_strategy", "Merge the strategy files of a job's ranks into one."),
     "make-strategy": ("reshard.cli.make_strategy", "Make a strategy for other numbers of devices."),
     "presets": ("reshard.cli.presets", "List the model families whose names and layouts are known."),
     "inspect": ("reshard.cli.inspect", "Show the content of a checkpoint or a strategy."),
+    "history": ("reshard.cli.history", "List conversions: when, by whom, how much, at what cost."),
     "deploy": ("reshard.cli.deploy", "Create the deployments on a Prefect server, for workers."),
     "serve": ("reshard.cli.serve", "Serve the deployments from this process, without a worker."),
+    "schedule": ("reshard.cli.schedule", "Schedule convert-latest on a Prefect server."),
+    "metrics": ("reshard.cli.metrics", "Serve metrics of runs and conversions to Prometheus."),
     "completion": ("reshard.cli.completion", "Print a shell's script for completing commands."),
 }
 """Command -> its module, and its summary in one line."""
@@ -143,18 +147,19 @@ def _run(arguments: Sequence[str]) -> int:
         print_error(_usage_message(error))
         return WRONG_INPUT
     except ReshardError as error:
-        print_error(str(error))
+        print_error(text_with_notes(error))
         return _exit_code(error)
     except BrokenPipeError:
         # the reader of the output is gone; flushing the buffered rest must not fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
-    except Terminated:
-        return _terminated()
-    except KeyboardInterrupt:
+    except Terminated as end:
+        return _terminated(end)
+    except KeyboardInterrupt as end:
         if sys.stderr.isatty():
             click.echo(err=True)  # the terminal shows ^C and stays on that line
         click.echo("reshard: interrupted; a rerun of the same command resumes where it stopped", err=True)
+        _print_notes(end)
         return INTERRUPTED
     except OSError as error:
         if error.errno != errno.ENOSPC:
@@ -165,16 +170,27 @@ def _run(arguments: Sequence[str]) -> int:
         return FAILED
     except Exception as error:
         # pydantic replaces whatever its serializers raise by errors of its own
-        return _terminated() if _terminated_at else _bug(error)
+        return _terminated(error) if _terminated_at else _bug(error)
 
 
-def _terminated() -> int:
+def _terminated(end: BaseException) -> int:
     click.echo("reshard: terminated; a rerun of the same command resumes where it stopped", err=True)
+    _print_notes(end)
     return TERMINATED
+
+
+def _print_notes(error: BaseException) -> None:
+    """Print what an error or an interruption left behind; Prefect raises a signal's exception twice."""
+    noted: BaseException | None = error
+    while noted is not None and not notes_of(noted):
+        noted = noted.__context__
+    for note in notes_of(noted) if noted else ():
+        print_lines(f"reshard: {note}", err=True)
 
 
 def _bug(error: Exception) -> int:
     print_line(f"reshard: internal error: {_one_line(error)}, please report; {_saved_traceback()}", err=True)
+    _print_notes(error)
     return BUG
 
 

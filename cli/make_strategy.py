@@ -1,19 +1,13 @@
 """`reshard make-strategy`."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from reshard.cli.logs import Command, is_quiet
 from reshard.cli.options import conversion_options
-from reshard.cli.output import print_facts, print_json, print_table
+from reshard.cli.output import print_blocks, print_json
 from reshard.cli.parameters import PATH
 from reshard.cli.storages import check_output, key_named, key_options, storage_named, storage_option
-from reshard.core.runtime.wording import counted
 from reshard.core.strategy.integrated_save import IntegratedSave
-
-if TYPE_CHECKING:
-    from reshard.core.conversion.make_strategy import MadeCut, MakeReport
 
 
 @click.command("make-strategy", cls=Command)
@@ -153,36 +147,4 @@ def command(
     if as_json:
         print_json(report)
     elif not is_quiet():
-        _print_report(report)
-
-
-def _print_report(report: "MakeReport") -> None:
-    source = (
-        f"data {report.source_data_parallel} x model {report.source_model_parallel} x "
-        f"{counted(report.source_pipeline, 'stage')}"
-    )
-    made = f"data {report.data_parallel} x model {report.model_parallel} x {counted(report.pipeline, 'stage')}"
-    print_facts(
-        [
-            ("strategy", f"{report.url}: {counted(report.ranks, 'rank')}, {counted(report.parameters, 'parameter')}"),
-            ("parallel", made),
-            ("made from", source),
-            *(("note", note) for note in report.notes),
-        ]
-    )
-    click.echo()
-    print_table(
-        ("stage", "ranks", "layers", "parameters"),
-        [(each.stage, f"{each.first_rank}-{each.last_rank}", each.layers, each.parameters) for each in report.stages],
-        right=("stage", "parameters"),
-    )
-    click.echo()
-    print_table(
-        ("cut", "parameters", "with an optimizer shard"),
-        [(_cut_text(each), each.parameters, each.optimizer_shards or "") for each in report.cuts],
-        right=("parameters", "with an optimizer shard"),
-    )
-
-
-def _cut_text(cut: "MadeCut") -> str:
-    return ", ".join(f"axis {axis} into {pieces}" for axis, pieces in cut.axes) or "whole"
+        print_blocks(report.blocks())

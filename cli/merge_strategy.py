@@ -3,10 +3,9 @@
 import click
 
 from reshard.cli.logs import Command, is_quiet
-from reshard.cli.output import print_json, print_line
+from reshard.cli.output import print_blocks, print_json
 from reshard.cli.parameters import PATH
 from reshard.cli.storages import check_output, storage_named, storage_option
-from reshard.core.runtime.wording import counted
 
 
 @click.command("merge-strategy", cls=Command)
@@ -33,7 +32,5 @@ def command(directory: str, out: str, overwrite: bool, storage: str, as_json: bo
         report = merge_files(directory, out, overwrite)
     if as_json:
         print_json(report)
-    if as_json or is_quiet():
-        return
-    of_stages = f"{counted(report.stages, 'stage')} of {counted(report.devices_per_stage, 'device')}"
-    print_line(f"{report.url}: {of_stages}, {counted(report.parameters, 'parameter')}")
+    elif not is_quiet():
+        print_blocks(report.blocks())

@@ -26,8 +26,12 @@ CONVERTING_LATEST = tuple(name for name in _ALL if name in LatestConversionReque
 
 
 def conversion_options(names: Collection[str]) -> Callable[[Function], Function]:
-    """Add options for these fields of a conversion's request to a command; see `field_options`."""
-    return field_options(names, ConversionRequest)
+    """Add options for these fields of a conversion's request to a command; see `field_options`.
+
+    The strategy of a command that has one alone is known by a short name, too.
+    """
+    others = {} if "target_strategy" in names else {"source_strategy": "--strategy"}
+    return field_options(names, ConversionRequest, others)
 
 
 class GroupedCommand(RequestCommand):

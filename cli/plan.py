@@ -1,27 +1,22 @@
 """`reshard plan`."""
 
 import sys
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from reshard.cli.logs import print_note
 from reshard.cli.options import PLANNING, GroupedCommand, conversion_options
-from reshard.cli.output import print_facts, print_json, print_more, print_table
+from reshard.cli.output import print_blocks, print_facts, print_json, print_table
 from reshard.cli.parameters import DIRECTORY, PATH
-from reshard.cli.rank_tables import Column, file_column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import check_output, resources_named_in
 from reshard.core.options.fields import parse_size
 from reshard.core.request.planning import ASSUMED_RATE_BYTES, PlanRequest
-from reshard.core.runtime.wording import listed, seconds_text, size_text
+from reshard.core.runtime.wording import size_text
 
-if TYPE_CHECKING:
-    from reshard.core.conversion.report import PlannedRank, PlanSummary
-
-_MAX_CHANGES = 16
-"""Rows shown of changed parameters, and of excluded ones."""
-_MAX_SOURCES = 4
+RATE_OPTION = "plan --rate"
+"""What sets the rate of a plan's estimate."""
 
 
 def _parse_rate(text: str) -> int:
@@ -110,7 +105,7 @@ def command(
 
         print_overlaps(overlaps)
     else:
-        print_plan(summary, request.chosen_ranks(plan.target_ranks))
+        print_blocks(summary.blocks(RATE_OPTION))
         if picture or (picture is None and _is_terminal()):
             from reshard.cli.heatmap import print_feeds
 
@@ -118,90 +113,8 @@ def command(
             print_feeds(plan)
 
 
-def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
-    """Print a plan's summary, and a table of its `ranks`."""
-    from reshard.core.conversion.plan_notes import substitutes_text
-    from reshard.core.conversion.report import shapes_facts, worlds_text
-    from reshard.core.runtime.summary import FILE
-
-    classes = f"{summary.layout_classes} layout class{'' if summary.layout_classes == 1 else 'es'}"
-    resharded = f"resharded, in {classes}; {len(summary.carried)} copied unchanged"
-    print_facts(
-        [
-            ("source", f"{summary.source}, step {summary.step}" if summary.step else summary.source),
-            ("ranks", worlds_text(summary)),
-            ("format", summary.format),
-            ("parameters", f"{summary.parameters} {'made whole' if summary.is_whole else resharded}"),
-            *shapes_facts(summary),
-            ("to read", f"{size_text(summary.read_bytes)} of the source, plus small gaps"),
-            ("to write", size_text(summary.written_bytes)),
-            ("time", _time_text(summary)),
-            *([] if summary.free_bytes is None else [_room_fact(summary.needed_bytes or 0, summary.free_bytes)]),
-            ("buffers", f"{size_text(summary.buffer_bytes)}, for {summary.workers} at once"),
-            *([("RECOVERED", substitutes_text(summary.stand_ins))] if summary.stand_ins else []),
-            *(("note", note) for note in summary.notes),
-        ]
-    )
-    _print_changes(summary)
-    click.echo()
-    columns: list[Column[PlannedRank]] = [
-        rank_column(lambda rank: rank.rank, "number" if summary.target_kind == FILE else "rank"),
-        file_column(lambda rank: rank.rank, lambda rank: rank.file),
-        Column("shards", lambda rank: size_text(rank.shard_bytes), right=True),
-        ranks_column("source ranks", lambda rank: rank.source_ranks),
-        ranks_column("copy of", lambda rank: () if rank.copy_of is None else (rank.copy_of,), right=True),
-    ]
-    print_rank_table(columns, [rank for rank in summary.ranks if rank.rank in ranks], noun=summary.target_kind)
-
-
-def _time_text(summary: "PlanSummary") -> str:
-    rate = f"{size_text(summary.assumed_rate_bytes or 0)}/s"
-    return f"about {seconds_text(summary.estimated_seconds or 0)} at {rate} (plan --rate): {summary.traffic}"
-
-
-def _room_fact(needed_bytes: int, free_bytes: int) -> tuple[str, str]:
-    from reshard.core.storage.publishing import no_room_text
-
-    if needed_bytes > free_bytes:
-        return ("WARNING", f"the target {no_room_text(needed_bytes, free_bytes)}; the conversion would stop at once")
-    return ("room", f"{size_text(needed_bytes)} needed, {size_text(free_bytes)} free")
-
-
 def _is_terminal() -> bool:
     return sys.stdout.isatty()
-
-
-def _print_changes(summary: "PlanSummary") -> None:
-    """Print tables of changed and of excluded parameters; rows beyond a limit are counted."""
-    if summary.effects:
-        click.echo()
-        print_table(
-            ("parameter", "made from", "how", "dtype", "shape"),
-            [
-                (
-                    effect.parameter,
-                    _joined(effect.sources),
-                    ", ".join(effect.how),
-                    _from_to(_joined(effect.source_dtypes), effect.dtype),
-                    _from_to(_joined([str(list(shape)) for shape in effect.source_shapes]), str(list(effect.shape))),
-                )
-                for effect in summary.effects[:_MAX_CHANGES]
-            ],
-            optional=("made from", "shape", "dtype"),
-        )
-        print_more(len(summary.effects) - _MAX_CHANGES, " changed")
-    if summary.excluded:
-        click.echo()
-        print_table(("left out", "by"), [(each.parameter, each.by) for each in summary.excluded[:_MAX_CHANGES]])
-        print_more(len(summary.excluded) - _MAX_CHANGES, " left out")
-
-
-def _joined(names: Sequence[str]) -> str:
-    return listed(names, _MAX_SOURCES, " + ")
-
-
-def _from_to(before: str, after: str) -> str:
-    return after if before == after else f"{before} -> {after}"
 
 
 def _with_axes(box: str, axes: Sequence[int] | None) -> str:

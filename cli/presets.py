@@ -3,8 +3,7 @@
 import click
 
 from reshard.cli.logs import Command
-from reshard.cli.output import print_json, print_table
-from reshard.core.runtime.wording import listed
+from reshard.cli.output import print_report
 
 
 @click.command("presets", cls=Command)
@@ -26,11 +25,4 @@ def command(name: str, as_json: bool) -> None:
         click.echo(preset_text(name), nl=False)
         return
     presets = list_presets()
-    if as_json:
-        print_json(presets)
-        return
-    rows = [
-        (each.preset, each.title, listed(list(each.worlds)), each.proof, listed(list(each.switches)) or "-")
-        for each in presets.presets
-    ]
-    print_table(("preset", "models", "names", "rules", "switches"), rows)
+    print_report(presets, as_json=as_json)

@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 from msgspec import field
 
+from reshard.cli.environment import is_from_environment, variable_of
 from reshard.cli.logs import Command
 from reshard.cli.parameters import PATH, is_place
 from reshard.cli.spelling import flag
@@ -58,19 +59,26 @@ class RequestCommand(Command):
         fields = ctx.meta.get(_FILE, _File()).fields
         yield from (fields.get(str(param.name)) for param in self.params if is_place(param))
 
+    def fields_of_file(self, ctx: click.Context) -> dict[str, object]:
+        """Return the fields that the file of --config gives, but those of the command line."""
+        fields = ctx.meta.get(_FILE, _File()).fields
+        return {name: value for name, value in fields.items() if not _is_typed(ctx, name)}
+
     def work(self, ctx: click.Context) -> object:
         """Make the request, and print it or call the function with it."""
         prints = ctx.params.pop("print_config")
         del ctx.params["config"]
         file = ctx.meta.get(_FILE, _File())
         names = [name for name in ctx.params if name in self._request.model_fields]
-        typed = {name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-        self._refuse_half(ctx, file, typed)
-        from_file = {name: value for name, value in file.fields.items() if name not in typed}
+        self._refuse_half(ctx, file, {name for name in names if _is_typed(ctx, name)})
+        from_file = self.fields_of_file(ctx)
+        variables = {str(each.name): str(variable_of(each)) for each in self.params}
         given = {name: value for name in names if (value := ctx.params.pop(name)) is not None}
 
         def named(name: str) -> str:
-            return f"{file.origin}: {name}" if name in from_file else flag(Option(name))
+            if name in from_file:
+                return f"{file.origin}: {name}"
+            return variables[name] if is_from_environment(ctx, name) else flag(Option(name))
 
         request = build_options(self._request, named, **given | from_file | dict(self._fixed))
         if prints:
@@ -120,3 +128,7 @@ class RequestCommand(Command):
         # arguments in the file are not missing; like options, they get its values when the request is made
         ctx.default_map = {str(each.name): "" for each in self.params if each.name in file.fields and each.required}
         return value
+
+
+def _is_typed(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE

@@ -21,10 +21,10 @@ def command(limit: int) -> None:
     """Serve conversions to a Prefect server from this process, without a worker.
 
     The server is the one named by PREFECT_API_URL or the active profile. Its pages show the deployments convert,
-    convert-with-approval, convert-latest, verify, compare and merge-strategy. Runs are started there, on
-    schedules, or by `prefect deployment run`, and execute on this machine while this process runs. Ctrl-C or SIGTERM
-    stops it and its runs, which resume when they are retried. Existing schedules, limits and automations on the server
-    are kept. For several machines, or a shared server, deploy to a work pool instead: reshard deploy.
+    convert-expert, convert-with-approval, convert-latest, verify, compare, merge-strategy and history. Runs are started
+    there, on schedules, or by `prefect deployment run`, and execute on this machine while this process runs. Ctrl-C or
+    SIGTERM stops it and its runs, which resume when they are retried. Existing schedules, limits and automations on the
+    server are kept. For several machines, or a shared server, deploy to a work pool instead: reshard deploy.
 
     \b
     Examples:

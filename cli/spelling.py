@@ -12,10 +12,13 @@ _REPEATED = {"cuts": "cut", "places": "place"}
 
 
 def flag(option: Option) -> str:
-    """Spell an option as it is typed: `--overwrite`, `--format ckpt`, or its name alone."""
+    """Spell an option as it is typed: `--overwrite`, `--no-check-crc`, `--format ckpt`, or its name alone."""
     if option.name in _ARGUMENTS:
         return option.name.upper()
-    name = f"--{_REPEATED.get(option.name, option.name).replace('_', '-')}"
+    word = _REPEATED.get(option.name, option.name).replace("_", "-")
+    if option.value is False:
+        return f"--no-{word}"
+    name = f"--{word}"
     if not option.texts:
         return name
     return " ".join(f"{name} {shlex.quote(printable(text))}" for text in option.texts)

@@ -1,22 +1,15 @@
 """`reshard verify`."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from reshard.cli.field_options import field_options
-from reshard.cli.output import print_json, print_line, print_more
+from reshard.cli.output import print_report
 from reshard.cli.parameters import DIRECTORY
 from reshard.cli.progress import shown_progress
 from reshard.cli.requests import RequestCommand
 from reshard.core.request.verification import VerificationRequest
-from reshard.core.runtime.wording import counted, seconds_text, size_text
 from reshard.flows.blocks import resolvers_for
 
-if TYPE_CHECKING:
-    from reshard.core.verification.report import VerificationReport
-
-_MAX_PROBLEMS = 50
 _OPTIONS = tuple(name for name in VerificationRequest.model_fields if name != "target")
 
 
@@ -43,25 +36,5 @@ def command(request: VerificationRequest, as_json: bool) -> int:
     names = (request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key)
     with resources_to_verify(request, resolvers_for(*names)), shown_progress() as progress:
         report = verify_target(request.target, request.level, progress)
-    if as_json:
-        print_json(report)
-    else:
-        _print_report(report)
+    print_report(report, as_json=as_json)
     return 1 if report.problems else 0
-
-
-def _print_report(report: "VerificationReport") -> None:
-    for text in (*report.notes, *report.problems[:_MAX_PROBLEMS]):
-        print_line(text)
-    print_more(len(report.problems) - _MAX_PROBLEMS)
-    checked = (
-        f"{report.target}: {counted(report.ranks, report.kind)} checked ({report.level}), "
-        f"{size_text(report.read_bytes)} of contents read in {seconds_text(report.seconds)}"
-    )
-    if report.compared:
-        checked += (
-            f"; the values of {counted(report.compared, 'parameter')} compared, {size_text(report.compared_bytes)} of "
-            "the source's read"
-        )
-    verdict = "all is as written, and as in the source" if report.compared else "all is as written"
-    print_line(f"{checked}: {counted(len(report.problems), 'problem') if report.problems else verdict}")

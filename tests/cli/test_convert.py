@@ -141,7 +141,7 @@ def test_a_dry_run_writes_nothing(reshard: Callable[..., Any], tmp_path: Path) -
 def test_logs_of_many_ranks_get_groups_of_them(
     reshard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reshard.cli.rank_tables.MAX_ROWS", 1)
+    monkeypatch.setattr("reshard.core.reports.rank_table.MAX_ROWS", 1)
     shown = reshard("convert", SOURCE, tmp_path / "out", *DIRECT).out
     assert "rank_{rank}/checkpoint_{rank}.ckpt  " in shown
     assert "rank_0/checkpoint_0.ckpt  " not in shown

@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from reshard.core.conversion.latest import LatestReport
+from reshard.core.storage.leases.lease import held_lease
+from reshard.core.storage.leases.lease_holder import new_holder
+from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import read_tree
 from tests.support.training import CASE, save_step
 
@@ -34,6 +37,17 @@ def test_converts_and_then_has_nothing_to_do(reshard: Callable[..., Any], places
         0,
         "outcome  nothing to do: step 1_0, the newest complete one, is there already\n",
     )
+
+
+def test_two_at_once_need_no_lock_of_crons(reshard: Callable[..., Any], places: tuple[Path, Path]) -> None:
+    """The second finds that another is converting the step, and leaves it alone."""
+    source, target = places
+    save_step(source, "1_0")
+    with held_lease(parse_url(str(target / "1_0.reshard-partial/.reshard/leases")), new_holder([0, 1, 2, 3])):
+        second = reshard("convert-latest", source, target, *STRATEGIES)
+    assert second.code == 0, second.err
+    assert "another run is converting step 1_0" in second.out
+    assert not (target / "1_0").exists()
 
 
 def test_dry_run(reshard: Callable[..., Any], places: tuple[Path, Path]) -> None:

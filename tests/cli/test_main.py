@@ -34,14 +34,18 @@ COMMANDS = (
     "verify",
     "diff",
     "fingerprint",
+    "scan",
     "join-parts",
     "clean",
     "merge-strategy",
     "make-strategy",
     "presets",
     "inspect",
+    "history",
     "deploy",
     "serve",
+    "schedule",
+    "metrics",
     "completion",
 )
 
@@ -350,7 +354,12 @@ def test_a_signal_stops_the_workers_at_once_and_gives_the_target_back(
         process.send_signal(number)
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == exit_code
-    assert err == f"reshard: {word}; a rerun of the same command resumes where it stopped\n"
+    said, left = err.splitlines()
+    assert said == f"reshard: {word}; a rerun of the same command resumes where it stopped"
+    assert left.startswith(f"reshard: left in {tmp_path}/out.reshard-partial: ")
+    assert left.endswith(
+        f" 0 of 2 ranks done: the same command resumes there, 'reshard clean {tmp_path}/out' removes it"
+    )
     assert not list(tmp_path.rglob("leases"))
 
 

@@ -6,8 +6,11 @@ from pydantic.fields import FieldInfo
 
 from reshard.cli.convert import command as convert_command
 from reshard.cli.convert_latest import command as latest_command
+from reshard.cli.doctor import command as doctor_command
+from reshard.cli.fingerprint import command as fingerprint_command
 from reshard.cli.options import CONVERTING, CONVERTING_LATEST, PLANNING
 from reshard.cli.plan import command as plan_command
+from reshard.cli.recover import command as recover_command
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 
@@ -52,3 +55,10 @@ def test_planning_has_the_options_that_change_a_plan_or_its_cost() -> None:
     assert set(CONVERTING) - set(PLANNING) == {"dask_scheduler", "concurrency_limit"}
     own = {"rank", "param", "rate", "picture", "html", "as_json"}
     assert options_of(plan_command).keys() == {*PLANNING, *own, *LOGS, *FILES}
+
+
+@pytest.mark.parametrize("command", [doctor_command, fingerprint_command, recover_command], ids=lambda each: each.name)
+def test_commands_about_one_checkpoint_know_its_strategy_by_a_short_name_too(command: click.Command) -> None:
+    for name in ("--source-strategy", "--strategy"):
+        parsed = command.make_context("reshard", ["checkpoint", name, "there"])
+        assert parsed.params["source_strategy"] == "there"

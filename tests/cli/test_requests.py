@@ -119,8 +119,8 @@ def test_standard_input(reshard: Callable[..., Any], monkeypatch: pytest.MonkeyP
     ("document", "arguments", "message"),
     [
         ("workers: many", (), "{job}: workers 'many': Input should be a valid integer"),
-        ("include: x", (), "{job}: include 'x': Input should be a valid list"),
-        ("step: [1]", (), "{job}: step: Input should be a valid string"),
+        ("include: {x: y}", (), "{job}: include {{'x': 'y'}}: Input should be a valid list"),
+        ("step: [1]", (), "{job}: step: must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration"),
         ("prefix: ../x\nranks: x", (), "{job}: prefix '../x': must be a plain name: no '/', no '..', no dot in front"),
         ("prefix: ../x\nranks: x", (), "{job}: ranks 'x': must be ranks such as 0-3,7"),
         ("prefix: ok", ("--prefix", "../x"), "--prefix '../x': must be"),
