@@ -6,9 +6,11 @@ Names and messages are not trusted: every text on a page is escaped unless its t
 cells of table artifacts, and descriptions, as markdown.
 """
 
+import errno
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from shlex import quote
 from typing import Any
 
@@ -25,12 +27,29 @@ from reshard.core.conversion.report import (
     shapes_reservation,
     worlds_text,
 )
-from reshard.core.errors import DifferenceError, InputError, ReshardError, VerificationError
+from reshard.core.errors import (
+    DifferenceError,
+    InputError,
+    ReshardError,
+    TargetBusyError,
+    VerificationError,
+    notes_of,
+)
 from reshard.core.plan.whole_shapes import NOT_CONFIRMED
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.summary import RANK
-from reshard.core.runtime.wording import counted, listed_ranks, ranks_text, seconds_text, size_text
+from reshard.core.runtime.wording import (
+    counted,
+    listed_ranks,
+    moment_text,
+    ranks_text,
+    seconds_text,
+    shortened_in_middle,
+    size_text,
+)
 from reshard.core.source.damage import Substitute
+from reshard.core.storage.publishing import no_room_text
+from reshard.core.text.options import option, spelled
 from reshard.core.text.printing import printable, printable_lines
 from reshard.core.text.secrets import scrubbed
 from reshard.core.verification.comparison_report import ComparisonReport
@@ -42,6 +61,7 @@ _MAX_MARKDOWN_ROWS = 100
 _MAX_LISTED = 4
 _MAX_SOURCES = 16
 """Ranks and ranges that a row lists: thousands of rows may each have thousands."""
+_MAX_FILE_CHARACTERS = 40
 _MAX_MESSAGE_CHARACTERS = 100_000
 # markup in the middle of a line, and the beginnings of text that the UI turns into links
 _MARKUP = re.compile(r"[\\`*\[\]<|~&@]|(?<![^\W_])_|_(?![^\W_])|(?<=[a-zA-Z]):(?=//)|(?<=www)\.", re.IGNORECASE)
@@ -62,21 +82,30 @@ _HEADLINES = {
     LatestOutcome.WOULD_WAIT: "Dry run: would wait",
 }
 _CORRECT = (
-    "The request, or a file or storage that it names, is wrong: a retry cannot help. Correct what the message names, "
-    "and start a new run. Nothing was published."
+    "What was asked for, or a file or storage that it names, is wrong, so 'Retry' cannot help. Correct what the "
+    "message names, and start a new run: 'Copy to new run', in the menu ⋮, keeps the other fields. Nothing was "
+    "published."
 )
 _DO_AGAIN = (
     "A written file is wrong. Run the conversion again with the same parameters: it keeps the files that are right, "
     "and repeats the others. If that fails again, suspect the storage or the machine."
 )
+_WAIT = (
+    "Another run works on this target. When it has ended, retry this run ('Retry', in its menu ⋮): ranks that the "
+    "other one has finished are kept."
+)
 _DIFFERENT = (
     "Both were read, and are not the same model. Where copies differ between the ranks of one checkpoint, that one is "
     "damaged, or its ranks were saved at different moments. What should not be compared, such as optimizer state, can "
-    "be left out: select, include, exclude, ignore dtype."
+    f"be left out: {option('select')}, {option('include')}, {option('exclude')}, {option('ignore_dtype')}."
 )
 _RETRY = (
-    "The input is right, but storage, space or a server failed. Mend what the message names, then retry this run, or "
-    "start one with the same parameters: finished ranks are kept."
+    "What was asked for is right, but storage, space or a server failed. Mend what the message names, then retry this "
+    "run ('Retry', in its menu ⋮), or start one with the same parameters: finished ranks are kept."
+)
+_MAKE_ROOM = (
+    "Free as much room as is missing, then retry this run ('Retry', in its menu ⋮): finished ranks are kept. Or start "
+    "a new run with a target that has more room. Nothing has to be cleaned up first."
 )
 
 
@@ -126,7 +155,9 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
     )
 
 
-def approval_page(summary: PlanSummary, request: ConversionRequest, *, replaces: bool, changed: bool) -> str:
+def approval_page(
+    summary: PlanSummary, request: ConversionRequest, until: datetime, *, replaces: bool, changed: bool
+) -> str:
     """Return what somebody is to approve; `changed` since another plan of the same run was shown.
 
     The UI's dialog is narrow: the page is short, and without tables.
@@ -142,16 +173,46 @@ def approval_page(summary: PlanSummary, request: ConversionRequest, *, replaces:
     read = f"{size_text(summary.read_bytes)} to read from {_code(summary.source)}{_as_text(step)}."
     time = _time(summary)
     verified = f"Verification: {request.verify}."
-    more = "The whole plan, with a picture and every rank, is the artifact `conversion-plan` of this run."
+    more = (
+        f"The run waits until {moment_text(until)}, and fails then. The whole plan, with a picture and every rank, is "
+        "the artifact `conversion-plan` of this run."
+    )
     return _page(
         again if changed else "",
         head,
         overwritten,
+        _room(summary),
         " ".join([read, time, verified]),
         f"**Recovered: {_as_text(substitutes_text(summary.stand_ins))}.**" if summary.stand_ins else "",
         _notes(summary.notes),
         more,
     )
+
+
+def question_text(summary: PlanSummary, request: ConversionRequest, until: datetime, *, replaces: bool) -> str:
+    """Return what somebody is asked, in plain text on one line: for alerts, the state of the run, and its log."""
+    step = f", step {summary.step}" if summary.step else ""
+    some = f" Only target ranks {request.ranks}." if request.ranks.strip() else ""
+    source, target = (printable(scrubbed(url)) for url in (summary.source, request.target))
+    size = f"{_worlds(summary, 'ranks')}, {summary.format}, {size_text(summary.written_bytes)} to write"
+    sentences = (
+        f"Convert {source}{step} to {target}? {size}.{some}",
+        "The checkpoint that is at the target now will be replaced." if replaces else "",
+        _room(summary).replace("**", ""),
+        "Answer on the run's page, menu ⋮, Resume: convert or refuse.",
+        f"The run waits until {moment_text(until)}, and fails then.",
+    )
+    return " ".join(filter(None, sentences))
+
+
+def _room(summary: PlanSummary) -> str:
+    """Sentence on the room at the target; empty if its storage does not tell."""
+    if summary.needed_bytes is None or summary.free_bytes is None:
+        return ""
+    if summary.needed_bytes > summary.free_bytes:
+        short = no_room_text(summary.needed_bytes, summary.free_bytes)
+        return f"**The target {short}.** Free some before you agree: the run would stop at once."
+    return f"Room at the target: {size_text(summary.needed_bytes)} needed, {size_text(summary.free_bytes)} free."
 
 
 def _time(summary: PlanSummary) -> str:
@@ -215,21 +276,37 @@ def report_page(report: ConversionReport) -> str:
         _facts(facts),
         _under("## To note", _notes(report.notes)),
         "## To check it again, at any time",
-        _fenced(f"reshard verify {quote(printable(report.target))}"),
+        _command("reshard", "verify", report.target),
     )
+
+
+def report_text(report: ConversionReport) -> str:
+    """Return the head of a finished conversion's page in plain text."""
+    return f"{_headline(report).removeprefix('# ')}. {_what_was_done(report).replace('**', '')}"
 
 
 def failure_page(title: str, error: ReshardError) -> str:
     """Return the page of a failed run."""
     message = str(error)[:_MAX_MESSAGE_CHARACTERS]
+    notes = map(_message, notes_of(error))
+    return _page(f"# Failed: {_as_text(title)}", _message(message), *notes, "## What to do next", _advice(error))
+
+
+def _advice(error: ReshardError) -> str:
+    if isinstance(error, TargetBusyError):
+        return _WAIT
     if isinstance(error, InputError):
-        advice = _CORRECT
-    elif isinstance(error, DifferenceError):
-        advice = _DIFFERENT
-    else:
-        advice = _DO_AGAIN if isinstance(error, VerificationError) else _RETRY
-    head = f"# Failed: {_as_text(title)}"
-    return _page(head, f"{type(error).__name__}:", _fenced(message), "## What to do next", advice)
+        return _CORRECT
+    if isinstance(error, DifferenceError):
+        return spelled(_DIFFERENT)
+    if isinstance(error, VerificationError):
+        return _DO_AGAIN
+    return _MAKE_ROOM if _is_shortage(error) else _RETRY
+
+
+def _is_shortage(error: ReshardError) -> bool:
+    """True if a disk or a quota was too small."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def verification_page(report: VerificationReport) -> str:
@@ -281,7 +358,7 @@ def merge_page(report: MergeReport) -> str:
         "Parameters": str(report.parameters),
     }
     head = f"# Merged: a strategy for {counted(report.stages * report.devices_per_stage, 'rank')}"
-    return _page(head, _facts(facts), "## To look at it", _fenced(f"reshard inspect {quote(printable(report.url))}"))
+    return _page(head, _facts(facts), "## To look at it", _command("reshard", "inspect", report.url))
 
 
 def latest_page(report: LatestReport) -> str:
@@ -299,19 +376,15 @@ def latest_page(report: LatestReport) -> str:
 
 
 def rank_rows(ranks: Sequence[RankReport]) -> list[dict[str, Any]]:
-    """Return the table of the ranks, with plain numbers; the UI scrolls to columns that do not fit."""
+    """Return the table of the ranks: what fits the page; the manifest has each rank's digests and exact bytes."""
     table: list[dict[str, Any]] = [
         {
             "rank": rank.rank,
             "outcome": str(rank.outcome),
             "sources": listed_ranks(rank.source_ranks, _MAX_SOURCES),
-            "size_bytes": rank.size_bytes,
+            "size": size_text(rank.size_bytes),
             "seconds": rank.seconds,
-            "MiB/s": _mib_per_second(rank),
-            "verified": str(rank.verified),
-            "read_bytes": rank.read_bytes,
-            "file": as_paragraph(rank.file),
-            "record_digest": rank.record_digest,
+            "file": as_paragraph(shortened_in_middle(printable(rank.file), _MAX_FILE_CHARACTERS)),
         }
         for rank in ranks[:MAX_TABLE_ROWS]
     ]
@@ -394,10 +467,6 @@ def _traffic(report: ConversionReport) -> dict[str, str]:
     return facts | {name: str(count) for name, count in counts.items() if count}
 
 
-def _mib_per_second(rank: RankReport) -> float | None:
-    return round(rank.size_bytes / 2**20 / rank.seconds, 1) if rank.seconds else None
-
-
 def _image(description: str, svg: str) -> str:
     """Embed an SVG in the page: below an image artifact the UI would write out all of its data."""
     return f"![{description}](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})" if svg else ""
@@ -452,9 +521,15 @@ def _code(text: str) -> _Markdown:
     return _Markdown(f"{fence}{space}{text}{space}{fence}")
 
 
-def _fenced(text: str) -> str:
-    shown = printable_lines(scrubbed(text)).replace("```", "'''")
-    return f"```\n{shown}\n```"
+def _message(text: str) -> str:
+    """Format a message line by line, indented ones as a list: unlike a block of code, this wraps long lines."""
+    lines = [line for line in printable_lines(scrubbed(text)).split("\n") if line.strip()]
+    return "\n\n".join(f"{'- ' if line[0] == ' ' else ''}{as_paragraph(line.strip())}" for line in lines)
+
+
+def _command(*words: str) -> str:
+    """Format a command as code that wraps."""
+    return _code(" ".join(quote(printable(word)) for word in words))
 
 
 def _copy(rank: int | None) -> str:

@@ -13,7 +13,7 @@ from reshard.tasks.policies import RETRIED
 
 @task(name="merge-strategy", task_run_name="merge-strategy-source", **RETRIED)
 def find_source_strategy(request: SourceRequest) -> GivenStrategy:
-    """The source's strategy, merged if its URL is a directory; without a URL, the one in the source's own records.
+    """The source's strategy, merged if its URL is a directory; without a URL, its own, or the only one beside it.
 
     Raises:
         StrategyError: the strategy cannot be used.

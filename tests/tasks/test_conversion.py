@@ -61,7 +61,8 @@ def test_a_first_stage_that_may_be_all_there_is_is_not_planned(tmp_path: Path) -
 
 
 def test_no_strategy_is_no_cut(tmp_path: Path) -> None:
-    assert find_source_strategy.fn(SourceRequest(source=str(tmp_path))) is None
+    whole = str(FOUR_TO_THREE.directory / "full")
+    assert find_source_strategy.fn(SourceRequest(source=whole)) is None
     assert outline_target.fn(FOUR_TO_THREE.request(tmp_path / "out", target_strategy="")).strategy is None
 
 

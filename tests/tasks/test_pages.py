@@ -1,6 +1,7 @@
 """The pages that a run leaves: their content, and that they stay small."""
 
 import re
+from datetime import UTC, datetime
 from html import unescape
 from pathlib import Path
 
@@ -17,15 +18,19 @@ from reshard.core.errors import (
     DifferenceError,
     InputError,
     ReshardError,
+    StorageError,
+    TargetBusyError,
     TargetError,
     VerificationError,
 )
-from reshard.core.layouts.manifests import parse_manifest
 from reshard.core.request.comparison import build_comparison
 from reshard.core.runtime.budget import Budget
-from reshard.core.runtime.wording import size_text
+from reshard.core.runtime.wording import shortened_in_middle, size_text
 from reshard.core.source.damage import Substitute
-from reshard.core.text.printing import printable
+from reshard.core.storage.publishing import check_room
+from reshard.core.storage.urls import parse_url
+from reshard.core.text.options import spelled_by
+from reshard.core.text.printing import printable, printable_lines
 from reshard.core.verification.compare import compare_checkpoints
 from reshard.core.verification.published import verify_target
 from reshard.core.verification.report import VerificationReport
@@ -38,13 +43,16 @@ from reshard.tasks.pages import (
     failure_page,
     merge_page,
     plan_page,
+    question_text,
     rank_rows,
     report_page,
+    report_text,
     verification_page,
 )
 from tests.support.checkpoints import case
 
 FOUR_TO_THREE = case(7009)
+UNTIL = datetime(2026, 11, 29, 17, 45, 3, 999, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -96,7 +104,7 @@ def test_what_is_to_be_approved_says_what_is_written_read_dropped_and_replaced(t
     summary = summarize(request, make_plan(request))
     traffic = summary.traffic
     assert traffic is not None
-    page = approval_page(summary, request, replaces=False, changed=False)
+    page = approval_page(summary, request, UNTIL, replaces=False, changed=False)
     assert page.startswith(f"**{size_text(summary.written_bytes)} to write** into `{target}`: 4 → 3 ranks, ckpt.")
     assert f"{size_text(summary.read_bytes)} to read from `" in page
     assert "Only target ranks 0-1 are converted." in page
@@ -105,11 +113,35 @@ def test_what_is_to_be_approved_says_what_is_written_read_dropped_and_replaced(t
     assert re.search(rf"At 1\.0 GiB/s, {moved} take \d.*: read, written and read back\.", page)
     assert "replaced" not in page
     assert "|" not in page
-    page = approval_page(summary, request, replaces=True, changed=True)
+    needed, free = size_text(summary.needed_bytes or 0), size_text(summary.free_bytes or 0)
+    assert f"\n\nRoom at the target: {needed} needed, {free} free.\n\n" in page
+    assert "The run waits until 2026-11-29 17:45 UTC, and fails then." in page
+    page = approval_page(summary, request, UNTIL, replaces=True, changed=True)
     assert page.startswith(
         "**Source, strategies or target have changed since you were last asked. This is the new plan.**"
     )
     assert "\n\nThe checkpoint that is at the target now **will be replaced**.\n\n" in page
+
+
+def test_the_question_in_plain_text_says_what_is_asked_where_and_until_when(target: Path) -> None:
+    request = FOUR_TO_THREE.request(target)
+    summary = summarize(request, make_plan(request))
+    size, free = size_text(summary.written_bytes), size_text(summary.free_bytes or 0)
+    assert question_text(summary, request, UNTIL, replaces=True) == (
+        f"Convert {request.source} to {target}? 4 → 3 ranks, ckpt, {size} to write. "
+        "The checkpoint that is at the target now will be replaced. "
+        f"Room at the target: {size_text(summary.needed_bytes or 0)} needed, {free} free. "
+        "Answer on the run's page, menu ⋮, Resume: convert or refuse. "
+        "The run waits until 2026-11-29 17:45 UTC, and fails then."
+    )
+    assert "replaced" not in question_text(summary, request, UNTIL, replaces=False)
+    full = summary.model_copy(update={"needed_bytes": 3 * 2**20, "free_bytes": 2**20})
+    short = "The target has no room: 3.0 MiB are needed, 1.0 MiB are free"
+    text = question_text(full, request, UNTIL, replaces=False)
+    assert f" to write. {short}. Free some before you agree: the run would stop at once. Answer " in text
+    assert f"**{short}.**" in approval_page(full, request, UNTIL, replaces=False, changed=False)
+    remote = summary.model_copy(update={"free_bytes": None})
+    assert "oom" not in question_text(remote, request, UNTIL, replaces=False)
 
 
 def test_a_plan_that_cuts_nothing_has_no_picture(target: Path) -> None:
@@ -146,13 +178,23 @@ def test_an_incomplete_target_is_told_as_such(target: Path) -> None:
     assert "target ranks 0,2 are still to be converted" in page
 
 
-def test_the_table_holds_plain_numbers_and_the_manifests_digests(target: Path, report: ConversionReport) -> None:
+def test_the_state_of_a_run_says_in_plain_text_what_was_done(target: Path, report: ConversionReport) -> None:
+    written = size_text(report.written_bytes)
+    assert report_text(report).startswith(f"Converted: 4 → 3 ranks. {written} written in ")
+    assert "*" not in report_text(report)
+    assert report_text(convert(FOUR_TO_THREE.request(target))).startswith(
+        "Converted already: 4 → 3 ranks. Nothing was left to do: 3 ranks ("
+    )
+
+
+def test_the_table_has_a_row_for_each_rank_that_fits_the_page(target: Path, report: ConversionReport) -> None:
     row = rank_rows(report.ranks)[1]
+    assert list(row) == ["rank", "outcome", "sources", "size", "seconds", "file"]
     assert row["rank"] == 1
-    assert row["size_bytes"] == report.ranks[1].size_bytes
-    assert row["verified"] == "checksum"
-    manifest = parse_manifest((target / ".reshard" / "manifest.json").read_bytes(), "")
-    assert [row["record_digest"] for row in rank_rows(report.ranks)] == [rank.record_digest for rank in manifest.ranks]
+    assert row["size"] == size_text(report.ranks[1].size_bytes)
+    assert row["file"] == "rank_1/checkpoint_1.ckpt"
+    long = report.ranks[1].model_copy(update={"file": f"rank_1/{'x' * 60}_1.ckpt"})
+    assert rank_rows([long])[0]["file"] == f"rank_1/{'x' * 13}…{'x' * 12}_1.ckpt"
 
 
 def test_thousands_of_ranks_make_no_endless_page(target: Path, report: ConversionReport) -> None:
@@ -173,9 +215,10 @@ def test_thousands_of_ranks_make_no_endless_page(target: Path, report: Conversio
 
 
 def test_a_failure_shows_its_message_as_it_is() -> None:
-    page = failure_page("convert a -> b", ConversionError("2 of 3 target ranks failed\n  rank_1: a | ```pipe```"))
-    assert "```\n2 of 3 target ranks failed\n  rank_1: a | '''pipe'''\n```" in page
-    assert page.startswith("# Failed: convert a -> b\n\nConversionError:")
+    message = "2 of 3 target ranks failed\n  rank_1: a | ```pipe```\n\nrerun"
+    page = failure_page("convert a -> b", ConversionError(message))
+    shown = "2 of 3 target ranks failed\n\n- rank_1: a \\| \\`\\`\\`pipe\\`\\`\\`\n\nrerun\n\n"
+    assert page.startswith(f"# Failed: convert a -> b\n\n{shown}## What to do next\n")
     long = failure_page("convert a -> b", ConversionError("x" * 10**6))
     assert len(long) < 200_000
 
@@ -185,12 +228,26 @@ def test_a_failure_shows_its_message_as_it_is() -> None:
     [
         (InputError("no"), "start a new run"),
         (TargetError("no"), "start a new run"),
+        (TargetBusyError("no"), "When it has ended, retry this run"),
         (VerificationError("no"), "repeats the others"),
-        (ConversionError("no"), "retry this run"),
+        (ConversionError("no"), "Mend what the message names, then retry this run"),
     ],
 )
 def test_a_failure_says_what_to_do_next(error: ReshardError, advice: str) -> None:
     assert advice in failure_page("convert a -> b", error).partition("## What to do next")[2]
+
+
+def test_a_failure_says_what_it_left_behind() -> None:
+    error = ConversionError("no")
+    error.add_note("left in /data/out.reshard-partial: 1.0 MiB")
+    page = failure_page("convert a -> b", error)
+    assert "no\n\nleft in /data/out.reshard-partial: 1.0 MiB\n\n## What to do next" in page
+
+
+def test_who_has_no_room_is_told_to_make_room(tmp_path: Path) -> None:
+    with pytest.raises(StorageError) as raised:
+        check_room(parse_url(str(tmp_path)), 2**80)
+    assert "Free as much room as is missing, then retry" in failure_page("convert a -> b", raised.value)
 
 
 def test_a_check_and_a_merge_say_what_they_found() -> None:
@@ -236,7 +293,10 @@ def test_the_table_of_differences_has_an_end() -> None:
 
 def test_what_to_do_about_a_difference_is_no_advice_to_convert_again() -> None:
     page = failure_page("compare a with b", DifferenceError("NOT the same"))
-    assert "can be left out: select, include, exclude, ignore dtype" in page
+    assert "can be left out: 'select', 'include', 'exclude', 'ignore_dtype'." in page
+    with spelled_by(lambda option: f"'{option.name.capitalize().replace('_', ' ')}'"):
+        page = failure_page("compare a with b", DifferenceError("NOT the same"))
+    assert "can be left out: 'Select', 'Include', 'Exclude', 'Ignore dtype'." in page
 
 
 HOSTILE = "a\x1b[2J\n![x](http://evil)|<b>_x_ **y** `z` [l](http://evil) &lt; <http://evil> \\| ``` \udc80.ckpt"
@@ -258,7 +318,8 @@ def test_names_are_shown_as_text_and_never_as_markdown(report: ConversionReport)
     shown = is_shown(page)
     assert f"\n{text}\n" in shown
     assert "# no head" in shown
-    assert text.replace("```", "'''") in is_shown(failure_page(HOSTILE, InputError(HOSTILE))).replace("\n", "\\n")
+    failure = is_shown(failure_page(HOSTILE, InputError(HOSTILE)))
+    assert all(line in failure for line in printable_lines(HOSTILE).split("\n"))
     stand_in = Substitute(rank=3, why=HOSTILE, stand_in=7, slices=4)
     assert text in is_shown(report_page(report.model_copy(update={"stand_ins": (stand_in,)})))
     assert len(re.findall(r"^\| Source \|", page, re.MULTILINE)) == 1
@@ -277,7 +338,7 @@ def test_cells_of_table_artifacts_are_no_markdown_either(report: ConversionRepor
     assert printable(HOSTILE) in is_shown(row["parameter"])
     assert "# no head" in is_shown(row["what"])
     rank = report.ranks[0].model_copy(update={"file": HOSTILE})
-    assert printable(HOSTILE) in is_shown(rank_rows([rank])[0]["file"])
+    assert shortened_in_middle(printable(HOSTILE), 40) in is_shown(rank_rows([rank])[0]["file"])
 
 
 def test_a_page_repeats_no_secret(report: ConversionReport) -> None:
