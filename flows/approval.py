@@ -10,22 +10,25 @@ retry; one that nobody answered in time is repeated under the next key.
 """
 
 import time
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import count
-from typing import Any, cast
+from typing import Any, NoReturn, cast
+from uuid import UUID
 
 import xxhash
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRunInput, State
 from prefect.context import FlowRunContext
-from prefect.exceptions import PrefectSignal
-from prefect.flow_runs import suspend_flow_run
-from prefect.input import RunInput, filter_flow_run_input
-from prefect.runtime import deployment
-from prefect.states import Cancelled, Completed
+from prefect.exceptions import Abort, Pause, PrefectSignal
+from prefect.input import RunInput, filter_flow_run_input, keyset_from_paused_state
+from prefect.runtime import deployment, flow_run
+from prefect.states import Cancelled, Completed, Suspended
+from prefect.utilities.engine import propose_state_sync
 from pydantic import Field
 
 from reshard.core.conversion.planning import summarize
-from reshard.core.errors import InputError
+from reshard.core.errors import ConversionError, InputError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.storage.urls import parse_url
@@ -33,7 +36,8 @@ from reshard.core.target.place import manifest_to_keep
 from reshard.core.target.target import Look, Target
 from reshard.core.text.printing import printable
 from reshard.tasks.artifacts import publish_plan
-from reshard.tasks.pages import approval_page
+from reshard.tasks.labels import label_decision
+from reshard.tasks.pages import approval_page, question_text
 
 _UNDER_WAY_SECONDS = 1.0
 """An event on its way to the server arrives in this time."""
@@ -95,6 +99,7 @@ def check_approved(request: ApprovedConversionRequest, plan: ConversionPlan) -> 
     replaced = _replaced(target, target.check_usable())
     question = xxhash.xxh3_64_hexdigest(f"{target.identity} {replaced}")
     answer = _answer(request, plan, question, bool(replaced))
+    label_decision(answer.decision, answer.comment)
     if answer.decision is Decision.CONVERT:
         return
     comment = f": {printable(answer.comment)}" if answer.comment.strip() else ""
@@ -117,14 +122,30 @@ def _answer(request: ApprovedConversionRequest, plan: ConversionPlan, question: 
     asked = {_pause_key(given) for given in inputs} | _pause_keys()
     changed = bool(asked) and not any(key.startswith(question) for key in asked)
     summary = summarize(request, plan)
-    page = approval_page(summary, request, replaces=replaces, changed=changed)
     publish_plan(plan, summary, str(parse_url(request.target)))
     _end_heartbeat()
-    return suspend_flow_run(
-        Approval.with_initial_data(description=page),
-        timeout=request.approval_seconds,
-        key=next(key for attempt in count() if (key := f"{question}-{attempt}") not in asked),
+    until = datetime.now(UTC) + timedelta(seconds=request.approval_seconds)
+    state: State[None] = Suspended(
+        pause_expiration_time=until,
+        pause_key=next(key for attempt in count() if (key := f"{question}-{attempt}") not in asked),
+        message=question_text(summary, request, until, replaces=replaces),
     )
+    return _suspended(state, approval_page(summary, request, until, replaces=replaces, changed=changed))
+
+
+def _suspended(state: State[None], question: str) -> NoReturn:
+    """Suspend the current run, as Prefect's `suspend_flow_run` does, in a state that has a message: alerts show it."""
+    inputs = keyset_from_paused_state(state)
+    state.state_details.run_input_keyset = cast(dict[str, str], inputs)
+    try:
+        with get_client(sync_client=True) as client:
+            reached = propose_state_sync(client, state, flow_run_id=UUID(flow_run.id))
+    except Abort as abort:
+        raise ConversionError(f"the server does not suspend the run: {abort}") from abort
+    if not reached.is_paused():
+        raise ConversionError(f"the server does not suspend the run, which is {reached.name}: retry it")
+    Approval.with_initial_data(description=question).save(inputs)
+    raise Pause(state=reached)
 
 
 def _end_heartbeat() -> None:

@@ -7,7 +7,7 @@ from reshard.core.errors import DifferenceError
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.text.printing import listed_lines
 from reshard.core.verification.comparison_report import ComparisonReport
-from reshard.flows.outcome import carried_out, tail_of
+from reshard.flows.outcome import carried_out, completed, tail_of
 from reshard.tasks.artifacts import publish_comparison
 from reshard.tasks.comparison import compare_checkpoints as compare_sides
 from reshard.tasks.progress import RunProgress
@@ -41,4 +41,4 @@ def _compare(request: ComparisonRequest, progress: RunProgress) -> ComparisonRep
         lines = listed_lines([": ".join(filter(None, row)) for row in report.rows])
         raise DifferenceError("\n".join([report.verdict, *lines]))
     progress.note(report.verdict)
-    return report
+    return completed(report, report.verdict)

@@ -12,12 +12,14 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.resources import resources_of
 from reshard.flows.executor import TaskExecutor
-from reshard.flows.outcome import carried_out, check_output, tail_of
+from reshard.flows.outcome import carried_out, check_output, completed, tail_of
 from reshard.flows.runners import worker_pool
 from reshard.flows.slots import slots_of
 from reshard.tasks.artifacts import publish_report
 from reshard.tasks.assets import record_assets, records_assets
 from reshard.tasks.events import emit_completed, emitting_failure
+from reshard.tasks.labels import label_report, labelled
+from reshard.tasks.pages import report_text
 from reshard.tasks.progress import RunProgress
 from reshard.tasks.storages import RESOLVERS
 
@@ -58,12 +60,13 @@ def convert(
         with worker_pool(request) as runner, slots_of(request.concurrency_limit) as slots:
             yield TaskExecutor(progress, runner, slots, approve)
 
-    with emitting_failure(request), resources_of(request, RESOLVERS):
+    with emitting_failure(request), labelled(request), resources_of(request, RESOLVERS):
         check_output(request.target)
         is_asset = records_assets()
         report = drive(request, tasks)
         publish_report(report)
         emit_completed(report)
+        label_report(report)
         if is_asset:
             record_assets(report)
-        return report
+        return completed(report, report_text(report))

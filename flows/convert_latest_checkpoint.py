@@ -2,7 +2,6 @@
 
 from prefect import flow
 from prefect.runtime import flow_run
-from prefect.states import Completed
 
 from reshard.core.conversion.latest import LatestReport, run_latest
 from reshard.core.conversion.report import ConversionReport
@@ -11,7 +10,7 @@ from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.resources import resources_of
 from reshard.core.runtime.progress import Progress, current_progress, reporting_to
 from reshard.flows.convert_checkpoint import convert_checkpoint
-from reshard.flows.outcome import carried_out, check_output, tail_of
+from reshard.flows.outcome import carried_out, check_output, completed, tail_of
 from reshard.tasks.artifacts import publish_latest
 from reshard.tasks.storages import RESOLVERS
 
@@ -53,5 +52,4 @@ def _convert_latest(request: LatestConversionRequest, progress: Progress, listen
     for text in (*report.notes, report.message):
         progress.note(text)
     publish_latest(report)
-    # programs that call the flow get the report
-    return Completed(message=report.message, data=report)  # type: ignore[return-value]
+    return completed(report, report.message)

@@ -6,7 +6,7 @@ from prefect.runtime import flow_run
 from reshard.core.conversion.merge_strategy import MergeReport, MergeRequest
 from reshard.core.storage.named_options import named_storages
 from reshard.core.text.printing import printable
-from reshard.flows.outcome import carried_out, check_output, tail_of
+from reshard.flows.outcome import carried_out, check_output, completed, tail_of
 from reshard.tasks.artifacts import publish_merge
 from reshard.tasks.progress import RunProgress
 from reshard.tasks.storages import RESOLVERS
@@ -38,6 +38,7 @@ def _merge(request: MergeRequest, progress: RunProgress) -> MergeReport:
     with named_storages([(url, request.storage) for url in (request.source, request.target)], RESOLVERS):
         report = merge_files(request)
     stages = f"{report.stages} stages of {report.devices_per_stage}"
-    progress.note(f"{printable(report.url)}: {stages}, {report.parameters} parameters")
+    merged = f"{printable(report.url)}: {stages}, {report.parameters} parameters"
+    progress.note(merged)
     publish_merge(report)
-    return report
+    return completed(report, merged)

@@ -53,8 +53,8 @@ def configured_server() -> ServerSetting | None:
     return ServerSetting(url, origin_of(url)) if url else None
 
 
-def check_server_url(url: str) -> None:
-    """Check that a setting is the URL of a server.
+def check_server_url(url: str, origin: str = "") -> None:
+    """Check that a setting is the URL of a server; `origin` says where it is set, if that is known.
 
     Raises:
         InputError: it is not.
@@ -66,13 +66,14 @@ def check_server_url(url: str) -> None:
         is_server = False
     if not is_server:
         raise InputError(
-            f"{scrubbed(url)} ({origin_of(url)}) is not the URL of a Prefect server: set it like http://HOST:4200/api"
+            f"{scrubbed(url)} ({origin or origin_of(url)}) is not the URL of a Prefect server: set it like http://HOST:4200/api"
         )
 
 
-def unreachable(url: str, problem: object) -> str:
+def unreachable(url: str, problem: object, origin: str = "") -> str:
     """Format that a server does not answer; what to do is to follow."""
-    return f"the Prefect server at {scrubbed(url)} ({origin_of(url)}) does not answer: {str(problem).rstrip('.')}"
+    where = f"{scrubbed(url)} ({origin or origin_of(url)})"
+    return f"the Prefect server at {where} does not answer: {str(problem).rstrip('.')}"
 
 
 def origin_of(url: str) -> str:

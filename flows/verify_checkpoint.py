@@ -8,7 +8,7 @@ from reshard.core.request.verification import VerificationRequest
 from reshard.core.text.printing import listed_lines, printable
 from reshard.core.verification.published import resources_to_verify
 from reshard.core.verification.report import VerificationReport
-from reshard.flows.outcome import carried_out, tail_of
+from reshard.flows.outcome import carried_out, completed, tail_of
 from reshard.tasks.artifacts import publish_verification
 from reshard.tasks.progress import RunProgress
 from reshard.tasks.storages import RESOLVERS
@@ -45,5 +45,6 @@ def _verify(request: VerificationRequest, progress: RunProgress) -> Verification
     for note in report.notes:
         progress.note(note)
     publish_verification(report)
-    progress.note(f"{printable(report.target)}: {report.ranks} ranks checked ({report.level}), all is as written")
-    return report
+    verdict = f"{printable(report.target)}: {report.ranks} ranks checked ({report.level}), all is as written"
+    progress.note(verdict)
+    return completed(report, verdict)

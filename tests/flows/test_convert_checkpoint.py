@@ -22,15 +22,18 @@ from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.conversion.dispatch import Unit
 from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.report import ConversionReport
-from reshard.core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError
+from reshard.core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError, text_with_notes
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.runtime.progress import reporting_to
+from reshard.core.runtime.wording import size_text
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.verification.compare import compare_checkpoints
 from reshard.flows.convert_checkpoint import convert_checkpoint
+from reshard.flows.outcome import tail_of
 from reshard.tasks.conversion import transform_rank
+from reshard.tasks.pages import as_paragraph
 from tests.support.checkpoints import ALL_CASES, Case, case, read_safetensors, read_tree
 from tests.support.columns import COLUMN_RANKS, column_case
 from tests.support.conversions import failing
@@ -131,7 +134,7 @@ def test_an_occupied_target_is_refused_before_anything_is_read(target: Path) -> 
 
 def test_names_say_what_is_done(target: Path) -> None:
     run = converted(FOUR_TO_THREE.request(target, ranks="0-1"))
-    assert run.stored_run.name == f"convert case_7009/src -> {target.parent.name}/out (ranks 0-1)"
+    assert run.stored_run.name == f"convert case_7009/src -> {tail_of(str(target))} (ranks 0-1)"
     names = {"merge-strategy-source", "merge-strategy-target", "catalog", "plan", "commit"}
     names |= {f"{step}-rank-{rank}" for step in ("transform", "verify") for rank in range(2)}
     assert states(run, names) == dict.fromkeys(names, "Completed")
@@ -145,7 +148,7 @@ def test_leaves_plan_summary_and_a_table_of_the_ranks(target: Path) -> None:
     rows = json.loads(artifacts["conversion-ranks"])
     assert [row["rank"] for row in rows] == list(range(12))
     files = [target / row["file"] for row in rows]
-    assert [row["size_bytes"] for row in rows] == [file.stat().st_size for file in files]
+    assert [row["size"] for row in rows] == [size_text(file.stat().st_size) for file in files]
 
 
 def test_names_of_files_are_text_in_all_that_a_run_leaves(tmp_path: Path) -> None:
@@ -161,7 +164,8 @@ def test_names_of_files_are_text_in_all_that_a_run_leaves(tmp_path: Path) -> Non
     assert run.state.is_completed()
     assert read_tree(target) == FOUR_TO_THREE.want
     shown = "a\\x1b[2J\\n![x](evil)|<b>"
-    assert run.stored_run.name == f"convert {tmp_path.name}/{shown} -> {tmp_path.name}/{shown}-out"
+    assert run.stored_run.name == f"convert {tail_of(str(source))} -> {tail_of(str(target))}"
+    assert run.stored_run.name.isprintable()
     pages = [run.artifacts[key] for key in ("conversion-plan", "conversion-summary")]
     for page in pages:
         assert all(line.isprintable() for line in page.split("\n"))
@@ -172,7 +176,7 @@ def test_names_of_files_are_text_in_all_that_a_run_leaves(tmp_path: Path) -> Non
     failed = converted(FOUR_TO_THREE.request(tmp_path / "other", source=str(source)))
     assert failed.stored_run.state
     assert f"/rank_1/{shown}\\udcff1.ckpt" in str(failed.stored_run.state.message)
-    assert f"/rank_1/{shown}\\udcff1.ckpt" in failed.artifacts["conversion-summary"]
+    assert as_paragraph(f"/rank_1/{shown}\\udcff1.ckpt") in failed.artifacts["conversion-summary"]
 
 
 def test_compares_the_values_with_the_sources(target: Path) -> None:
@@ -294,10 +298,10 @@ def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
     assert reason
     assert reason.type.value == "FAILED"
     assert str(reason.message).startswith("1 of 3 target ranks failed")
-    assert str(reason.message).endswith("\n  rank_1: its disk is broken")
+    assert "\n  rank_1: its disk is broken\nleft in " in str(reason.message)
     with pytest.raises(ConversionError) as raised:
         run.state.result()
-    assert str(raised.value) == reason.message
+    assert text_with_notes(raised.value) == reason.message
     assert "rank_1: its disk is broken" in run.artifacts["conversion-summary"]
     assert not target.exists()
 
@@ -367,6 +371,25 @@ def test_a_bug_is_raised_as_it_is(target: Path, monkeypatch: pytest.MonkeyPatch)
     assert run.stored_run.state_name == "Failed"
     with pytest.raises(KeyError, match="a bug"):
         run.state.result()
+
+
+def test_a_failed_run_says_what_it_leaves(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, lambda rank: StorageError("broken") if rank == 1 else None)
+    run = converted(FOUR_TO_THREE.request(target))
+    left = f"left in {target}.reshard-partial: "
+    assert left in str(run.stored_run.state.message if run.stored_run.state else "")
+    assert f"\n\n{as_paragraph(left)}" in run.artifacts["conversion-summary"]
+
+
+def test_variables_of_the_command_are_nothing_to_a_run(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESHARD_RANKS", "0")
+    monkeypatch.setenv("RESHARD_CAST", "*=float16")
+    monkeypatch.setenv("RESHARD_WORKERS", "nonsense")
+    assert convert_checkpoint(FOUR_TO_THREE.request(target)).committed
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert ConversionRequest(source="a", target="b").ranks == ""
 
 
 def test_interrupting_a_run_stops_its_ranks(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

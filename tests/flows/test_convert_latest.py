@@ -19,6 +19,7 @@ from reshard.core.errors import CatalogError, ConversionError, StorageError
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.progress import SilentProgress, reporting_to
 from reshard.flows.convert_latest_checkpoint import convert_latest_checkpoint
+from reshard.flows.outcome import tail_of
 from tests.support.checkpoints import read_tree
 from tests.support.conversions import failing
 from tests.support.flow_runs import Run
@@ -77,9 +78,9 @@ def test_a_conversion_is_a_run_of_its_own(source: Path, target: Path) -> None:
     assert (report.outcome.value, report.step) == ("converted", "1_0")
     assert run.end == ("COMPLETED", f"step 1_0 was converted to {target}/1_0")
     assert read_tree(target / "1_0") == CASE.want
-    assert run.stored_run.name == f"convert latest of {source.parent.name}/training -> {target.parent.name}/converted"
+    assert run.stored_run.name == f"convert latest of {tail_of(str(source))} -> {tail_of(str(target))}"
     [below] = run.conversions
-    assert below.name == f"convert {source.parent.name}/training -> converted/1_0"
+    assert below.name == f"convert {tail_of(str(source))} -> converted/1_0"
     assert below.state_name == "Completed"
     assert "# Converted: step 1_0" in run.page
     assert "- step 1_1 is passed over: no file of rank_1, rank_2, rank_3; its last change was" in run.page

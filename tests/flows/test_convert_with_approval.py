@@ -18,7 +18,7 @@ from prefect.states import AwaitingRetry, Failed
 from reshard import verify
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
-from reshard.core.errors import InputError
+from reshard.core.errors import ConversionError, InputError
 from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.storage.leases.lease import held_lease
 from reshard.core.storage.leases.lease_holder import new_holder
@@ -36,12 +36,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Keys and texts of the questions; the answer is to convert."""
     questions: list[tuple[str, str]] = []
 
-    def ask(question: Any, *, timeout: int, key: str) -> approval.Approval:
-        questions.append((key, question._description))
+    def ask(state: State[Any], question: str) -> approval.Approval:
+        questions.append((str(state.state_details.pause_key), question))
         return approval.Approval(decision=approval.Decision.CONVERT, comment="")
 
-    monkeypatch.setattr(approval, "suspend_flow_run", ask)
+    monkeypatch.setattr(approval, "_suspended", ask)
     monkeypatch.setattr(approval, "publish_plan", lambda *_: None)
+    monkeypatch.setattr(approval, "label_decision", lambda *_: None)
     monkeypatch.setattr(approval, "_end_heartbeat", lambda: None)
     return questions
 
@@ -119,6 +120,27 @@ def retry(client: SyncPrefectClient, run: FlowRun) -> None:
 
 def decide(client: SyncPrefectClient, run: FlowRun, decision: str) -> None:
     assert client.resume_flow_run(run.id, run_input={"decision": decision}).status is SetStateStatus.ACCEPT
+
+
+def test_a_question_that_the_server_knows_already_is_refused(
+    tmp_path: Path, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = deployed_run(client, request_for(tmp_path / "out"))
+    assert carry_out(client, run).name == "Suspended"
+    decide(client, run, "convert")
+    monkeypatch.setattr(approval, "_inputs", list)
+    monkeypatch.setattr(approval, "_pause_keys", set)
+    ended = carry_out(client, run)
+    assert ended.is_failed()
+    assert ended.message == "the server does not suspend the run, which is Running: retry it"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_the_server_does_not_suspend_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reshard.flows.convert_with_approval.check_deployed", lambda: None)
+    with pytest.raises(ConversionError, match="the server does not suspend the run: .*without a deployment"):
+        convert_with_approval(request_for(tmp_path / "out"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_each_retry_asks_again_while_nobody_decides_although_the_earlier_questions_are_kept(

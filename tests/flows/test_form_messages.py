@@ -27,7 +27,7 @@ def test_a_failed_run_advises_the_forms_field_not_a_flag(tmp_path: Path, caplog:
     target = tmp_path / "out"
     (target / "rank_0").mkdir(parents=True)
     message = message_of(target, caplog)
-    assert message == f"{target}: is not empty. Name another target, or pass 'Overwrite' to replace it"
+    assert message == f"{target}: is not empty. Name another target, or set 'Overwrite' to replace it"
 
 
 def test_options_of_a_group_are_named_with_their_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -71,6 +71,7 @@ def test_a_process_that_is_ended_from_outside_still_says_so(lines: Lines) -> Non
     [
         ("/data/llama/out/", "llama/out"),
         ("out", "out"),
+        ("/data/llama-3-8b-continued-pretraining-2026-11/out", "llama-3-8b-c…ing-2026-11/out"),
         ("/data/run@5/x", "run@5/x"),
         ("s3://AK:hunter2@bucket/x", "…@bucket/x"),
         ("https://h/x?token=hunter2", "h/x?token=…"),

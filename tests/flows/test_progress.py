@@ -15,6 +15,7 @@ from reshard.core.errors import StorageError
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.progress import Progress, reporting_to
 from reshard.flows.convert_checkpoint import convert_checkpoint
+from reshard.flows.outcome import tail_of
 from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case
 from tests.support.conversions import failing
@@ -82,7 +83,7 @@ def test_a_failed_check_says_so_on_its_page(target: Path) -> None:
     ours = {"artifacts": {"flow_run_id": {"any_": [str(run_id_of(state))]}, "type": {"any_": ["markdown"]}}}
     with get_client(sync_client=True) as client:
         [page] = client.request("POST", "/artifacts/filter", json=ours).json()
-    assert (page["key"], page["description"]) == ("verification", f"Failed: verify {target.parent.name}/out")
+    assert (page["key"], page["description"]) == ("verification", f"Failed: verify {tail_of(str(target))}")
     assert "rank_1" in page["data"]
 
 
