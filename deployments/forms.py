@@ -1,6 +1,6 @@
 """The flows as they are deployed: a run's parameters are the fields of its request, one by one.
 
-So a run is started with `--param source=…`, and the form in Prefect's UI shows the fields in groups (`form_groups`).
+So a run is started with `--param source=…`, and the form in Prefect's UI folds most of them by group (`form_groups`).
 Programs call the flows in `flows/`, which take the request as a whole; a deployed flow does the same as the one that it
 is made from.
 
@@ -25,18 +25,20 @@ from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionOptions, ConversionRequest
 from reshard.core.request.groups import GROUPS
+from reshard.core.request.history import HistoryRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.text.options import Option, keyword, spelled_by
 from reshard.core.text.printing import printable
 from reshard.deployments.failure_alerts import alert_of_failure
-from reshard.deployments.form_groups import EVERYDAY, groups_of, title_of, ungrouped
+from reshard.deployments.form_groups import EVERYDAY, GROUPED, Group, groups_of, title_of, ungrouped
 from reshard.deployments.places import deployed_places, relative_places
 from reshard.flows import compare_checkpoints as comparison
 from reshard.flows import convert_checkpoint as conversion
 from reshard.flows import convert_latest_checkpoint as latest
 from reshard.flows import convert_with_approval as approval
 from reshard.flows import merge_strategy as merging
+from reshard.flows import report_history as history
 from reshard.flows import verify_checkpoint as verification
 from reshard.flows.outcome import failed
 
@@ -50,13 +52,18 @@ _OF_OTHERS = (
 """Fields of a form from top to bottom; others follow in the order of their model."""
 
 
-def form_of(inner: Flow[[Request], Any], model: type[Request], name_of: Callable[[Request], str]) -> Flow[..., Any]:
-    """Return a flow like `inner` with the fields of its request as parameters; `name_of` names its runs."""
+def form_of(
+    inner: Flow[[Request], Any], model: type[Request], name_of: Callable[[Request], str], *, folded: bool = True
+) -> Flow[..., Any]:
+    """Return a flow like `inner` with the fields of its request as parameters; `name_of` names its runs.
+
+    A form that is not `folded` shows all fields at once.
+    """
     fn: Callable[[Request], Any] = inner.fn
 
     @functools.wraps(fn)
     def run(**fields: Any) -> Any:
-        with spelled_by(functools.partial(_field_of, model)):
+        with spelled_by(functools.partial(_field_of, model), verb="set"):
             return checked_run(fields)
 
     def checked_run(fields: dict[str, Any]) -> Any:
@@ -78,7 +85,7 @@ def form_of(inner: Flow[[Request], Any], model: type[Request], name_of: Callable
         except (InputError, ValidationError):
             return f"{inner.name}: not understood"
 
-    run.__signature__ = inspect.Signature(_parameters(model))  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature(_parameters(model, folded))  # type: ignore[attr-defined]
     # Prefect's own validation adds nothing to the request's; it logs a stack trace and all parameters
     options: dict[str, Any] = {
         "name": inner.name,
@@ -90,22 +97,24 @@ def form_of(inner: Flow[[Request], Any], model: type[Request], name_of: Callable
     return form
 
 
-def _parameters(model: type[BaseModel]) -> list[inspect.Parameter]:
+def _parameters(model: type[BaseModel], folded: bool) -> list[inspect.Parameter]:
     fields = model.model_fields
     shown = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if fields[name].is_required() else fields[name].get_default(),
-            annotation=Annotated[fields[name].annotation, fields[name], _shown(model, name)],
+            annotation=Annotated[fields[name].annotation, fields[name], _shown(model, name, folded)],
         )
         for name in sorted(fields, key=lambda name: _place(model, name))
     ]
-    return [*shown, *map(_group, groups_of(model))]
+    return [*shown, *map(_group, groups_of(model))] if folded else shown
 
 
-def _group(name: str) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=dict[str, Any] | None)
+def _group(group: Group) -> inspect.Parameter:
+    shown = Field(json_schema_extra={"title": group.title, GROUPED: list(group.fields)})
+    annotation = Annotated[dict[str, Any] | None, shown]
+    return inspect.Parameter(group.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _place(model: type[BaseModel], name: str) -> int:
@@ -113,13 +122,14 @@ def _place(model: type[BaseModel], name: str) -> int:
     return order.index(name) if name in order else len(order)
 
 
-def _shown(model: type[BaseModel], name: str) -> FieldInfo:
+def _shown(model: type[BaseModel], name: str, folded: bool) -> FieldInfo:
     """Title and description in `json_schema_extra`: in their own places Prefect would replace or drop them.
 
     Places also get a pattern, which is stricter than the request's.
     """
     field = model.model_fields[name]
-    extra: dict[str, Any] = {"title": title_of(model, name), "description": field.description}
+    title = field.title if folded else title_of(model, name)
+    extra: dict[str, Any] = {"title": title, "description": field.description}
     places = deployed_places(field)
     if places is not None:
         extra |= {
@@ -144,8 +154,10 @@ def _title(model: type[BaseModel], name: str) -> str:
 
 
 convert = form_of(conversion.convert_checkpoint, ConversionRequest, conversion.title_of)
+convert_expert = form_of(conversion.convert_checkpoint, ConversionRequest, conversion.title_of, folded=False)
 convert_with_approval = form_of(approval.convert_with_approval, ApprovedConversionRequest, conversion.title_of)
 convert_latest = form_of(latest.convert_latest_checkpoint, LatestConversionRequest, latest.title_of)
 verify = form_of(verification.verify_checkpoint, VerificationRequest, verification.title_of)
 merge = form_of(merging.merge_strategy, MergeRequest, merging.title_of)
 compare = form_of(comparison.compare_checkpoints, ComparisonRequest, comparison.title_of)
+report = form_of(history.report_history, HistoryRequest, history.title_of)

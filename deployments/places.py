@@ -42,17 +42,17 @@ _DEPLOYED = {
     _OF_REQUESTS: DeployedPlaces(
         f"^{_ABSOLUTE}{_OF_REQUESTS.removeprefix('^')}",
         "an absolute path such as /data/x, or a URL such as s3://bucket/x, without a password, token or signature",
-        "An absolute path or a URL.",
+        "An absolute path (/data/x) on the worker's machine, or a URL.",
     ),
     _OF_PRESETS: DeployedPlaces(
         rf"^([\w-]+$|{_ABSOLUTE}{_OF_REQUESTS.removeprefix('^')})",
         "the name of a preset, or the absolute path or URL of a changed one, without a password, token or signature",
-        "A path is absolute.",
+        "Its path is absolute (/data/x), on the worker's machine.",
     ),
     _OF_NAMES: DeployedPlaces(
         _OF_NAMES.replace(r"file:\S", "file:[/~]"),
         "env:NAME, block:NAME or file:/ABSOLUTE/PATH, which name where it is kept",
-        "PATH is absolute.",
+        "PATH is absolute (/run/x), on the worker's machine.",
     ),
 }
 """A request's pattern of places, or of names that may be a file's -> what forms accept."""

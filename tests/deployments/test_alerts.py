@@ -1,6 +1,7 @@
 """Alerts: `reshard deploy --notify`, and what a webhook gets of a run that fails."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -137,10 +138,18 @@ def test_somebody_is_told_of_an_approval_that_nobody_gave_in_time(
     run_id = start_run(server, "convert-checkpoint/convert-with-approval", parameters)
     await_run(server, run_id, "Failed", seconds=120)
     until(lambda: len(receiver.received) >= 2, "no message of the failure", 60)
-    states = [message["title"].partition(":")[0] for message in until_some(receiver)]
+    messages = until_some(receiver)
+    states = [message["title"].partition(":")[0] for message in messages]
     assert states.count("Failed") == 1
     # Prefect delivers an event at least once: a busy server may notify of the suspension twice
     assert {*states} == {"Failed", "Suspended"}
+    asked = next(message["text"] for message in messages if message["title"].startswith("Suspended"))
+    source, target = demo.directory / "checkpoint", tmp_path / "target"
+    assert re.search(rf"Convert {source}, step 3_1200 to {target}\? 8 → 4 ranks, ckpt, 12\.\d MiB to write\.", asked)
+    assert re.search(r"Room at the target: 12\.\d MiB needed, .* free\.", asked)
+    assert "Answer on the run's page, menu ⋮, Resume: convert or refuse." in asked
+    assert re.search(r"The run waits until [\d-]+ \d\d:\d\d UTC, and fails then\.", asked)
+    assert f"/runs/flow-run/{run_id}" in asked
 
 
 def messages_of_a_failure(

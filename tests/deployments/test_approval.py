@@ -1,6 +1,9 @@
 """Runs that wait for approval, on a real server with a real worker, answered through its API."""
 
+import re
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -45,7 +48,9 @@ def question_of(server: PrefectServer, run_id: UUID) -> str:
 
 def ask(server: PrefectServer, demo: Demo, target: Path, **others: object) -> UUID:
     run_id = start_run(server, APPROVAL, demo.parameters(target, **others))
-    await_run(server, run_id, "Suspended")
+    waiting = await_run(server, run_id, "Suspended")
+    assert waiting.state
+    assert str(waiting.state.message).startswith(f"Convert {others.get('source', demo.directory / 'checkpoint')}, step")
     question_of(server, run_id)
     return run_id
 
@@ -94,6 +99,45 @@ def test_a_source_that_changes_before_the_answer_is_asked_about_again(
     decide(server, run_id, decision="convert")
     await_run(server, run_id, "Completed")
     assert run(["verify", str(target)]) == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that has room for the demo's conversion, if nothing else is written to it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk], capture_output=True).returncode:
+        pytest.skip("only root may mount a small file system")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.usefixtures("worker")
+def test_room_that_is_gone_when_the_run_is_approved_ends_it_before_any_byte_is_written(
+    server: PrefectServer, demo: Demo, small_disk: Path
+) -> None:
+    run_id = ask(server, demo, small_disk / "target")
+    assert re.search(r"Room at the target: 12\.\d MiB needed, 16\.0 MiB free\.", question_of(server, run_id))
+    (small_disk / "other").write_bytes(b"x" * 8 * 2**20)
+    decide(server, run_id, decision="convert")
+    ended = await_run(server, run_id, "Failed")
+    assert ended.state
+    assert re.search(r"has no room: 12\.\d MiB are needed, 8\.0 MiB are free\n", str(ended.state.message))
+    assert not list(small_disk.rglob("*.ckpt"))
+    assert "Free as much room as is missing, then retry" in artifacts_of(server, run_id)["conversion-summary"]
+    (small_disk / "other").unlink()
+    retry_run(server, run_id)
+    await_run(server, run_id, "Completed")
+    assert run(["verify", str(small_disk / "target")]) == 0
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_question_for_which_there_is_no_room_says_so(server: PrefectServer, demo: Demo, small_disk: Path) -> None:
+    (small_disk / "other").write_bytes(b"x" * 8 * 2**20)
+    run_id = ask(server, demo, small_disk / "target")
+    assert "MiB are needed, 8.0 MiB are free.** Free some before you agree" in question_of(server, run_id)
+    decide(server, run_id, decision="refuse")
+    await_run(server, run_id, "Cancelled")
 
 
 @pytest.mark.usefixtures("worker")

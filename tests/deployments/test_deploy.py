@@ -1,5 +1,6 @@
 """What `reshard deploy` makes on a server, and what it leaves as it is."""
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -26,11 +27,13 @@ pytestmark = pytest.mark.slow
 
 NAMES = {
     "convert-checkpoint/convert",
+    "convert-checkpoint/convert-expert",
     "convert-checkpoint/convert-with-approval",
     "convert-latest-checkpoint/convert-latest",
     "verify-checkpoint/verify",
     "compare-checkpoints/compare",
     "merge-strategy/merge-strategy",
+    "report-history/history",
 }
 LATEST = "convert-latest-checkpoint/convert-latest"
 SAVED_AUTOMATION = "reshard: a checkpoint was saved"
@@ -44,6 +47,8 @@ def test_deployments_and_what_they_need_are_there(server: PrefectServer) -> None
         assert not deployment.path
         assert not deployment.pull_steps
         assert "```" in str(deployment.description)
+        texts = str(deployment.description).split("```")[::2]
+        assert not [text for text in texts if re.search(r"\S\n\S", text)], "a paragraph with line breaks"
         assert deployment.enforce_parameter_schema
         assert ":" not in str(deployment.entrypoint)
     assert client.read_work_pool("reshard").type == "process"
@@ -113,7 +118,7 @@ def mistyped(server: PrefectServer) -> Iterator[None]:
 def test_a_schedule_with_a_mistyped_field_is_reported(server: PrefectServer) -> None:
     done = reshard(server, "deploy")
     assert done.returncode == 0, done.stderr
-    assert f"schedule nightly of {LATEST}: its runs fail: Additional properties are not allowed" in done.stdout
+    assert f"schedule nightly of {LATEST}: its runs fail: Unevaluated properties are not allowed" in done.stdout
 
 
 def test_an_automation_of_an_older_version_learns_that_runs_wait_for_approval(server: PrefectServer) -> None:

@@ -16,6 +16,7 @@ from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.groups import GROUPS
+from reshard.core.request.history import HistoryRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.verification import VerificationRequest
 from reshard.deployments import forms
@@ -24,18 +25,29 @@ from reshard.deployments.places import relative_places
 
 FORMS: list[tuple[Flow[..., Any], type[BaseModel]]] = [
     (forms.convert, ConversionRequest),
+    (forms.convert_expert, ConversionRequest),
     (forms.convert_with_approval, ApprovedConversionRequest),
     (forms.convert_latest, LatestConversionRequest),
     (forms.verify, VerificationRequest),
     (forms.merge, MergeRequest),
     (forms.compare, ComparisonRequest),
+    (forms.report, HistoryRequest),
 ]
-EACH_FORM = pytest.mark.parametrize(("form", "model"), FORMS, ids=lambda value: getattr(value, "__name__", ""))
+IDS = ["convert", "convert_expert", "convert_with_approval", "convert_latest", "verify", "merge", "compare", "report"]
+EACH_FORM = pytest.mark.parametrize(("form", "model"), FORMS, ids=IDS)
+EACH_FOLDED_FORM = pytest.mark.parametrize(
+    "form",
+    [forms.convert, forms.convert_with_approval, forms.convert_latest, forms.compare],
+    ids=["convert", "convert_with_approval", "convert_latest", "compare"],
+)
 PLACES = {
     *("source", "target", "source_strategy", "target_strategy", "changes", "like", "training_config", "config_json"),
     *("a", "b", "strategy_a", "strategy_b"),
 }
-NOTES = dict.fromkeys(PLACES, "An absolute path or a URL.") | {"preset": "A path is absolute."}
+NOTES = dict.fromkeys(PLACES, "An absolute path (/data/x) on the worker's machine, or a URL.") | {
+    "preset": "Its path is absolute (/data/x), on the worker's machine."
+}
+NOTE_OF_NAMES = "PATH is absolute (/run/x), on the worker's machine."
 WHERE = {"source": "/data/in", "target": "/data/out"}
 
 
@@ -62,13 +74,13 @@ def test_every_field_has_its_title_and_description(form: Flow[..., Any], model: 
         assert field.description
         assert fields[name]["title"].rpartition(": ")[2] == field.title
         note = fields[name]["description"].removeprefix(field.description).strip()
-        assert note == NOTES.get(name, "PATH is absolute." if "storage" in name or "_key" in name else "")
+        assert note == NOTES.get(name, NOTE_OF_NAMES if "storage" in name or "_key" in name else "")
 
 
 @EACH_FORM
 def test_defaults_are_the_requests(form: Flow[..., Any], model: type[BaseModel]) -> None:
     required = [name for name, field in model.model_fields.items() if field.is_required()]
-    assert sorted(form_schema(form)["required"]) == sorted(required)
+    assert sorted(form_schema(form).get("required", ())) == sorted(required)
     given = {name: field["default"] for name, field in fields_of(form).items() if "default" in field}
     values = dict.fromkeys(required, "/data/x")
     assert model.model_validate(values | given) == model.model_validate(values)
@@ -80,26 +92,15 @@ TEN = [
 ]
 
 
-def test_ten_fields_come_first_and_the_others_follow_by_group() -> None:
-    properties = form_schema(forms.convert)["properties"]
-    order = shown(properties)
-    assert order[:10] == TEN
-    titles = [properties[name]["title"] for name in order[10:]]
-    groups = list(dict.fromkeys(title.partition(": ")[0] for title in titles))
-    assert groups == [title for title in GROUPS if not title.startswith("Detecting")]
-    assert titles == sorted(titles, key=lambda title: groups.index(title.partition(": ")[0]))
-    assert properties["memory_limit"]["title"] == "Resources: Memory limit"
-    assert properties.keys() == ConversionRequest.model_fields.keys()  # which `prefect deployment run --param` takes
+GROUPS_OF_CONVERT = [
+    *("source_and_target", "parameters_and_their_changes", "output", "encrypted_and_damaged_sources"),
+    *("checks", "resources"),
+]
 
 
-def test_in_the_form_with_approval_groups_are_closed() -> None:
-    schema = form_schema(forms.convert_with_approval)
-    assert shown(schema["properties"]) == [
-        *TEN,
-        "approval_seconds",
-        *("source_and_target", "parameters_and_their_changes", "output", "encrypted_and_damaged_sources"),
-        *("checks", "resources"),
-    ]
+def test_the_form_of_a_conversion_has_ten_fields_and_closed_groups() -> None:
+    schema = form_schema(forms.convert)
+    assert shown(schema["properties"]) == [*TEN, *GROUPS_OF_CONVERT]
     checks = schema["properties"]["checks"]
     assert (checks["title"], checks["description"]) == ("Checks", "Check CRC, Check replicas, Trust strategy")
     closed, opened = checks["anyOf"]
@@ -110,21 +111,68 @@ def test_in_the_form_with_approval_groups_are_closed() -> None:
     ]
 
 
+def test_the_other_long_forms_are_folded_as_well() -> None:
+    assert shown(form_schema(forms.convert_with_approval)["properties"]) == [
+        *TEN,
+        "approval_seconds",
+        *GROUPS_OF_CONVERT,
+    ]
+    assert shown(form_schema(forms.convert_latest)["properties"]) == [
+        *("source", "source_strategy", "target", "target_strategy"),
+        *("select", "format", "layout", "verify", "dry_run", "keep_checkpoint_max"),
+        *GROUPS_OF_CONVERT[:-1],
+        *("detecting_saved_steps_and_retention", "resources"),
+    ]
+    assert shown(form_schema(forms.compare)["properties"]) == [
+        *("a", "b", "strategy_a", "strategy_b", "step_a", "step_b"),
+        *("select", "include", "exclude", "ignore_dtype"),
+        *("how_a_and_b_were_saved", "changes_between_a_and_b", "encrypted_checkpoints", "resources"),
+    ]
+
+
+def test_the_form_for_shells_has_all_fields_side_by_side_by_group() -> None:
+    properties = form_schema(forms.convert_expert)["properties"]
+    order = shown(properties)
+    assert order[:10] == TEN
+    titles = [properties[name]["title"] for name in order[10:]]
+    groups = list(dict.fromkeys(title.partition(": ")[0] for title in titles))
+    assert groups == [title for title in GROUPS if not title.startswith("Detecting")]
+    assert titles == sorted(titles, key=lambda title: groups.index(title.partition(": ")[0]))
+    assert properties["memory_limit"]["title"] == "Resources: Memory limit"
+    assert properties.keys() == ConversionRequest.model_fields.keys()  # which `prefect deployment run --param` takes
+
+
+@EACH_FORM
+def test_texts_have_no_line_breaks(form: Flow[..., Any], model: type[BaseModel]) -> None:
+    for field in fields_of(form).values():
+        assert "\n" not in field["title"] + field["description"]
+
+
+@EACH_FOLDED_FORM
+def test_who_starts_runs_with_flat_fields_goes_on(form: Flow[..., Any]) -> None:
+    schema = form_schema(form)
+    right = dict.fromkeys(schema["required"], "/data/x") | {"workers": 2, "memory_limit": "1GiB", "switch": ["a=b"]}
+    assert not validate(right, schema)
+    [error] = validate(right | {"workers": "two"}, schema)
+    assert list(error.absolute_path) == ["workers"]
+
+
 def test_every_field_of_a_conversion_is_an_everyday_one_or_in_a_group() -> None:
     grouped = {name for names in GROUPS.values() for name in names}
     for model in (ConversionRequest, ApprovedConversionRequest, LatestConversionRequest):
         assert model.model_fields.keys() <= grouped | set(EVERYDAY)
 
 
-@pytest.mark.parametrize("form", [forms.verify, forms.merge, forms.compare], ids=["verify", "merge", "compare"])
+@pytest.mark.parametrize("form", [forms.verify, forms.merge], ids=["verify", "merge"])
 def test_small_forms_have_no_groups(form: Flow[..., Any]) -> None:
     assert "patternProperties" not in form_schema(form)
     assert fields_of(form).keys() == form_schema(form)["properties"].keys()
 
 
-def test_fields_of_a_comparison_are_in_order() -> None:
-    order = shown(form_schema(forms.compare)["properties"])
-    assert order[:8] == ["a", "b", "strategy_a", "strategy_b", "step_a", "step_b", "select", "include"]
+def test_every_field_of_a_comparison_is_shown_once() -> None:
+    grouped = [name for group in groups_of(ComparisonRequest) for name in group.fields]
+    alone = shown(form_schema(forms.compare)["properties"])[:10]
+    assert sorted([*grouped, *alone]) == sorted(ComparisonRequest.model_fields)
 
 
 def test_choices_are_choices() -> None:
@@ -135,9 +183,9 @@ def test_choices_are_choices() -> None:
 
 
 def test_options_of_torchs_trainings_are_in_the_forms() -> None:
-    assert fields_of(forms.convert)["root"]["title"].startswith("Source and target: ")
+    assert fields_of(forms.convert_expert)["root"]["title"].startswith("Source and target: ")
     assert fields_of(forms.compare).keys() >= {"root_a", "root_b"}
-    optimizer_step = fields_of(forms.convert)["optimizer_step"]
+    optimizer_step = fields_of(forms.convert_expert)["optimizer_step"]
     assert optimizer_step["title"] == "Output: Steps of the optimizer"
     assert (optimizer_step["minimum"], optimizer_step["default"]) == (0, 0)
     assert "optimizer_step" not in fields_of(forms.convert_latest), "each step says its own"
@@ -213,10 +261,10 @@ def test_the_server_refuses_it_directly_and_in_a_group_at_the_field(name: str, v
     schema = form_schema(forms.convert_with_approval)
     [error] = validate(WHERE | {name: value}, schema)
     assert list(error.absolute_path) == [name]
-    for group, names in groups_of(ApprovedConversionRequest).items():
-        if name in names:
-            [error] = validate(WHERE | {group: {name: value}}, schema)
-            assert list(error.absolute_path) == [group, name]
+    for group in groups_of(ApprovedConversionRequest):
+        if name in group.fields:
+            [error] = validate(WHERE | {group.parameter: {name: value}}, schema)
+            assert list(error.absolute_path) == [group.parameter, name]
 
 
 def test_the_server_refuses_unknown_fields_of_a_group() -> None:
@@ -227,9 +275,9 @@ def test_the_server_refuses_unknown_fields_of_a_group() -> None:
 @pytest.mark.parametrize("form", [forms.verify, forms.merge, forms.compare], ids=["verify", "merge", "compare"])
 def test_the_server_refuses_secrets_and_so_stores_none(form: Flow[..., Any]) -> None:
     schema = form_schema(form)
-    right = dict.fromkeys(schema["required"], "/data/x")
+    right = dict.fromkeys(schema.get("required", ()), "/data/x")
     assert not validate(right, schema)
-    for name in schema["required"]:
+    for name in schema.get("required", ()):
         assert validate(right | {name: "s3://bob:hunter2@bucket/run"}, schema)
     for name in schema["properties"]:
         if "storage" in name or "_key" in name:
@@ -269,7 +317,7 @@ def _places(form: Flow[..., Any]) -> list[str]:
 @EACH_FORM
 def test_the_server_refuses_a_mistyped_field_by_name(form: Flow[..., Any], model: type[BaseModel]) -> None:
     schema = form_schema(form)
-    right = dict.fromkeys(schema["required"], "/data/x")
+    right = dict.fromkeys(schema.get("required", ()), "/data/x")
     assert not validate(right, schema)
     with pytest.raises(SchemaError, match=r"properties are not allowed \('tarjet' was unexpected\)"):
         validate(right | {"tarjet": "/data/y"}, schema, raise_on_error=True, ignore_required=True)
@@ -277,7 +325,7 @@ def test_the_server_refuses_a_mistyped_field_by_name(form: Flow[..., Any], model
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_the_server_shows_no_regular_expression(name: str, value: object) -> None:
-    for form in (forms.convert, forms.convert_with_approval):
+    for form in (forms.convert, forms.convert_expert, forms.convert_with_approval):
         for error in validate(WHERE | {name: value}, form_schema(form)):
             assert "does not match" not in error.message
             assert "hunter2" not in error.message
@@ -286,7 +334,7 @@ def test_the_server_shows_no_regular_expression(name: str, value: object) -> Non
 @EACH_FORM
 def test_a_deployed_run_is_refused_a_relative_path_at_the_field(form: Flow[..., Any], model: type[BaseModel]) -> None:
     schema = form_schema(form)
-    right = dict.fromkeys(schema["required"], "/data/x")
+    right = dict.fromkeys(schema.get("required", ()), "/data/x")
     for name in _places(form):
         for place in RELATIVE:
             [error] = validate(right | {name: place}, schema)
@@ -306,7 +354,7 @@ def test_a_deployed_run_is_refused_a_relative_path_at_the_field(form: Flow[..., 
 @EACH_FORM
 def test_a_deployed_run_is_refused_names_of_relative_files(form: Flow[..., Any], model: type[BaseModel]) -> None:
     schema = form_schema(form)
-    right = dict.fromkeys(schema["required"], "/data/x")
+    right = dict.fromkeys(schema.get("required", ()), "/data/x")
     names = [name for name in fields_of(form) if "storage" in name or "_key" in name]
     for name in names:
         assert validate(right | {name: "file:s3.json"}, schema)
@@ -314,13 +362,13 @@ def test_a_deployed_run_is_refused_names_of_relative_files(form: Flow[..., Any],
         assert f"{model.model_fields[name].title} 'file:s3.json': a relative path" in str(ended.message)
         for kept in ("file:/run/s3.json", "file:~/s3.json", "env:S3", "block:s3"):
             assert not validate(right | {name: kept}, schema)
-    assert names
+    assert names or model is HistoryRequest  # which names nothing
 
 
 @pytest.mark.parametrize("form", [forms.convert, forms.convert_with_approval, forms.convert_latest, forms.compare])
 def test_a_preset_is_named_by_its_family_or_an_absolute_path(form: Flow[..., Any]) -> None:
     schema = form_schema(form)
-    right = dict.fromkeys(schema["required"], "/data/x")
+    right = dict.fromkeys(schema.get("required", ()), "/data/x")
     for preset in ("", "qwen3", "deepseek3", "/data/own.yaml", "s3://bucket/own.yaml"):
         assert not validate(right | {"preset": preset}, schema)
         assert "a relative path" not in str(
@@ -354,7 +402,7 @@ def test_a_secret_is_not_repeated() -> None:
     assert "hunter2" not in str(ended.message)
 
 
-@pytest.mark.parametrize("name", ["convert", "convert_with_approval", "convert_latest", "verify", "merge", "compare"])
+@pytest.mark.parametrize("name", IDS)
 def test_a_worker_finds_the_form_by_its_import_path(name: str) -> None:
     found: Flow[..., Any] = load_flow_from_entrypoint(f"reshard.deployments.forms.{name}")
     assert found.parameters == getattr(forms, name).parameters

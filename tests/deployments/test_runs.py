@@ -3,6 +3,7 @@
 import logging
 import re
 import shutil
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -16,9 +17,12 @@ from prefect.exceptions import PrefectHTTPStatusError
 from demo.resilience import AFTER, BEFORE
 from demo.training import train, write_job_strategy
 from reshard.cli.main import run
+from reshard.core.conversion.convert import convert
+from reshard.core.request.conversion import ConversionRequest
 from tests.support.deployed import CONVERT, Demo, outcomes_of
 from tests.support.patience import until
 from tests.support.prefect_server import (
+    PREFECT,
     PrefectServer,
     Worker,
     artifacts_of,
@@ -38,10 +42,65 @@ def test_a_run_converts_and_says_so(server: PrefectServer, demo: Demo, tmp_path:
     run_id = start_run(server, CONVERT, demo.parameters(target))
     ended = await_run(server, run_id, "Completed")
     assert "target" in ended.name
+    assert ended.state
+    assert re.match(r"Converted: 8 → 4 ranks\. 12\.\d MiB written in ", str(ended.state.message))
     assert run(["verify", str(target)]) == 0
     assert outcomes_of(server, run_id) == {"written": 4}
     assert "every byte was read back" in artifacts_of(server, run_id)["conversion-summary"]
     _check_quiet(server, run_id)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "given"),
+    [
+        (CONVERT, """resources={"memory_limit": "64MiB"}"""),
+        ("convert-checkpoint/convert-expert", "memory_limit=64MiB"),
+    ],
+)
+@pytest.mark.usefixtures("worker")
+def test_a_shell_gives_fields_in_their_group_or_by_name(
+    server: PrefectServer, demo: Demo, tmp_path: Path, deployment: str, given: str
+) -> None:
+    places = [f"{name}={value}" for name, value in demo.parameters(tmp_path / "target").items()]
+    options = [part for each in (*places, given) for part in ("--param", each)]
+    done = subprocess.run(
+        [*PREFECT, "deployment", "run", deployment, "--watch", *options],
+        env=server.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert run(["verify", str(tmp_path / "target")]) == 0
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_program_gives_fields_by_name(server: PrefectServer, demo: Demo, tmp_path: Path) -> None:
+    parameters = demo.parameters(tmp_path / "target", memory_limit="1MiB")
+    ended = await_run(server, start_run(server, CONVERT, parameters), "Failed")
+    assert ended.state
+    assert ended.state.message == "Memory limit '1MiB': must be at least 16MiB"
+
+
+@pytest.mark.usefixtures("worker")
+def test_advice_is_in_the_words_of_the_form(server: PrefectServer, demo: Demo, tmp_path: Path) -> None:
+    target, source = tmp_path / "target", tmp_path / "source"
+    convert(ConversionRequest.model_validate(demo.parameters(target)))
+    shutil.copytree(demo.directory / "checkpoint", source)
+    shutil.rmtree(source / "rank_3")
+    failures = {
+        "or set 'Overwrite' to replace it": demo.parameters(target, select="weights-only"),
+        "'Encrypted and damaged sources: Recover' would succeed": demo.parameters(tmp_path / "m", source=str(source)),
+    }
+    for advice, parameters in failures.items():
+        run_id = start_run(server, CONVERT, parameters)
+        ended = await_run(server, run_id, "Failed")
+        assert ended.state
+        assert advice in str(ended.state.message)
+        page = artifacts_of(server, run_id)["conversion-summary"]
+        assert advice in page
+        assert "--" not in page
+        assert "start a new run: 'Copy to new run', in the menu ⋮, keeps the other fields" in page
 
 
 @pytest.mark.usefixtures("worker")

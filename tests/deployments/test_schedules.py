@@ -22,7 +22,7 @@ def problems(parameters: dict[str, Any], *, active: bool = True, slug: str | Non
 @pytest.mark.parametrize(
     ("parameters", "reason"),
     [
-        (RIGHT | {"tarjet": "/data/other"}, "Additional properties are not allowed ('tarjet' was unexpected)"),
+        (RIGHT | {"tarjet": "/data/other"}, "Unevaluated properties are not allowed ('tarjet' was unexpected)"),
         ({"source": "/data/ckpt"}, "'target' is a required property"),
         (RIGHT | {"target": "converted"}, "target: 'an absolute path such as /data/x, "),
         (RIGHT | {"workers": -1}, "workers: -1 is less than the minimum of 0"),

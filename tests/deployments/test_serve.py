@@ -14,6 +14,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.schedules import Interval
 
 from reshard.cli.main import run
+from reshard.deployments.described import read_descriptions
 from tests.support.deployed import CONVERT, Demo, outcomes_of, reshard, start_slow_run
 from tests.support.patience import until
 from tests.support.prefect_server import (
@@ -58,7 +59,8 @@ def test_serve_carries_out_runs_and_keeps_what_a_user_changed(
 ) -> None:
     client = own_server.client
     with serving(own_server, tmp_path / "first"):
-        until(lambda: len(client.read_deployments(limit=10, offset=0)) == 6, "no deployments", 60)
+        names = {described.name for described in read_descriptions()}
+        until(lambda: {each.name for each in client.read_deployments()} == names, "no deployments", 60)
         run_id = start_run(own_server, CONVERT, demo.parameters(tmp_path / "target"))
         await_run(own_server, run_id, "Completed")
         (made,) = client.read_automations_by_name(SAVED_AUTOMATION)

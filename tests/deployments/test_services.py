@@ -33,24 +33,63 @@ WORKER = ["prefect", "worker", "start", "--pool", POOL]
 
 
 def test_compose_runs_the_image_of_this_version_and_prefect_asks_for_a_login() -> None:
-    ours = {name: service for name, service in SERVICES.items() if name != "postgres"}
+    ours = {name: service for name, service in SERVICES.items() if name not in ("postgres", "prometheus", "grafana")}
     assert {service["image"] for service in ours.values()} == {f"${{RESHARD_IMAGE:-{IMAGE}}}"}
     login = ours["server"]["environment"]["PREFECT_SERVER_API_AUTH_STRING"]
     assert login.startswith("${PREFECT_API_AUTH_STRING:?")  # compose refuses to start without it
-    assert {ours[name]["environment"]["PREFECT_API_AUTH_STRING"] for name in ("deploy", "worker", "demo")} == {login}
+    assert {
+        ours[name]["environment"]["PREFECT_API_AUTH_STRING"] for name in ("deploy", "worker", "demo", "metrics")
+    } == {login}
     assert SERVICES["server"]["build"]["dockerfile"] == "deployments/Dockerfile"
 
 
-def test_compose_opens_one_port_on_this_machine_only() -> None:
+def test_compose_opens_ports_on_this_machine_only() -> None:
     ports = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert ports == {"server": ["${RESHARD_ADDRESS:-127.0.0.1:4200}:4200"]}
+    assert ports == {
+        "server": ["${RESHARD_ADDRESS:-127.0.0.1:4200}:4200"],
+        "grafana": ["${GRAFANA_ADDRESS:-127.0.0.1:3000}:3000"],
+    }
+    assert SERVICES["grafana"]["profiles"] == ["metrics"]
+
+
+def test_the_database_has_a_password_of_its_own_and_the_server_waits_for_it() -> None:
+    database, settings = SERVICES["postgres"], SERVICES["server"]["environment"]
+    password = settings["PREFECT_SERVER_DATABASE_PASSWORD"]
+    assert password.startswith("${POSTGRES_PASSWORD:?")  # compose refuses to start without it
+    assert yaml.safe_load(COMPOSE)["secrets"] == {"postgres_password": {"environment": "POSTGRES_PASSWORD"}}
+    assert database["environment"]["POSTGRES_PASSWORD_FILE"] == "/run/secrets/postgres_password"
+    assert database["environment"]["POSTGRES_USER"] == settings["PREFECT_SERVER_DATABASE_USER"]
+    assert database["environment"]["POSTGRES_DB"] == settings["PREFECT_SERVER_DATABASE_NAME"]
+    assert settings["PREFECT_SERVER_DATABASE_HOST"] in SERVICES
+    assert SERVICES["server"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
+    assert database["healthcheck"]["test"][:2] == ["CMD", "pg_isready"]
+    assert "ports" not in database
+
+
+def test_prometheus_and_grafana_find_each_other_and_their_files() -> None:
+    """What Compose mounts is there, and services know each other by the names that they have."""
+    for name in ("prometheus", "grafana"):
+        mounted = [volume.split(":")[0] for volume in SERVICES[name]["volumes"]]
+        files = [DEPLOYMENTS / source for source in mounted if source.startswith("./")]
+        assert files
+        assert all(path.exists() for path in files)
+    config = yaml.safe_load((DEPLOYMENTS / "prometheus/prometheus.yaml").read_text())
+    assert config["scrape_configs"][0]["static_configs"] == [{"targets": ["metrics:4202"]}]
+    assert SERVICES["metrics"]["command"] == ["reshard", "metrics", "--host", "0.0.0.0"]
+    [source] = yaml.safe_load((DEPLOYMENTS / "grafana/provisioning/datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    [provider] = yaml.safe_load((DEPLOYMENTS / "grafana/provisioning/dashboards/reshard.yaml").read_text())["providers"]
+    dashboard = "./grafana/reshard.json:" + provider["options"]["path"] + "/reshard.json:ro"
+    assert dashboard in SERVICES["grafana"]["volumes"]
 
 
 def test_every_setting_of_compose_is_in_the_example() -> None:
     example = set(re.findall(r"^#?([A-Z_]+)=", (DEPLOYMENTS / "example.env").read_text(), re.MULTILINE))
     used = set(re.findall(r"\$\{([A-Z_]+)", COMPOSE))
     assert example - used == {"COMPOSE_PROFILES"}
-    assert used - example == {"RESHARD_IMAGE", "POSTGRES_IMAGE"}
+    assert used - example == {"RESHARD_IMAGE", "POSTGRES_IMAGE", "PROMETHEUS_IMAGE", "GRAFANA_IMAGE"}
 
 
 def test_compose_starts_a_worker_of_the_pool_and_the_demo_converts() -> None:
