@@ -5,8 +5,8 @@
     report = reshard.convert("checkpoint", "out", source_strategy="strategy", target_strategy="other.ckpt")
 
 Each function does what the command of its name does, and each name is loaded when it is first used.
-`reshard.errors` has what they raise, `reshard.options` what they take, `reshard.mindspore` MindSpore's own names,
-`reshard.flows` the same work as Prefect flows.
+`reshard.errors` has what they raise, `reshard.options` the types of what they take, `reshard.mindspore` MindSpore's
+own names, `reshard.flows` the same work as Prefect flows.
 """
 
 from importlib import import_module
@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from reshard import errors
     from reshard.api import (
+        Checkpoint,
         CleanReport,
         ComparisonReport,
         ComparisonRequest,
         ConversionReport,
         ConversionRequest,
         Diagnosis,
+        History,
+        HistoryEntry,
         JoinReport,
         LatestConversionRequest,
         LatestReport,
@@ -33,7 +36,10 @@ if TYPE_CHECKING:
         PlanSummary,
         PresetList,
         Progress,
+        RankTensors,
         RecoveryReport,
+        ScanReport,
+        Tensor,
         VerificationReport,
         VerificationRequest,
         clean,
@@ -42,28 +48,35 @@ if TYPE_CHECKING:
         diff,
         doctor,
         fingerprint,
+        history,
         inspect,
         join_parts,
         load_rank,
         make_strategy,
         merge_strategy,
+        open,  # noqa: A004
         plan,
         plan_load,
         presets,
         read_manifest,
         recover,
+        scan,
+        to_thread,
         verify,
     )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoint",
     "CleanReport",
     "ComparisonReport",
     "ComparisonRequest",
     "ConversionReport",
     "ConversionRequest",
     "Diagnosis",
+    "History",
+    "HistoryEntry",
     "JoinReport",
     "LatestConversionRequest",
     "LatestReport",
@@ -76,7 +89,10 @@ __all__ = [
     "PlanSummary",
     "PresetList",
     "Progress",
+    "RankTensors",
     "RecoveryReport",
+    "ScanReport",
+    "Tensor",
     "VerificationReport",
     "VerificationRequest",
     "__version__",
@@ -87,16 +103,20 @@ __all__ = [
     "doctor",
     "errors",
     "fingerprint",
+    "history",
     "inspect",
     "join_parts",
     "load_rank",
     "make_strategy",
     "merge_strategy",
+    "open",
     "plan",
     "plan_load",
     "presets",
     "read_manifest",
     "recover",
+    "scan",
+    "to_thread",
     "verify",
 ]
 

@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
@@ -15,17 +16,15 @@ import reshard
 import reshard.api
 import reshard.core.errors
 import reshard.errors
-from docs.write_keywords import MODULE, module_text
-from reshard import options
+from docs.write_keywords import FUNCTIONS, TYPES, all_options, functions_text, types_text
 from reshard.cli.main import _COMMANDS as COMMANDS
-from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError, ReshardError
-from reshard.core.request.source import FingerprintRequest, SourceRequest
+from tests.support.checkpoints import case
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.places import PROJECT
 
 _LEFT_TO_FLOWS = {"dask_scheduler", "concurrency_limit"}
-_LEFT_TO_COMMANDS = {"deploy", "serve", "completion"}
+_LEFT_TO_COMMANDS = {"deploy", "serve", "schedule", "metrics", "completion"}
 
 
 def test_names_are_those_of_the_modules_behind_them() -> None:
@@ -68,44 +67,35 @@ def loaded(program: str) -> set[str]:
     return set(ran.stdout.split())
 
 
+_PUBLIC = [name for name in reshard.api.__all__ if inspect.isfunction(getattr(reshard, name))]
+_FUNCTIONS = {options.function.__name__: options for options in all_options()}
+
+
 @pytest.mark.parametrize(
-    ("function", "request_model", "known", "left_out"),
+    ("function", "request_model", "left_out"),
     [
-        (reshard.convert, reshard.ConversionRequest, options.ConvertOptions, _LEFT_TO_FLOWS),
-        (reshard.plan, reshard.ConversionRequest, options.ConvertOptions, _LEFT_TO_FLOWS),
-        (reshard.convert_latest, reshard.LatestConversionRequest, options.LatestOptions, _LEFT_TO_FLOWS),
-        (reshard.diff, reshard.ComparisonRequest, options.DiffOptions, set()),
-        (reshard.verify, reshard.VerificationRequest, options.VerifyOptions, set()),
-        (reshard.merge_strategy, reshard.MergeRequest, None, set()),
+        (reshard.convert, reshard.ConversionRequest, _LEFT_TO_FLOWS),
+        (reshard.plan, reshard.ConversionRequest, _LEFT_TO_FLOWS),
+        (reshard.convert_latest, reshard.LatestConversionRequest, _LEFT_TO_FLOWS),
+        (reshard.diff, reshard.ComparisonRequest, set()),
+        (reshard.verify, reshard.VerificationRequest, set()),
+        (reshard.merge_strategy, reshard.MergeRequest, set()),
     ],
 )
 def test_a_function_takes_all_fields_of_its_request(
-    function: Any, request_model: type[BaseModel], known: type | None, left_out: set[str]
+    function: Any, request_model: type[BaseModel], left_out: set[str]
 ) -> None:
-    parameters = {
-        name for name, each in inspect.signature(function).parameters.items() if each.kind != each.VAR_KEYWORD
-    }
-    optional = set(get_type_hints(known)) if known else set()
-    assert not parameters & optional
-    assert (parameters - {"progress"}) | optional == set(request_model.model_fields) - left_out
+    parameters = set(inspect.signature(function).parameters)
+    assert parameters - {"progress", "cancel"} == set(request_model.model_fields) - left_out
 
 
-@pytest.mark.parametrize(
-    ("known", "request_model"),
-    [
-        (options.ConvertOptions, reshard.ConversionRequest),
-        (options.LatestOptions, reshard.LatestConversionRequest),
-        (options.LoadOptions, reshard.ConversionRequest),
-        (options.FingerprintOptions, FingerprintRequest),
-        (options.RecoverOptions, SourceRequest),
-        (options.DoctorOptions, SourceRequest),
-        (options.DiffOptions, reshard.ComparisonRequest),
-        (options.VerifyOptions, reshard.VerificationRequest),
-    ],
-)
-def test_options_have_the_types_of_their_fields(known: type, request_model: type[BaseModel]) -> None:
-    for name, hint in get_type_hints(known).items():
-        assert kinds_of(hint) == kinds_of(request_model.model_fields[name].annotation), name
+@pytest.mark.parametrize("name", _FUNCTIONS)
+def test_options_have_the_types_and_defaults_of_their_fields(name: str) -> None:
+    hints = get_type_hints(getattr(reshard, name))
+    for option, field in _FUNCTIONS[name].fields.items():
+        given = inspect.signature(getattr(reshard, name)).parameters[option].default
+        assert kinds_of(field.annotation) <= kinds_of(hints[option]), option
+        assert (given or field.default) == field.default, option
 
 
 def kinds_of(hint: Any) -> frozenset[Any]:
@@ -113,31 +103,38 @@ def kinds_of(hint: Any) -> frozenset[Any]:
     if get_origin(hint) in (Union, UnionType):
         return frozenset().union(*map(kinds_of, get_args(hint)))
     if get_origin(hint) is Literal:
-        choices = frozenset(map(str, get_args(hint)))
-        # the level of a check is one of those of a conversion, of which `none` is refused
-        return choices | {"none"} if choices == frozenset(VerifyLevel) - {"none"} else choices
-    if get_origin(hint) in (list, tuple):
+        return frozenset(map(str, get_args(hint)))
+    if get_origin(hint) in (list, Collection, Sequence):
         return frozenset({list})
     if inspect.isclass(hint) and issubclass(hint, StrEnum):
         return frozenset(map(str, hint))
-    # a path is given as a text
-    return frozenset({str if hint in get_args(options.PathOrUrl) or get_origin(hint) else hint})
+    return frozenset({get_origin(hint) or hint})
 
 
-def test_keywords_are_up_to_date() -> None:
-    assert MODULE.read_text(encoding="utf-8") == module_text(), "run: python -m docs.write_keywords"
+def test_what_is_generated_is_up_to_date() -> None:
+    assert TYPES.read_text(encoding="utf-8") == types_text(), "run: python -m docs.write_keywords"
+    assert FUNCTIONS.read_text(encoding="utf-8") == functions_text(), "run: python -m docs.write_keywords"
 
 
-def test_every_option_is_described() -> None:
-    kinds = [kind for kind in vars(options).values() if hasattr(kind, "__optional_keys__")]
-    described = "".join(kind.__doc__ or "" for kind in kinds)
-    for name in set().union(*map(get_type_hints, kinds)):
-        assert f"\n        {name}: " in described or f"\n    {name}: " in described, name
+@pytest.mark.parametrize("name", _PUBLIC)
+def test_every_argument_is_described(name: str) -> None:
+    document = inspect.getdoc(getattr(reshard, name)) or ""
+    for argument, parameter in inspect.signature(getattr(reshard, name)).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            continue
+        assert f"\n    {argument}: " in document, argument
+        assert f"\n    {argument}: None\n" not in document, argument
 
 
-@pytest.mark.parametrize(
-    "name", sorted(options.ConvertOptions.__annotations__.keys() - options.LoadOptions.__annotations__)
-)
+@pytest.mark.parametrize("name", _PUBLIC)
+def test_strategies_are_keywords_and_who_watches_can_cancel(name: str) -> None:
+    parameters = inspect.signature(getattr(reshard, name)).parameters
+    for argument, parameter in parameters.items():
+        assert "strategy" not in argument or parameter.kind is parameter.KEYWORD_ONLY, argument
+    assert ("progress" in parameters) == ("cancel" in parameters)
+
+
+@pytest.mark.parametrize("name", sorted(set(_FUNCTIONS["convert"].names) - set(_FUNCTIONS["plan_load"].names)))
 def test_loading_has_no_options_about_writing(name: str) -> None:
     with pytest.raises(InputError, match=f"^{name}: there is no such option"):
         reshard.plan_load("nowhere", **{name: ""})  # type: ignore[arg-type]
@@ -147,24 +144,46 @@ def test_loading_has_no_options_about_writing(name: str) -> None:
     ("call", "message"),
     [
         (lambda: reshard.convert("a", "b", formt="ckpt"), "formt: there is no such option; did you mean format?"),  # type: ignore[call-arg]
+        (lambda: reshard.convert("a", "b", strategy="s"), "strategy: there is no such option; did you mean source_st"),  # type: ignore[call-arg]
         (lambda: reshard.doctor("a", presets="qwen3"), "presets: there is no such option; did you mean preset?"),  # type: ignore[call-arg]
         (lambda: reshard.recover("a", groups=[]), "groups: there is no such option; did you mean group_info"),  # type: ignore[call-arg]
         (lambda: reshard.load_rank("a", name=["b"]), "name: there is no such option; did you mean names"),  # type: ignore[call-arg]
         (lambda: reshard.convert("a", "b", format="onnx"), "format 'onnx': "),  # type: ignore[arg-type]
         (lambda: reshard.convert("a", "b", dask_scheduler="local"), "dask_scheduler: is for flows"),  # type: ignore[call-arg]
+        (lambda: reshard.convert("a"), "convert: missing a required argument: 'target'"),  # type: ignore[call-arg]
         (lambda: reshard.convert(5, "b"), "source 5: "),  # type: ignore[arg-type]
-        (lambda: reshard.convert("a", "b", include="adam_*"), "include 'adam_*': "),  # type: ignore[arg-type]
+        (lambda: reshard.convert(None, "b"), "source: Field required"),  # type: ignore[arg-type]
         (lambda: reshard.load_rank("a", format="ckpt"), "format: there is no such option"),  # type: ignore[call-arg]
         (lambda: reshard.load_rank("a", workers=-1), "workers -1: "),
+        (
+            lambda: reshard.load_rank("a", "strategy"),  # type: ignore[arg-type]
+            "rank 'strategy': must be the number of a target rank; strategies",
+        ),
+        (lambda: reshard.load_rank("a", True), "rank True: must be the number of a target rank"),
+        (
+            lambda: reshard.load_rank("a", 0, "strategy"),  # type: ignore[call-arg]
+            "load_rank: too many positional arguments: give all after 'rank' by name",
+        ),
+        (lambda: reshard.load_rank("a", names="w"), "names 'w': must be a list of names"),
         (lambda: reshard.diff("a", "b", step_a="newest"), "step_a 'newest': "),
         (lambda: reshard.verify("a", level="none"), "level 'none': "),
+        (
+            lambda: reshard.fingerprint("a", source_strategy="b"),  # type: ignore[call-arg]
+            "source_strategy: there is no such option; did you mean strategy?",
+        ),
+        (lambda: reshard.fingerprint(5), "checkpoint 5: "),  # type: ignore[arg-type]
+        (lambda: reshard.fingerprint("a", strategy="s3://key:secret@bucket/b"), "strategy: "),
         (lambda: reshard.merge_strategy("a", "b", overwrite="often"), "overwrite 'often': "),  # type: ignore[arg-type]
         (lambda: reshard.make_strategy("a", like="b", data_parallel="x", model_parallel=1), "data_parallel 'x': "),  # type: ignore[arg-type]
+        (lambda: reshard.make_strategy("a", like="b", data_parallel=True, model_parallel=1), "data_parallel True: "),
         (lambda: reshard.doctor("a", integrated_save="maybe"), "integrated_save 'maybe': "),  # type: ignore[arg-type]
-        (lambda: reshard.join_parts("a", "b"), "parts: must be a list"),
+        (lambda: reshard.doctor("a", switch={"n": 3}), "switch {'n': 3}: only valid with 'preset'"),
+        (lambda: reshard.recover("a", group_info="b"), "group_info 'b': must be a list of paths"),
+        (lambda: reshard.join_parts("a", "b"), "parts 'a': must be a list of paths"),
+        (lambda: reshard.join_parts([], "b"), "parts: must be a list of one or more directories"),
         (lambda: reshard.inspect("a", storage="my secret"), "storage: must be env:NAME"),
         (lambda: reshard.inspect("a", decrypt_mode="AES-CBC"), "decrypt_mode 'AES-CBC': needs a key: name it with"),
-        (lambda: reshard.inspect("a", deep=True), "inspect: got an unexpected keyword argument 'deep'"),  # type: ignore[call-arg]
+        (lambda: reshard.inspect("a", deep=True), "deep: there is no such option"),  # type: ignore[call-arg]
         (lambda: reshard.join_parts(["a"]), "join_parts: missing a required argument: 'target'"),  # type: ignore[call-arg]
     ],
 )
@@ -172,6 +191,19 @@ def test_what_is_wrong_is_named(call: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
         call()
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("function", [reshard.fingerprint, reshard.recover, reshard.doctor])
+def test_functions_about_one_checkpoint_call_its_strategy_so(function: Any, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    source = case(7009).request("unused")
+    reshard.convert(source.source, whole, source_strategy=source.source_strategy, layout="unified")
+    try:
+        said = str(function(whole, strategy=source.source_strategy))
+    except ReshardError as error:
+        said = f"{error} {error.options}"
+    assert "leave out 'strategy'" in said
+    assert "source_strategy" not in said
 
 
 def test_secrets_are_not_repeated() -> None:
