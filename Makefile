@@ -29,7 +29,7 @@ VERL := .venv-verl
 VERL_MERGER := $(VERL)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-resilience deploy test test-all conformance fuzz bench docs screenshots check format lock \
+.PHONY: help install wheel demo demo-resilience deploy test test-all conformance fuzz bench docs screenshots check format lock \
 	proto clean
 
 help: ## this list
@@ -41,6 +41,9 @@ $(INSTALLED): pyproject.toml requirements/dev.lock requirements/installer.lock r
 	@rm -f .venv/installed-*
 	@requirements/install.sh $(PYTHON)
 	@touch $@
+
+wheel: $(INSTALLED) ## dist/reshard-….whl, to be installed by pip anywhere
+	$(RUN) hatchling build --target wheel
 
 demo: $(INSTALLED) ## generates a checkpoint of 8 ranks, converts it to 4, verifies it
 	@rm -rf $(DEMO)

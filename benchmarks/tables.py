@@ -122,13 +122,16 @@ def contenders_table(result: Result) -> Table:
 
 
 def summary_table(result: Result) -> Table:
-    """One row: the seconds and the peak memory of everybody who took part in a scenario."""
-    names = contenders_of(result)
-    figures = tuple(
-        f"{seconds(result, name).median:.2f} s, {size_text(peak_bytes(result, name))}" + _wrong_text(result, name)
-        for name in names
+    """A row for each who took part in a scenario: seconds and peak memory."""
+    rows = tuple(
+        (
+            CONTENDERS[name].title + _wrong_text(result, name),
+            f"{seconds(result, name).median:.2f}",
+            size_text(peak_bytes(result, name)),
+        )
+        for name in contenders_of(result)
     )
-    return Table(_SCENARIOS[result.scenario].title, tuple(CONTENDERS[name].title for name in names), (figures,))
+    return Table(_SCENARIOS[result.scenario].title, ("", "seconds", "peak memory"), rows)
 
 
 def _wrong_text(result: Result, name: str) -> str:

@@ -60,8 +60,8 @@ def take(pages: PrefectPages, demo: Path) -> Iterator[tuple[str, bytes]]:
     )
     pages.submit()
     pages.await_refusal()
-    expect(page.locator("form").get_by_text("does not match")).to_be_visible()
-    yield "form", _down_to(pages, page.get_by_text("Source and target: Ranks"))
+    expect(page.locator("form").get_by_text("was expected")).to_be_visible()
+    yield "form", _down_to(pages, page.get_by_role("tab", name="Change").last)
 
     pages.fill({"Step": ""})
     pages.start_run()

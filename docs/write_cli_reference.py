@@ -3,12 +3,13 @@
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
+from reshard.cli.environment import variable_of
 from reshard.cli.main import cli
 
 PAGE = Path(__file__).with_name("reference") / "cli.md"
@@ -16,7 +17,9 @@ _WIDTH = 120
 _HEAD = """\
 # The command `reshard`
 
-What `--help` prints, for every command: `make docs` writes this page from the commands.
+What `--help` prints, for every command: `make docs` writes this page from the commands. In parentheses is the
+environment variable that sets an option where the command line does not; see
+[in the shell](../guides/shell.md#options-from-the-environment).
 """
 
 
@@ -64,13 +67,25 @@ def _described(command: click.Command, context: click.Context) -> Iterator[str]:
         yield _verbatim(paragraph) if paragraph.startswith("\b") else _wrapped(_escaped(paragraph))
     recorder = _Recorder()
     command.format_options(context, recorder)
+    # the group's own options are read before any command, and not from the environment
+    params = [] if isinstance(command, click.Group) else command.params
+    variables = {option: variable_of(param) for param in params for option in param.opts}
     for title, rows in recorder.lists:
         yield f"**{title}**\n"
-        yield "\n".join(_listed(name, text, title == "Commands") for name, text in rows) + "\n"
+        yield (
+            "\n".join(_listed(name, text, title == "Commands", _variable(name, variables)) for name, text in rows)
+            + "\n"
+        )
 
 
-def _listed(name: str, text: str, is_command: bool) -> str:
-    shown = f"[`{name}`](#{name})" if is_command else f"`{name}`"
+def _variable(name: str, variables: Mapping[str, str | None]) -> str:
+    """The variable of an option that is listed as `-q, --quiet`, or as `--step E_S`."""
+    found = (variables.get(each) for each in re.split(r"[ ,/]+", name))
+    return next((f" (`{each}`)" for each in found if each), "")
+
+
+def _listed(name: str, text: str, is_command: bool, variable: str) -> str:
+    shown = f"[`{name}`](#{name})" if is_command else f"`{name}`{variable}"
     default = re.search(r"\s*\[(default: .*|required|x>=.*)\]$", text)
     text, extra = (text[: default.start()], f" ({default[1]})") if default else (text, "")
     return _wrapped(f"- {shown}: {_escaped(text)}{extra}", indent="  ").rstrip("\n")

@@ -66,25 +66,27 @@ def python(server: PrefectServer, directory: Path, program: str) -> str:
 
 
 def test_every_example_is_known() -> None:
-    assert (len(PROGRAMS), len(COMMANDS)) == (11, 1)
+    assert (len(PROGRAMS), len(COMMANDS)) == (14, 1)
 
 
 def test_in_this_process(server: PrefectServer, directory: Path) -> None:
-    convert, verify = PROGRAMS[:2]
+    convert, bar, verify, cancellable = PROGRAMS[:4]
     printed = python(server, directory, convert)
     assert printed.startswith("True ")
     assert "rank_3/checkpoint_3.ckpt" in printed
+    assert python(server, directory, bar).endswith("all is as written\n")
     assert python(server, directory, verify).endswith("all is right\n")
-    python(server, directory, PROGRAMS[10])
+    assert python(server, directory, cancellable).startswith("converted ")
+    python(server, directory, PROGRAMS[13])
     assert "INFO" in (directory / "reshard.log").read_text()
 
 
 def test_as_a_flow(server: PrefectServer, directory: Path) -> None:
-    assert python(server, directory, PROGRAMS[2]) == "True 1\n"
+    assert python(server, directory, PROGRAMS[4]) == "True 1\n"
 
 
 def test_several_at_once(server: PrefectServer, directory: Path) -> None:
-    assert python(server, directory, PROGRAMS[3]).splitlines() == [
+    assert python(server, directory, PROGRAMS[5]).splitlines() == [
         f"{directory}/demo-out/whole 1",
         f"{directory}/demo-out/four 4",
     ]
@@ -92,23 +94,25 @@ def test_several_at_once(server: PrefectServer, directory: Path) -> None:
 
 def test_a_rank_without_files_and_a_comparison(server: PrefectServer, directory: Path) -> None:
     """It follows what the page does before: one of the conversions is compared with its source."""
-    loaded = python(server, directory, PROGRAMS[4]).splitlines()
+    loaded = python(server, directory, PROGRAMS[6]).splitlines()
     assert len(loaded) == 38
     assert {line.split()[1] for line in loaded} == {"bfloat16"}
-    assert python(server, directory, PROGRAMS[5]).startswith("range(0, 4) [")
-    assert python(server, directory, PROGRAMS[6]).startswith("the same model: 119 parameters")
+    assert python(server, directory, PROGRAMS[7]).startswith("range(0, 4) [")
+    looked = python(server, directory, PROGRAMS[8]).splitlines()
+    assert "119 tensors: " in looked[0]
+    assert python(server, directory, PROGRAMS[9]).startswith("the same model: 119 parameters")
 
 
 def test_runs_on_a_worker(server: PrefectServer, directory: Path, serving: Worker) -> None:
-    start, verify, manifest = PROGRAMS[7:10]
+    start, verify, manifest = PROGRAMS[10:13]
     wait_until_served(server)
     python(server, directory, start)
-    assert python(server, directory, verify) == "Completed\n"
+    assert python(server, directory, verify).startswith("Completed(")
     assert python(server, directory, manifest).split()[:2] == ["3_1200", "checksum"]
     ran(server, directory, "sh", "-eu", "-c", COMMANDS[0])
     assert (directory / "llama" / "whole" / ".reshard" / "manifest.json").exists()
     broken = start.replace("/data/llama/strategy", "/nowhere")
-    with pytest.raises(AssertionError, match="Failed: .*/nowhere"):
+    with pytest.raises(AssertionError, match=r"Failed\(.*/nowhere"):
         python(server, directory, broken.replace("for_inference", "other"))
 
 

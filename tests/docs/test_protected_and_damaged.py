@@ -1,7 +1,8 @@
-"""The pages on protected and on damaged checkpoints are carried out, in their order and as they stand."""
+"""The pages on protected and damaged checkpoints, and on their contents, are carried out in order, as they stand."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from demo.make_checkpoint import make_demo
@@ -39,3 +40,10 @@ def test_damaged_checkpoints(user: Path) -> None:
     run_shell(f"reshard convert sound/checkpoint fresh {sound}", user)
     for rank in range(4):
         assert read_rank(user / "recovered", rank) == read_rank(user / "fresh", rank)
+
+
+def test_looking_into_a_checkpoint(user: Path) -> None:
+    printed = follow("guides/contents.md", user)
+    assert "no NaN or Inf in " in printed
+    assert "wq.npy')" in printed
+    assert np.load(user / "wq.npy").shape == (128, 128)

@@ -48,7 +48,7 @@ def test_a_reader_searches_and_switches_to_dark(site: Path) -> None:
     with browser_page("") as pages:
         page = pages.page
         page.goto((site / "index.html").as_uri())
-        expect(page.get_by_role("heading", name="Quick start")).to_be_visible()
+        expect(page.get_by_role("heading", name="The first minute")).to_be_visible()
         page.get_by_placeholder("Search").fill("max-shard-size")
         page.keyboard.press("Enter")
         expect(page.locator("#search-results")).to_contain_text("Search finished")
