@@ -20,6 +20,8 @@ from tests.support.runs import recorded_ranks
 from tests.support.s3_proxy import S3Proxy
 
 CONVERT = "convert-checkpoint/convert"
+STEP = "3_1200"
+"""The newest step of the demo's checkpoint that is complete."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,12 @@ class Demo:
             name: str(self.directory / name.removeprefix("source_")) for name in ("source_strategy", "target_strategy")
         }
         return {"source": str(self.directory / "checkpoint"), "target": str(target), **strategies, **others}
+
+    def arguments(self, target: Path) -> list[str]:
+        """The same, as a command takes them."""
+        given = {name: str(value) for name, value in self.parameters(target).items()}
+        places = [given.pop("source"), given.pop("target")]
+        return [*places, *(word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value))]
 
     def slow_parameters(self, target: Path) -> dict[str, object]:
         """Of a conversion that takes as long as the store is slow, rank by rank."""

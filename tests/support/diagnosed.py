@@ -5,7 +5,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from reshard.core.source.diagnosis import Diagnosis, diagnose
+from reshard.core.source.diagnosis import diagnose
+from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.source.findings import Finding
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import Strategy

@@ -38,8 +38,9 @@ class PrefectServer:
         api_url: what PREFECT_API_URL is to be.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, settings: Mapping[str, str] | None = None) -> None:
         self.home = home
+        self._settings = settings or {}
         self.port = free_port()
         self.api_url = f"http://127.0.0.1:{self.port}/api"
         self.client = SyncPrefectClient(self.api_url)
@@ -58,6 +59,7 @@ class PrefectServer:
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_UI_API_URL": self.api_url,
             "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+            **self._settings,
         }
         command = [*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
         self._process = _started(command, self.home, self.environment | settings, self.home / "server.log")
@@ -118,9 +120,9 @@ class Worker:
 
 
 @contextmanager
-def prefect_server(home: Path) -> Iterator[PrefectServer]:
-    """Runs a server for the time of the block."""
-    server = PrefectServer(home)
+def prefect_server(home: Path, settings: Mapping[str, str] | None = None) -> Iterator[PrefectServer]:
+    """Runs a server for the time of the block; `settings` are its own, such as its database."""
+    server = PrefectServer(home, settings)
     server.start()
     try:
         with server.client:

@@ -1,10 +1,12 @@
 """Object stores under test, and what is in them by a client of its own."""
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from reshard.core.storage.stores import forget_stores
 from tests.support.s3_client import s3_client
@@ -52,6 +54,18 @@ class Store:
 def forget_connections() -> None:
     """Servers come and go, and connections to them with them."""
     forget_stores()
+
+
+def options_file(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a store's options in a file, which are nowhere else from here on."""
+    options = tmp_path / "options.json"
+    options.write_text(
+        json.dumps({"endpoint_url": store.proxy.url, "key": store.server.access_key, "secret": store.server.secret_key})
+    )
+    for name in store.proxy.environment:
+        monkeypatch.delenv(name)
+    forget_connections()
+    return f"file:{options}"
 
 
 def content_of(size: int) -> bytes:
