@@ -74,7 +74,7 @@ class Exporter(Collector):
 
     Args:
         descriptions: the deployments.
-        say: told when the server stops answering, and when it answers again.
+        say: receives a message when the server stops answering, and when it answers again.
     """
 
     def __init__(self, descriptions: Sequence[Described], say: Callable[[str], None]) -> None:

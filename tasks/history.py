@@ -102,12 +102,12 @@ def _wanted(client: SyncPrefectClient, wanted: HistoryFilter) -> Iterator[Histor
     failed_looks = _entries(client, LATEST_FLOW, looks, now) if looks else iter(())
     # each is in this order, so only what is asked for is read
     found = merge(conversions, failed_looks, key=lambda each: each.entry.when, reverse=True)
-    told: set[UUID] = set()
+    explained: set[UUID] = set()
     for each in takewhile(lambda each: wanted.since is None or each.entry.when >= wanted.since, found):
-        if each.run_id in told:  # its conversion, which began later, tells why it ended like this
+        if each.run_id in explained:  # its conversion, which began later, tells why it ended like this
             continue
         if each.parent is not None and each.entry.state is not ConversionState.COMMITTED:
-            told.add(each.parent)
+            explained.add(each.parent)
         if wanted.matches(each.entry):
             yield each.entry
 
@@ -194,13 +194,13 @@ def _read_deployments(client: SyncPrefectClient, ids: Collection[UUID]) -> dict[
 
 
 def _entry(run: FlowRun, above: _Above) -> HistoryEntry:
-    told = _Labels(run)
+    recorded = _Labels(run)
     parameters = _parameters(run)
     parent = above.parents.get(parent_id) if (parent_id := _parent_id(run)) else None
     deployment_id = run.deployment_id or (parent.deployment_id if parent else None)
-    state, reason = _state(run, told, parameters)
-    memory_bytes, basis = _memory(told)
-    ran_as = f"{told.text(labels.USER)}@{told.text(labels.HOST)}" if told.text(labels.USER) else None
+    state, reason = _state(run, recorded, parameters)
+    memory_bytes, basis = _memory(recorded)
+    ran_as = f"{recorded.text(labels.USER)}@{recorded.text(labels.HOST)}" if recorded.text(labels.USER) else None
     return HistoryEntry(
         state=state,
         reason=reason,
@@ -208,25 +208,25 @@ def _entry(run: FlowRun, above: _Above) -> HistoryEntry:
         begun=run.start_time,
         ended=run.end_time,
         seconds=round(run.estimated_run_time.total_seconds(), 3) if run.start_time else None,
-        source=told.text(FIGURES["source"]) or _text(parameters.get("source")),
-        step=told.text(FIGURES["step"]) or _text(parameters.get("step")),
-        target=told.text(FIGURES["target"]) or _text(parameters.get("target")),
-        source_world_size=told.number(FIGURES["source_world_size"]),
-        target_world_size=told.number(FIGURES["target_world_size"]),
-        read_bytes=told.number(FIGURES["read_bytes"]),
-        written_bytes=told.number(FIGURES["written_bytes"]),
-        size_bytes=told.number(labels.SIZE),
-        resumed_ranks=told.number(labels.RESUMED),
-        retried_requests=told.number(labels.RETRIED),
+        source=recorded.text(FIGURES["source"]) or _text(parameters.get("source")),
+        step=recorded.text(FIGURES["step"]) or _text(parameters.get("step")),
+        target=recorded.text(FIGURES["target"]) or _text(parameters.get("target")),
+        source_world_size=recorded.number(FIGURES["source_world_size"]),
+        target_world_size=recorded.number(FIGURES["target_world_size"]),
+        read_bytes=recorded.number(FIGURES["read_bytes"]),
+        written_bytes=recorded.number(FIGURES["written_bytes"]),
+        size_bytes=recorded.number(labels.SIZE),
+        resumed_ranks=recorded.number(labels.RESUMED),
+        retried_requests=recorded.number(labels.RETRIED),
         attempts=run.run_count,
-        verified=_level(told.text(FIGURES["verified"])),
-        fingerprint=told.text(FIGURES["fingerprint"]),
+        verified=_level(recorded.text(FIGURES["verified"])),
+        fingerprint=recorded.text(FIGURES["fingerprint"]),
         memory_bytes=memory_bytes,
         memory_basis=basis,
         started_by=_started_by(parent or run, ran_as if deployment_id is None else None),
         ran_as=ran_as,
-        approval=_approval(told),
-        identity=told.text(FIGURES["identity"]),
+        approval=_approval(recorded),
+        identity=recorded.text(FIGURES["identity"]),
         deployment=_text(above.deployments.get(deployment_id)) if deployment_id else None,
         flow_run=shown_text(run.name),
         flow_run_id=str(run.id),
@@ -251,15 +251,15 @@ class _Labels:
         return value if isinstance(value, bool) else None
 
 
-def _state(run: FlowRun, told: _Labels, parameters: Mapping[str, Any]) -> tuple[ConversionState, str]:
+def _state(run: FlowRun, recorded: _Labels, parameters: Mapping[str, Any]) -> tuple[ConversionState, str]:
     """Return the state of a conversion, and the reason for it if one is known."""
     kind, name = run.state_type or StateType.PENDING, run.state_name or ""
     if kind is StateType.COMPLETED:
-        committed = told.flag(labels.COMMITTED)
+        committed = recorded.flag(labels.COMMITTED)
         if committed or (committed is None and not str(parameters.get("ranks") or "").strip()):
             return ConversionState.COMMITTED, ""
         return ConversionState.UNFINISHED, _SOME_RANKS if committed is None else _LEFT_TO_OTHERS
-    if kind is StateType.CANCELLED and told.text(labels.DECISION) == "refuse":
+    if kind is StateType.CANCELLED and recorded.text(labels.DECISION) == "refuse":
         return ConversionState.REFUSED, ""  # the approval tells why
     if kind in _WITH_REASON:
         return _STATES[kind], _reason(run)
@@ -274,10 +274,10 @@ def _reason(run: FlowRun) -> str:
     return shown_text(message.strip().split("\n", 1)[0])
 
 
-def _memory(told: _Labels) -> tuple[int | None, MemoryBasis | None]:
-    if (peak_bytes := told.number(labels.PEAK_MEMORY)) is not None:
+def _memory(recorded: _Labels) -> tuple[int | None, MemoryBasis | None]:
+    if (peak_bytes := recorded.number(labels.PEAK_MEMORY)) is not None:
         return peak_bytes, MemoryBasis.PEAK
-    limit_bytes = told.number(labels.MEMORY_LIMIT)
+    limit_bytes = recorded.number(labels.MEMORY_LIMIT)
     return limit_bytes, None if limit_bytes is None else MemoryBasis.LIMIT
 
 
@@ -288,9 +288,9 @@ def _started_by(run: FlowRun, user: str | None) -> str:
     return user or UNKNOWN
 
 
-def _approval(told: _Labels) -> str | None:
-    decision = _DECISIONS.get(told.text(labels.DECISION) or "")
-    comment = told.text(labels.COMMENT)
+def _approval(recorded: _Labels) -> str | None:
+    decision = _DECISIONS.get(recorded.text(labels.DECISION) or "")
+    comment = recorded.text(labels.COMMENT)
     return f"{decision}: {comment}" if decision and comment else decision
 
 

@@ -17,7 +17,7 @@ Split = Callable[[str, str], tuple[str, str, str]]
 
 
 class Bare(str):
-    """A text that has no quotes in YAML: it stands for what it would be on the command line, perhaps a number."""
+    """A text without quotes in YAML: it means what it would mean on the command line, perhaps a number."""
 
 
 class Written(Record):

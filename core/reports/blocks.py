@@ -1,4 +1,4 @@
-"""The blocks of a report: its content as data, whoever shows it, and how.
+"""The blocks of a report: its content as data, independent of how it is shown.
 
 A report says once what it has to say. The command lays its blocks out for a terminal, `plain_text` does for `str()`,
 and `html` for a notebook.

@@ -14,7 +14,7 @@ class Report(Summary):
 
     @abstractmethod
     def blocks(self) -> Iterable[Block]:
-        """Return its content, for whoever shows it."""
+        """Return its content as data."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, the document that the command prints with its option for JSON."""
