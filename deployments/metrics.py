@@ -7,6 +7,7 @@ A conversion that fails and is retried with success is one completed conversion:
 Labels are names of deployments, schedules, work pools and states, never places.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -153,7 +154,8 @@ def _sums(completed: Mapping[str, Sequence[HistoryEntry]]) -> Iterator[Metric]:
     for name, entries in completed.items():
         took = [entry.seconds or 0.0 for entry in entries]
         buckets = [(str(float(limit)), sum(each <= limit for each in took)) for limit in _BUCKETS_SECONDS]
-        seconds.add_metric([name], [*buckets, ("+Inf", len(took))], sum(took))
+        # exact, so that the order in which the server lists runs does not show
+        seconds.add_metric([name], [*buckets, ("+Inf", len(took))], math.fsum(took))
     yield seconds
 
 

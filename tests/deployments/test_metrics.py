@@ -74,6 +74,11 @@ def test_counters_are_sums_over_completed_conversions_only() -> None:
     assert value(values, "reshard_last_failure_timestamp_seconds", **ours) == ENDED.timestamp()
 
 
+def test_the_order_of_runs_does_not_show() -> None:
+    entries = [entry(ConversionState.COMMITTED, seconds=seconds) for seconds in (1e16, 1.0, 1.0)]
+    assert values_of(conversion_metrics(entries)) == values_of(conversion_metrics(entries[::-1]))
+
+
 def test_a_server_without_conversions_says_zero_so_that_the_first_one_counts() -> None:
     values = values_of(conversion_metrics([]))
     for name in ("convert", "convert-with-approval", "convert-latest", "none"):
