@@ -51,6 +51,15 @@ def cast_bits(values: np.ndarray, source: DType, target: DType) -> np.ndarray:
     return cast.view(f"<u{target.itemsize}")
 
 
+def increased(values: np.ndarray, dtype: DType, number: int) -> np.ndarray:
+    """Add a number to floating-point values, whose bits these are, and round to the nearest; at least in float32."""
+    own = NUMPY_TYPES[dtype.name]
+    with np.errstate(all="ignore"):
+        added = typed(values, dtype).astype(np.result_type(own, np.float32)) + own.type(number).astype(np.float32)
+    rounded: np.ndarray = added.astype(own)
+    return rounded.view(values.dtype)
+
+
 def cast_into(values: np.ndarray, source: DType, target: DType, out: np.ndarray) -> int:
     """Cast `values` of the dtype `source` into `out`; return how many finite values became infinite.
 

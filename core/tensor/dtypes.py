@@ -70,6 +70,8 @@ _FOREIGN_BITS = {
 """`.safetensors` tag of other frameworks' types -> bits of an element; files may have further tags."""
 _LONGEST_NAME = 100
 _BY_NAME = {dtype.name: dtype for dtype in (*_TENSOR_DTYPES, INT4, TEXT, MAP_TENSOR)}
+ADDED_TO = ("Float16", "BFloat16", "Float32", "Float64")
+"""Names of the element types to whose values numbers can be added."""
 SCALED = _BY_NAME["BFloat16"]
 """The type of values that were multiplied with their blocks' factors."""
 BLOCK_SCALED_NAME = "F8_E4M3"

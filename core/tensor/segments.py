@@ -36,11 +36,13 @@ NEW_AXIS = -1
 class BlockScale(Record):
     """Factors of a matrix's values: one for each block of `block` elements, counted from the whole matrix's beginning.
 
-    `source` is the index of the source parameter that holds them, a matrix with an element for each block.
+    `source` is the index of the source parameter that holds them, a matrix with an element for each block. With
+    `is_packed` the values are MXFP4: two a byte along the last axis, in groups of `block` along it.
     """
 
     source: int
     block: Shape
+    is_packed: bool = False
 
 
 class Piece(Record):
@@ -53,6 +55,8 @@ class Piece(Record):
         start: its first index in the whole target parameter.
         scale: factors of its values, if they are scaled.
         steps: distances between neighbors in the target, as in `TensorSlice`.
+        added: a number that is added to its values.
+        adapted: an adapter changes its values, by their places in the whole source parameter.
     """
 
     source: int
@@ -61,6 +65,8 @@ class Piece(Record):
     start: Shape
     scale: BlockScale | None = None
     steps: Shape = ()
+    added: int = 0
+    adapted: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -394,7 +400,8 @@ def _kind_beside(piece: Piece, axis: int) -> object:
     """Equal for pieces that differ along a target axis only, and along its axis of the source."""
     source_axis, box, distances = piece.axes[axis], piece.box, piece.target_box.distances
     return (
-        *(piece.source, piece.axes, piece.scale, _put(piece.start, axis, 0), _put(distances, axis, 0)),
+        *(piece.source, piece.axes, piece.scale, piece.added, piece.adapted),
+        *(_put(piece.start, axis, 0), _put(distances, axis, 0)),
         *(_put(box.start, source_axis, 0), _put(box.shape, source_axis, 0), _put(box.distances, source_axis, 0)),
     )
 
