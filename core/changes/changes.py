@@ -46,6 +46,15 @@ class Selection(StrEnum):
     WEIGHTS_ONLY = "weights-only"
 
 
+class Fp8(StrEnum):
+    """What becomes of weights in block-fp8, whose scales end in `_scale_inv`, or what becomes block-fp8."""
+
+    AUTO = "auto"
+    KEEP = "keep"
+    DEQUANTIZE = "dequantize"
+    QUANTIZE = "quantize"
+
+
 class OverflowPolicy(StrEnum):
     """What to do if finite values become infinite in the dtype that they are cast to."""
 
@@ -208,6 +217,7 @@ class Changes(Rule):
     rename: Several[RenameRule] = ()
     cast: Several[CastRule] = ()
     cast_overflow: OverflowPolicy = OverflowPolicy.FAIL
+    fp8: Fp8 = Fp8.AUTO
 
     @field_validator("steps", mode="before")
     @classmethod

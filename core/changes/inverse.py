@@ -5,6 +5,7 @@ from typing import Any
 
 from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.changes.steps import (
+    AddStep,
     AnyStep,
     DivideStep,
     DropStep,
@@ -72,6 +73,7 @@ _INVERSES: dict[type[Any], Callable[[Any], tuple[str, Fields]]] = {
     UnstackStep: _swapped("stack", "into", "into", "count"),
     MergeStep: lambda rule: ("divide", _fields(rule, "parameters", "count")),
     DivideStep: lambda rule: ("merge", _fields(rule, "parameters", "count")),
+    AddStep: lambda rule: ("add", {"parameters": rule.parameters, "number": -rule.number}),
     RepeatStep: _swapped("drop", "to", "copy_of", "count"),
     DropStep: _swapped("repeat", "copy_of", "to", "count"),
 }

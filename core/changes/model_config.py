@@ -51,7 +51,20 @@ def layer_variant(config: Mapping[str, Any], part: str, layer: int) -> str:
     """Return which variant of a part a layer has by config.json, as presets call them; empty if it does not say it."""
     if part == "q" and "q_lora_rank" in config:
         return "low rank" if config["q_lora_rank"] else "whole"
+    if part == "attention":
+        return _attention_variant(config, layer)
     return _mlp_variant(config, layer) if part == "mlp" else ""
+
+
+def _attention_variant(config: Mapping[str, Any], layer: int) -> str:
+    """Which layers have which kind of attention: by a list, or every so many layers a full one."""
+    kinds, count = config.get("layer_types"), config.get("num_hidden_layers")
+    if isinstance(kinds, list) and layer < len(kinds):
+        return str(kinds[layer])
+    interval = config.get("full_attention_interval")
+    if not isinstance(interval, int) or interval < 1 or not isinstance(count, int) or layer >= count:
+        return ""
+    return "linear_attention" if (layer + 1) % interval else "full_attention"
 
 
 def _mlp_variant(config: Mapping[str, Any], layer: int) -> str:

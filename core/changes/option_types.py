@@ -18,6 +18,8 @@ from reshard.core.options.written import PATH, TEXTS, Bare, pairs_by, text_itsel
 
 PRESET_NAME = pattern_of(rf"^([\w-]+$|{NO_CREDENTIALS})", "the name of a preset, or the path or URL of a changed one")
 
+WORLD_NAME = pattern_of(r"^[\w-]*$", "the name of a world")
+
 
 def is_own_preset(name: str) -> bool:
     """True if a preset is named by the URL of its document, and not one of the package's."""
@@ -50,9 +52,10 @@ Switches = Annotated[
     Metavar("NAME=VALUE"),
 ]
 ALLOW_MODEL_DESCRIPTION = (
-    "A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model must have the "
-    "names and layouts of the preset's family."
+    "A model_type (kimi_k2) to accept although the preset does not list it: the model must have the names and layouts "
+    "of the preset's family."
 )
+WorldName = Annotated[str, Field(json_schema_extra=WORLD_NAME), Metavar("WORLD")]
 AllowedModels = Annotated[list[str], TEXTS, Metavar("TYPE")]
 InfoTexts = Annotated[
     list[str], pairs_by(_text_of_info, str.partition, "Settings"), parsed_by(parse_info), Metavar("NAME=VALUE")

@@ -6,6 +6,8 @@ one, change the copy and name it in its place.
 
 Megatron's names are a world of a preset, too: nearly those of MindFormers, with switches settled. Where it spells the
 same parameter in several ways, a table of `spellings/`, of the same form, leads from the world's names to each of them.
+Hugging Face's names are those of files on the hub. Where transformers 5 holds, and may save, the same parameters under
+others, another table leads from these dialects to the hub's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from reshard.core.changes.expressions import VariableName
 from reshard.core.changes.option_types import is_own_preset
+from reshard.core.changes.preset_rows import EXPERT, Row, TemplateText
 from reshard.core.changes.rules import Name, Rule, Several
 from reshard.core.changes.templates import parse_template
 from reshard.core.changes.training_config import GENERATIONS
@@ -30,13 +33,13 @@ from reshard.core.text.printing import listed_lines
 
 MINDFORMERS = "MindFormers"
 """The program whose names worlds have, unless they say otherwise."""
+MEGATRON = "Megatron"
+"""The program whose names are MindFormers', too: where these lie otherwise, names do not tell whose they are."""
 
 _SUFFIX = ".yaml"
 _WEIGHT = ".weight"
 _MAX_ROWS = 2**13
 """Of one world of names, those of each kind of layer and of adapters included; families have some 200."""
-_EXPERT = "e"
-"""The placeholder of a stack's index."""
 
 
 def _several(value: Any) -> Any:
@@ -47,114 +50,9 @@ def _of_all_generations(value: Any) -> Any:
     return {"": value} if isinstance(value, str) else value
 
 
-def _with_shapes(value: Any) -> Any:
-    return {value: ()} if isinstance(value, str) else value
-
-
-TemplateText = Name
+SpellingTable = Literal["megatron", "torchtitan", "fused_experts", "fused_mixtral_experts"]
+"""The tables of `spellings/`."""
 Expressions = Annotated[tuple[str, ...], BeforeValidator(_several)]
-Shapes = Annotated[dict[TemplateText, tuple[str, ...]], Field(min_length=1)]
-
-
-class Row(Rule):
-    """A parameter of MindFormers, and the one or several that it is for Hugging Face, or several of one.
-
-    Attributes:
-        mf: its name; several with their shapes, if they are one for Hugging Face.
-        hf: Hugging Face's name -> shape there.
-        groups: of several side by side along axis 0, the rows are in so many groups, each of which has an equal share
-            of every part.
-        rope: a name of `mf` or `hf` -> rows of a head. In each head MindFormers has Hugging Face's even rows, then its
-            odd ones.
-        stacked: MindFormers has so many in one tensor, along a new first axis: those of the index that `hf` has
-            besides, or all of a tensor that has them so already.
-        transposed: each is transposed in MindFormers.
-        merged: the first two axes of the stack are one.
-        boxed: MindFormers' stack has axes of one element before the first axis and after it.
-        dtype: of this dtype, whatever the others are cast to.
-        optional: it may be absent.
-        padded: Hugging Face's side has rows of padding after those of its shape.
-        beside: the row counts in layers that have this parameter, too.
-        part: each layer has one of the rows of this part, or all of one variant.
-        variant: rows of a part that belong together.
-        when: switch -> the value for which the row counts.
-    """
-
-    mf: Annotated[Shapes, BeforeValidator(_with_shapes)]
-    hf: Shapes
-    groups: str = ""
-    rope: dict[TemplateText, str] = Field(default={})
-    stacked: str = ""
-    transposed: bool = False
-    merged: bool = False
-    boxed: bool = False
-    dtype: Literal["", "float16", "bfloat16", "float32", "float64"] = ""
-    optional: bool = False
-    padded: bool = False
-    beside: str = ""
-    part: str = ""
-    variant: str = ""
-    when: dict[str, str] = Field(default={})
-
-    @model_validator(mode="after")
-    def _check(self) -> "Row":
-        if (self.merged or self.boxed) and not self.stacked:
-            raise ValueError(f"only a stack has axes to be '{'merged' if self.merged else 'boxed'}'")
-        if len(self.mf) > 1 and len(self.hf) > 1:
-            raise ValueError("'mf' and 'hf' cannot both list several names")
-        if len({len(shape) for shape in self.hf.values()}) > 1:
-            raise ValueError("the shapes of 'hf' have different numbers of axes")
-        if len(self.mf) > 1 and not all(self.mf.values()):
-            raise ValueError("several of 'mf' need their shapes: {name: [rows, columns], …}")
-        if self.variant and not self.part:
-            raise ValueError("'variant' is one of a 'part'")
-        unknown = self.rope.keys() - self.parts.keys()
-        if unknown:
-            raise ValueError(f"'rope' has {quoted(min(unknown))}, which is none of the parts that the others become")
-        if self.rope and (self.stacked or self.transposed):
-            raise ValueError("'rope' is for matrices and vectors of one layer, as they are")
-        if self.rope and not all(self.parts[name] for name in self.rope):
-            raise ValueError("'rope' needs the shapes of the parts that it is for")
-        if len(self.parts) > 1 and any(shape and len(shape) <= self.rows_axis for shape in self.parts.values()):
-            raise ValueError("the parts of a whole stack have shapes of the stack's axis, rows and columns")
-        return self
-
-    @property
-    def name(self) -> str:
-        """MindFormers' name, for messages; of several the first."""
-        return next(iter(self.mf))
-
-    @property
-    def parts(self) -> dict[str, tuple[str, ...]]:
-        """The side with several names; Hugging Face's if each has one."""
-        return self.mf if len(self.mf) > 1 else self.hf
-
-    @property
-    def is_apart(self) -> bool:
-        """True if Hugging Face has each of a stack as a parameter of its own."""
-        return bool(self.stacked) and f"{{{_EXPERT}}}" in next(iter(self.hf))
-
-    @property
-    def rows_axis(self) -> int:
-        """The axis of rows, in the shapes of `parts`."""
-        return 1 if self.stacked and not self.is_apart else 0
-
-    def below(self, mf: str, hf: str) -> "Row":
-        """Return the row with whole names: below prefixes of a layer."""
-
-        def whole(names: dict[str, Any], prefix: str) -> dict[str, Any]:
-            return {f"{prefix}.{name}": value for name, value in names.items()}
-
-        prefix = mf if len(self.mf) > 1 else hf
-        beside = f"{mf}.{self.beside}" if self.beside else ""
-        return self.model_copy(
-            update={
-                "mf": whole(self.mf, mf),
-                "hf": whole(self.hf, hf),
-                "rope": whole(self.rope, prefix),
-                "beside": beside,
-            }
-        )
 
 
 class CopyRow(Rule):
@@ -185,6 +83,8 @@ class Names(Rule):
         layers: where layers are: MindFormers' prefix -> Hugging Face's.
         layer: rows below each of these prefixes.
         copies: Hugging Face's name -> what it is a copy of.
+        tied: a name of this world -> the one that it is a copy of if config.json ties embedding and head: Hugging Face
+            has none of it then.
         adapters: names of LoRA's parameters, in place of `weight`: MindFormers' -> Hugging Face's. Those of matrices
             that are one parameter on either side, and lie alike, are known.
         states: prefixes of the optimizer's states that have other names on the other side.
@@ -194,12 +94,13 @@ class Names(Rule):
     like: str = ""
     without: tuple[Name, ...] = ()
     switches: dict[str, str] = Field(default={})
-    spellings: Literal["", "megatron"] = ""
+    spellings: SpellingTable | Literal[""] = ""
     whose: str = MINDFORMERS
     model: tuple[Row, ...] = ()
     layers: dict[TemplateText, TemplateText] = Field(default={})
     layer: tuple[Row, ...] = ()
     copies: dict[TemplateText, CopyRow] = Field(default={})
+    tied: dict[Name, Name] = Field(default={})
     adapters: dict[str, str] = Field(default={})
     states: tuple[StatePrefixes, ...] = ()
     proof: Literal["", "run", "read"] = ""
@@ -244,6 +145,7 @@ class Names(Rule):
                 "layers": self.layers or base.layers,
                 "layer": (*kept(base.layer), *self.layer),
                 "copies": self.copies or base.copies,
+                "tied": self.tied or base.tied,
             }
         )
 
@@ -259,12 +161,13 @@ class Names(Rule):
         """Those of weights, without adapters."""
         yield from (("", row) for row in self.model)
         for mf, hf in self.layers.items():
-            yield from ((mf, row.below(mf, hf)) for row in self.layer)
+            yield from ((mf, row.below(mf, hf)) for row in self.layer if mf in (row.only_in or (mf,)))
 
     def _adapters_of(self, row: Row) -> Iterator[Row]:
         """The rows of LoRA's parameters of a row's matrix."""
         [mf, *other_mf], [(hf, shape), *other_hf] = row.mf, row.hf.items()
-        is_plain = not (other_mf or other_hf or row.rope or row.stacked or row.transposed) and len(shape) == 2
+        is_changed = bool(row.rope or row.regrouped or row.positions or row.added or row.stacked or row.transposed)
+        is_plain = not (other_mf or other_hf or is_changed) and len(shape) == 2
         if is_plain and mf.endswith(_WEIGHT) and hf.endswith(_WEIGHT):
             for ours, theirs in self.adapters.items():
                 names = {"mf": {f"{mf.removesuffix(_WEIGHT)}.{ours}": ()}}
@@ -340,10 +243,12 @@ class Preset(Rule):
         models: values of `model_type` in config.json.
         variables: variable -> field of config.json, or expression of fields; of several the first that is there.
         counted: variable -> templates of names, of both sides: the number of indexes that they have.
-        quantized: ending of the names of block-fp8 scales; empty: there are none.
+        quantized: ending of the names of scales in Hugging Face's directories: `_scale_inv` of block-fp8, which any
+            family may have; `_scales` of MXFP4, whose weights end in `_blocks`; empty: there are none.
         switches: what decides between rows.
         loaded: Hugging Face's name -> when loaders read it.
         loaded_world: the world whose rows have all that loaders read; empty: the first.
+        dialects: name of a dialect of Hugging Face's -> the table of spellings that leads from it to the hub's names.
         names: world of MindFormers' names -> rows. On the way to MindFormers the first, unless another is asked for.
     """
 
@@ -353,10 +258,11 @@ class Preset(Rule):
     models: tuple[str, ...] = ()
     variables: dict[VariableName, Expressions] = Field(default={})
     counted: dict[VariableName, tuple[TemplateText, ...]] = Field(default={})
-    quantized: str = ""
+    quantized: Literal["", "_scale_inv", "_scales"] = "_scale_inv"
     switches: dict[str, Switch] = Field(default={})
     loaded: dict[TemplateText, LoadedName] = Field(default={})
     loaded_world: str = ""
+    dialects: dict[Literal["transformers5"], SpellingTable] = Field(default={})
     names: Annotated[dict[str, Names], Field(min_length=1)]
 
     @field_validator("names")
@@ -375,6 +281,8 @@ class Preset(Rule):
         for names in self.names.values():
             for hf in names.copies:
                 parse_template(hf, numbers)
+            if unknown := {place for row in names.layer for place in row.only_in}.difference(names.layers):
+                raise ValueError(f"'only_in' has {quoted(min(unknown))}, which is not one of 'layers'")
             for _, row in names.rows:
                 for text in (*row.mf, *row.hf):
                     _check_indexes(text, row, numbers)
@@ -383,12 +291,21 @@ class Preset(Rule):
                         raise ValueError(
                             f"the row of {quoted(row.name)} counts for {switch}: {value}, which is not a switch"
                         )
+                if row.required_if and row.required_if not in self.counted:
+                    raise ValueError(
+                        f"the row of {quoted(row.name)} is required by {row.required_if}, which is not one of 'counted'"
+                    )
         return self
 
     @cached_property
     def worlds(self) -> tuple[str, ...]:
         """The worlds of MindFormers' names."""
         return tuple(self.names)
+
+    @property
+    def complete_world(self) -> str:
+        """The world whose rows have all of Hugging Face's names."""
+        return self.loaded_world or self.worlds[0]
 
     def is_run(self, world: str) -> bool:
         """True if the rules of a world were run against MindFormers' own code."""
@@ -411,9 +328,9 @@ def _check_indexes(text: str, row: Row, numbers: Mapping[str, int]) -> None:
     template = parse_template(text, numbers)
     if any(placeholder.texts for placeholder in template.placeholders):
         raise ValueError(f"{quoted(text)}: placeholders of a preset are numbers")
-    if _EXPERT in template.names and not row.stacked:
+    if EXPERT in template.names and not row.stacked:
         raise ValueError(
-            f"{quoted(text)}: {{{_EXPERT}}} is the index of a stack, and 'stacked' does not say of how many"
+            f"{quoted(text)}: {{{EXPERT}}} is the index of a stack, and 'stacked' does not say of how many"
         )
 
 
@@ -431,8 +348,10 @@ def preset_text(name: str) -> str:
     if name not in preset_names():
         names = preset_names()
         suggestion = did_you_mean(name, names)
-        known = f"{suggestion} There are" if suggestion else ":"
-        raise InputError(f"there is no preset {quoted(name)}{known} {', '.join(names)}, or a .yaml file of your own")
+        known = suggestion or "."
+        raise InputError(
+            f"there is no preset {quoted(name)}{known} There are {', '.join(names)}, or a .yaml file of your own"
+        )
     text: str = (_directory() / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
     return text
 
@@ -464,10 +383,14 @@ def parse_preset(data: bytes, origin: str) -> Preset:
         return Preset.model_validate(document or {})
     except ValidationError as error:
         problems = [
-            f"{'.'.join(map(str, each['loc']))}: {each['msg'].removeprefix('Value error, ')}"
+            f"{'.'.join(map(str, each['loc']))}: {_message(each['type'], each['msg'])}"
             for each in error.errors(include_url=False, include_input=False)
         ]
         raise InputError("\n".join(f"{origin}: {problem}" for problem in listed_lines(problems))) from error
+
+
+def _message(kind: str, text: str) -> str:
+    return "there is no such field" if kind == "extra_forbidden" else text.removeprefix("Value error, ")
 
 
 @cache
@@ -504,10 +427,15 @@ class PresetList(Report):
     def blocks(self) -> Iterator[Block]:
         """Yield its content: a table."""
         rows = [
-            (each.preset, each.title, listed(list(each.worlds)), each.proof, listed(list(each.switches)) or "-")
+            (each.preset, each.title, " ".join(each.worlds), each.proof, listed(list(each.switches)) or "-")
             for each in self.presets
         ]
-        yield Table(("preset", "models", "names", "rules", "switches"), rows)
+        yield Table(
+            ("preset", "models", "names", "rules", "switches"),
+            rows,
+            optional=["switches", "rules", "names"],
+            keys=["preset", "models", "names"],
+        )
 
 
 def list_presets() -> PresetList:

@@ -14,7 +14,7 @@ from reshard.core.changes.rules import Axis, Count, Length, Name, Rule, Several,
 from reshard.core.changes.templates import Template, parse_template, parse_templates
 from reshard.core.runtime.wording import quoted
 
-_NUMBERS = frozenset({"axis", "parts", "groups", "count", "start", "stop", "length", "axes", "block"})
+_NUMBERS = frozenset({"axis", "parts", "groups", "count", "start", "stop", "length", "axes", "block", "number"})
 _TEMPLATES = frozenset({"parameters", "into", "to", "scale", "copy_of"})
 
 
@@ -247,6 +247,15 @@ class DropStep(_OfOne):
         return f"the drop of {quoted(self.parameters)}"
 
 
+class AddStep(_OfOne):
+    """A number is added to the values of weights, and of float32 copies of them; other states are as they were."""
+
+    number: Annotated[int, Field(strict=True, gt=-(2**24), lt=2**24)]
+
+    def __str__(self) -> str:
+        return f"the addition to {quoted(self.parameters)}"
+
+
 class DequantizeStep(_OfOne):
     """Block-scaled weights become `dtype`: each value times its block's scale, in float32, rounded to the nearest.
 
@@ -265,6 +274,23 @@ class DequantizeStep(_OfOne):
         return f"the dequantization of {quoted(self.parameters)}"
 
 
+class UnpackStep(_OfOne):
+    """Experts in MXFP4 become bfloat16, under the name `to`: two values a byte, each times its group's power of two.
+
+    `parameters` are of bytes, `[experts, rows, groups, 16]`, `scale` of theirs, `[experts, rows, groups]`; the result
+    is `[experts, 32 * groups, rows]`, as transformers unpacks it. It has no inverse.
+    """
+
+    scale: Name
+    to: Name
+
+    def _texts(self) -> Iterator[str]:
+        yield from (self.parameters, self.scale, self.to)
+
+    def __str__(self) -> str:
+        return f"the unpacking of {quoted(self.parameters)}"
+
+
 AnyStep = (
     RenameStep
     | SplitStep
@@ -278,7 +304,9 @@ AnyStep = (
     | PadStep
     | RepeatStep
     | DropStep
+    | AddStep
     | DequantizeStep
+    | UnpackStep
 )
 
 
@@ -297,7 +325,9 @@ class Step(Rule):
     pad: PadStep | None = None
     repeat: RepeatStep | None = None
     drop: DropStep | None = None
+    add: AddStep | None = None
     dequantize: DequantizeStep | None = None
+    unpack: UnpackStep | None = None
 
     @model_validator(mode="after")
     def _check_one(self) -> "Step":

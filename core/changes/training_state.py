@@ -192,6 +192,8 @@ _THOR = re.compile(r"matrix_[ag]_inv_\d+")
 # layers may have names that begin with exp_avg., but hardly any beside a parameter of the rest of the name
 STATE_PREFIXES = (*(prefix for rule in _RULES for prefix in rule.shaped), "exp_avg.")
 """Prefixes of states with the shape and the sharding of the parameter whose name follows."""
+MASTER_PREFIXES = ("main_param.", "optimizer.state.param.", "optimizer.state.fp32_param.")
+"""Those of float32 copies of weights."""
 
 
 def _kinds(field: str, form: str = "{}") -> dict[str, StateKind]:

@@ -12,7 +12,8 @@ from msgspec import field
 
 from reshard.core.changes.expressions import whole_number
 from reshard.core.changes.model_config import CONFIG_NAME, has_field, layer_variant
-from reshard.core.changes.preset import Preset, Row
+from reshard.core.changes.preset import Preset, read_spellings
+from reshard.core.changes.preset_rows import Row
 from reshard.core.changes.templates import Template
 from reshard.core.errors import InputError
 from reshard.core.plan.name_index import NameIndex
@@ -22,8 +23,6 @@ from reshard.core.tensor.slices import Shape
 
 _LAYER, _EXPERT = "L", "e"
 _HEAD = "lm_head.weight"
-_DIALECT = "experts"
-"""The switch that says how Hugging Face's directory has experts: loaders read either way."""
 _MAX_NAMES = 2**20
 """Names that a config.json may ask for: ten times those of the largest models."""
 
@@ -91,7 +90,7 @@ class _Names:
         self._variables = variables
         self._there = frozenset(there)
         self._index = NameIndex(self._there)
-        self._world = preset.names[preset.loaded_world or preset.worlds[0]]
+        self._world = preset.names[preset.complete_world]
         self._count = 0
 
     def found(self) -> LoadedNames:
@@ -117,14 +116,21 @@ class _Names:
 
     def _wanted(self) -> list[_Wanted]:
         """The names of a world's rows, then those that only loaders know."""
-        dialect = self._dialect()
         texts: dict[str, _Wanted] = {}
+        shown = self._shown_switches()
         for _, row in self._world.rows_of_weights:
-            if row.when.get(_DIALECT, dialect) == dialect:
-                for text, shape in row.hf.items():
-                    # where some rows have it in one variant only, and others always, every layer has it
-                    if text not in texts or (texts[text].part and not row.part):
-                        texts[text] = self._of_row(row, text, shape)
+            if any(shown.get(name, value) != value for name, value in row.when.items()):
+                continue
+            for text, shape in row.hf.items():
+                # where some rows have it in one variant only, and others always, every layer has it
+                if text not in texts or (texts[text].part and not row.part):
+                    texts[text] = self._of_row(row, text, shape)
+        for row in self._dialect():
+            [(text, shape)] = row.mf.items()
+            replaced = [texts.pop(each) for each in row.hf if each in texts]
+            if replaced:
+                first = replaced[0]
+                texts[text] = _Wanted(self._template(text), shape, first.optional, first.part, first.variant)
         for text, each in self._preset.loaded.items():
             if not has_field(self._config, each.field, default=each.default):
                 texts.pop(text, None)
@@ -134,24 +140,39 @@ class _Names:
 
     def _of_row(self, row: Row, text: str, shape: tuple[str, ...]) -> _Wanted:
         stacked = row.stacked if row.is_apart else ""
-        return _Wanted(self._template(text), shape, row.optional, row.part, row.variant, stacked)
+        return _Wanted(
+            self._template(text), shape, row.optional or bool(row.required_if), row.part, row.variant, stacked
+        )
 
     def _template(self, text: str) -> Template:
         return parsed(text, self._variables) or Template(())
 
-    def _dialect(self) -> str:
-        """The way that the files have experts, by their names, with the prefix of the model or without."""
-        switch = self._preset.switches.get(_DIALECT)
-        if switch is None:
-            return ""
+    def _shown_switches(self) -> dict[str, str]:
+        """Switch -> the value that names on Hugging Face's side show, of those that these can show."""
+        ours = frozenset(text for _, row in self._world.rows_of_weights for text in row.hf)
+        shown: dict[str, str] = {}
+        for name, switch in self._preset.switches.items():
+            texts = {value: text for value, text in switch.shown_by.items() if text in ours}
+            if texts:
+                found = (value for value, text in texts.items() if self._is_there(self._template(text)))
+                shown[name] = next(found, switch.otherwise)
+        return shown
+
+    def _is_there(self, template: Template) -> bool:
+        """True if a name fits, with the prefix of the model, without it, or with it twice."""
         prefix = self._prefix()
         index = NameIndex([*self._there, *(f"{prefix}{name}" for name in self._there)])
         doubled = NameIndex(name.removeprefix(prefix) for name in self._there)
-        for value, text in switch.shown_by.items():
-            template = self._template(text)
-            if index.fitting(template) or doubled.fitting(template):
-                return value
-        return switch.otherwise
+        return bool(index.fitting(template) or doubled.fitting(template))
+
+    def _dialect(self) -> tuple[Row, ...]:
+        """The rows of the dialect that the files have, by their names."""
+        layers = dict.fromkeys(self._world.layers.values())
+        for table in map(read_spellings, self._preset.dialects.values()):
+            rows = tuple(row.below(layer, layer) for layer in layers for row in table.names[table.worlds[0]].layer)
+            if any(self._is_there(self._template(text)) for row in rows if row.stacked for text in row.mf):
+                return rows
+        return ()
 
     def _place(
         self, wanted: Sequence[_Wanted], indexes: Mapping[str, int], layer: int

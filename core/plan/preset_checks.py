@@ -9,13 +9,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from msgspec.structs import replace
+
 from reshard.core.changes.changes import FLOAT_NAMES
 from reshard.core.changes.expressions import whole_number
-from reshard.core.changes.preset import Row
+from reshard.core.changes.preset_rows import Row
 from reshard.core.changes.templates import Template
 from reshard.core.changes.training_state import StateKind, expert_order_problem, state_kind
 from reshard.core.errors import PlanError, raise_problems
 from reshard.core.plan.model import ParameterMatch
+from reshard.core.plan.mxfp4 import SCALES, without_packed
 from reshard.core.plan.name_index import NameIndex
 from reshard.core.plan.names import fits_any
 from reshard.core.plan.preset_route import CompiledPreset
@@ -26,23 +29,39 @@ from reshard.core.tensor.slices import Shape
 from reshard.core.text.options import option
 
 _LAYER = "L"
+_FURTHER_LAYER = "{N+"
+"""How the number of a layer for multi-token prediction begins, where it follows the others' numbers."""
 _MAX_WANTED = 2**20
 """Parameters that a config.json may count: ten times those of the largest models."""
 _ADAPTER = re.compile(r"\.(\w*lora_[abAB])(\.\w+)*$")
 """Names of LoRA's parameters, MindFormers' and Hugging Face's."""
 
-ROTARY_BUFFERS = "*rotary_emb.inv_freq"
-"""Buffers in older files of Hugging Face's, one for each layer: models compute them from config.json."""
+_ROTARY_BUFFERS = ("*rotary_emb.inv_freq", "freqs_cis", "rope.freqs")
+"""Buffers that models compute from config.json: one for each layer in older files of Hugging Face's, or one in all."""
 
 
 def rotary_buffers(names: Iterable[str]) -> list[str]:
-    """Return the names of `ROTARY_BUFFERS`."""
-    return [name for name in names if name.endswith(ROTARY_BUFFERS.removeprefix("*"))]
+    """Return the names of buffers that models compute from config.json."""
+    endings = tuple(pattern.removeprefix("*") for pattern in _ROTARY_BUFFERS)
+    return [name for name in names if name.endswith(endings) and _patterns_of([name])]
 
 
 def rotary_buffers_note(names: Sequence[str]) -> str:
     """Return the note on buffers that are left out."""
-    return f"left out: {counted(len(names), 'buffer')} {ROTARY_BUFFERS}, which models compute from config.json"
+    patterns = " and ".join(_patterns_of(names))
+    return f"left out: {counted(len(names), 'buffer')} {patterns}, which models compute from config.json"
+
+
+def without_rotary_buffers(compiled: CompiledPreset, names: Iterable[str]) -> CompiledPreset:
+    """Return a preset that leaves out such buffers of a source, with a note."""
+    found = rotary_buffers(names)
+    if not found:
+        return compiled
+    return replace(compiled, left_out=_patterns_of(found), notes=(*compiled.notes, rotary_buffers_note(found)))
+
+
+def _patterns_of(buffers: Sequence[str]) -> tuple[str, ...]:
+    return tuple(pattern for pattern in _ROTARY_BUFFERS if any(fnmatchcase(name, pattern) for name in buffers))
 
 
 def check_names(
@@ -62,11 +81,14 @@ def check_names(
         PlanError: names are in no row of the preset, or of more layers than config.json counts, or layers lack some of
             theirs.
     """
+    if compiled.preset.quantized == SCALES:
+        names = list(without_packed(dict.fromkeys(names)))
     names, excluded = _in_base(compiled, names, excluded)
     check = _Names(compiled, names)
     missing = list(check.missing(allowed))
     # layers of two numberings may be the same
-    problems = list(dict.fromkeys([*check.unknown(excluded), *check.surplus(excluded), *missing]))
+    others = [*check.unknown(excluded), *check.surplus(excluded), *check.unlike_config(excluded)]
+    problems = list(dict.fromkeys([*others, *missing]))
     if not may_be_partial and check.has_weights(excluded):
         left = _Names(compiled, [name for name in names if name not in excluded])
         problems += [
@@ -77,6 +99,13 @@ def check_names(
             if problem not in missing
         ]
     raise_problems(PlanError, f"the source is not what preset {compiled.preset.preset} describes", problems)
+
+
+def unknown_names(compiled: CompiledPreset, names: Sequence[str]) -> frozenset[str]:
+    """Return the names of weights of a source that are in no row of the preset."""
+    made = build_recipes(names, compiled.to_base, []).made
+    known = _Names(compiled, list(made)).in_rows()
+    return frozenset(source for name, recipe in made.items() if name not in known for source in recipe.sources)
 
 
 def _in_base(
@@ -159,8 +188,9 @@ def check_padding(compiled: CompiledPreset, match: ParameterMatch) -> list[str]:
 
 def _expected_shapes(compiled: CompiledPreset) -> Iterator[tuple[Template, Shape]]:
     """Hugging Face's names, and their shapes as far as config.json gives them."""
-    for _, row in compiled.rows:
-        for text, expressions in row.hf.items():
+    known = [row.hf for _, row in compiled.rows] + [row.mf for row in compiled.dialect_rows]
+    for shapes in known:
+        for text, expressions in shapes.items():
             template = parsed(text, compiled.variables)
             try:
                 shape = tuple(whole_number(each, compiled.variables) for each in expressions)
@@ -194,14 +224,18 @@ class _Names:
         self._wanted = 0
         self._to_hf = compiled.direction is Direction.TO_HF
 
-    def unknown(self, excluded: Mapping[str, str]) -> Iterator[str]:
-        """Names in no row."""
+    def in_rows(self) -> frozenset[str]:
+        """Names in a row, or of a copy."""
         templates = [template for row in self._compiled.rows for template in self._templates(row[1])]
         if not self._to_hf:
             copies = (parsed(text, self._compiled.variables) for text in self._compiled.names.copies)
             templates += [each for each in copies if each]
+        return frozenset(name for template in templates for name in self._index.fitting(template))
+
+    def unknown(self, excluded: Mapping[str, str]) -> Iterator[str]:
+        """Names in no row."""
         ending = self._compiled.preset.quantized
-        known = frozenset(name for template in templates for name in self._index.fitting(template))
+        known = self.in_rows()
         if orders := [name for name in self._orders if name not in excluded]:
             yield expert_order_problem(orders)
         passed = self._state.union(known, excluded, self._orders)
@@ -214,7 +248,7 @@ class _Names:
             if _ADAPTER.search(name):
                 yield (
                     f"parameter {name!r} is LoRA's, and the preset has no name for it, as where a weight is fused on "
-                    "one side: merge it into its weight where it was trained"
+                    f"one side: merge it into its weight with {option('lora')}"
                 )
             else:
                 yield (
@@ -237,12 +271,29 @@ class _Names:
                         "(num_hidden_layers): name the config.json of the model itself"
                     )
 
+    def unlike_config(self, excluded: Mapping[str, str]) -> Iterator[str]:
+        """Names that loaders ignore by config.json, and those that they look up and that no row has."""
+        for _, row in self._compiled.rows:
+            fields = [self._compiled.unread[text] for text in row.hf if text in self._compiled.unread]
+            for template in self._templates(row) if fields else ():
+                yield from (
+                    f"parameter {name!r} is read by no loader, since config.json does not set {fields[0]}: name the "
+                    f"config.json of the model itself with {option('config_json')}"
+                    for name in sorted(self._index.fitting(template))
+                    if name not in excluded
+                )
+        for text, field in self._compiled.unknown.items():
+            yield (
+                f"config.json asks for {text!r} ({field}), and the preset has no row of it among these names: name the "
+                f"config.json of the model itself with {option('config_json')}"
+            )
+
     def _further_layers(self, count: int) -> frozenset[int]:
         """Layers beyond those counted that have a numbering of their own: those for multi-token prediction."""
         found: set[int] = set()
         for _, row in self._compiled.rows:
             indexes = self._indexes(row)
-            if _LAYER not in indexes:
+            if _LAYER not in indexes and any(_FURTHER_LAYER in text for text in row.hf):
                 found.update(number for index in indexes for number in self._numbers(row, index))
         return frozenset(count + number for number in found)
 
@@ -271,11 +322,15 @@ class _Names:
                 problems: dict[str, None] = {}
                 for row, names in there:
                     lacking = self._lacking(names, allowed)
-                    if lacking and (len(lacking) < len(names) or not (row.optional or row.part)):
+                    if lacking and (len(lacking) < len(names) or not self._may_lack(row)):
                         problems[f"parameter {lacking[0]!r} is missing"] = None
                 for part in dict.fromkeys(row.part for row in rows if row.part):
                     problems |= dict.fromkeys(self._lacking_of_part(place, part, there, allowed))
                 yield from problems
+
+    def _may_lack(self, row: Row) -> bool:
+        """True if a place may be without the row; of a part the variants are looked at together."""
+        return bool(row.optional or row.part or (row.required_if and not self._compiled.variables[row.required_if]))
 
     def _lacking(self, names: Sequence[str], allowed: Sequence[str]) -> list[str]:
         return [name for name in names if name not in self._weights and not fits_any(name, allowed)]

@@ -15,12 +15,16 @@ from reshard.core.changes.changes import CastRule, Changes
 from reshard.core.changes.changes_file import validated_changes
 from reshard.core.changes.expressions import whole_number
 from reshard.core.changes.inverse import inverted
-from reshard.core.changes.preset import MINDFORMERS, Names, Preset, Row, Switch
+from reshard.core.changes.model_config import has_field
+from reshard.core.changes.preset import MINDFORMERS, Names, Preset, Switch
+from reshard.core.changes.preset_rows import Row
 from reshard.core.changes.templates import Template, parse_template
 from reshard.core.changes.training_config import GENERATIONS, TrainingConfig
 from reshard.core.changes.training_state import STATE_PREFIXES
 from reshard.core.errors import InputError
+from reshard.core.plan.mxfp4 import BLOCKS, SCALES, packed_names
 from reshard.core.plan.name_index import NameIndex
+from reshard.core.plan.row_steps import Numbers, row_steps
 from reshard.core.runtime.records import Record
 from reshard.core.text.options import option
 
@@ -28,10 +32,6 @@ _UNREADABLE = 10**49
 _MAX_NUMBER = 2**20
 """Layers, experts, rows: what a config.json says is counted through."""
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
-_ALL_OF = ".{e}"
-"""Added to MindFormers' name while a stack is apart, and each of it several parameters."""
-_EVEN_ROWS, _ODD_ROWS = ".even rows", ".odd rows"
-"""Added to a name while its heads' rows are apart."""
 
 
 class Direction(StrEnum):
@@ -58,11 +58,13 @@ class Settings(Record):
 
     Attributes:
         given: switch -> value, as named.
+        names: whose names the target gets, as named: a world, `hf` or `mindformers`; empty: not said.
         training: the training's configuration; None without one.
         config: fields of config.json; None without one.
         origin: the place of config.json, for messages.
         allowed_models: values of `model_type` in config.json that count as the preset's.
         numbers: what the source itself says of the model, by the fields of config.json.
+        dialect: the dialect of Hugging Face's names that the target is to have, as named; empty: not named.
         of_source: switch -> the value that the source's layout always has; `names` is its world.
         of_target: the same of the target's layout.
         padded_vocabulary: rows that embedding and head get in Megatron's names; 0: those of the vocabulary.
@@ -75,10 +77,12 @@ class Settings(Record):
     origin: str
     allowed_models: tuple[str, ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)
+    dialect: str = ""
     of_source: Mapping[str, str] = field(default_factory=dict)
     of_target: Mapping[str, str] = field(default_factory=dict)
     padded_vocabulary: int = 0
     row_multiple: int = 0
+    names: str = ""
 
 
 class Table(Record):
@@ -190,6 +194,17 @@ def compile_table(table: Table, known: KnownNames, settings: Settings, variables
     return _Compiler(table, known, settings, variables).compiled()
 
 
+def compile_unchanged(
+    table: Table, known: KnownNames, settings: Settings, variables: Mapping[str, int]
+) -> CompiledTable:
+    """Compile the rows of a table for a source whose names are Hugging Face's, and stay so.
+
+    Raises:
+        InputError: a number is not in config.json.
+    """
+    return _Compiler(table, known, settings, variables).unchanged()
+
+
 class _Compiler:
     def __init__(self, table: Table, known: KnownNames, settings: Settings, variables: Mapping[str, int]) -> None:
         self._table = table
@@ -204,6 +219,7 @@ class _Compiler:
         self._targets = {without_state(name): axes for name, axes in known.target.items()}
         self._source, self._target = NameIndex(self._weights), NameIndex(self._targets)
         self._variables = dict(variables)
+        self._numbers = Numbers(self._variables, settings.origin or "config.json")
 
     def compiled(self) -> CompiledTable:
         names, direction = self._table.names, self._table.direction
@@ -211,15 +227,27 @@ class _Compiler:
         rows = tuple(self._rows(names, direction))
         steps: list[dict[str, Any]] = []
         for _, row in rows:
-            steps += self._steps(row)
-        steps += self._copies(names)
+            steps += row_steps(row, self._numbers, self._renames_beside(row) if row.beside else ())
+        steps = [*self._tied(names, rows), *steps, *self._copies(names)]
         changes = self._changes(steps)
         if direction is Direction.FROM_HF:
             steps = inverted(changes).model_dump(exclude_defaults=True).get("steps", [])
             steps = [*self._dequantization(), *steps]
         changes = self._changes([*steps, *self._padding(rows), *self._renamed_states(names)])
-        kept = tuple(self._kept(rows, direction))
+        kept = tuple(self._kept(rows, to_hf=self._table.to_hf))
         return CompiledTable(changes, rows, self._variables, kept, self._decided, tuple(self._notes))
+
+    def unchanged(self) -> CompiledTable:
+        """The table's rows whatever its switches, and no steps but those to plain weights: names stay."""
+        self._count()
+        distinct = {tuple(row.hf): (prefix, row) for prefix, row in self._table.names.rows}
+        rows = tuple(
+            (prefix, row)
+            for prefix, row in distinct.values()
+            if self._has_numbers(row, needed=all(self._has(text) for text in row.hf))
+        )
+        kept = tuple(self._kept(rows, to_hf=True))
+        return CompiledTable(self._changes(self._dequantization()), rows, self._variables, kept, {}, ())
 
     def _changes(self, steps: list[dict[str, Any]]) -> Changes:
         origin = f"preset {self._preset.preset}, with the numbers of {self._settings.origin or 'config.json'}"
@@ -247,22 +275,50 @@ class _Compiler:
                 counts = all(self._is_so(switch, value, needed=present) for switch, value in row.when.items())
             if not counts:
                 continue
-            missing = self._missing_variables(row)
-            if missing and present:
-                raise self._lacks(missing, row)
-            if missing:
-                continue
-            if any(expression and self._number(expression) < 1 for expression in (row.groups, row.stacked)):
-                if present:
-                    raise self._contradiction(f"{row.name!r} has nothing in it ({row.groups or row.stacked} is 0)")
-                continue
-            yield prefix, row
+            if row.refused and present:
+                chosen = [f"{switch}={value}" for switch, value in row.when.items()]
+                raise InputError(f"{option('switch', chosen)}: {row.refused}")
+            if self._has_numbers(row, needed=present):
+                yield prefix, self._as_asked_for(row)
+
+    def _as_asked_for(self, row: Row) -> Row:
+        """The row, which may not be absent where config.json asks for what it has."""
+        config = self._settings.config
+        loaded = [self._preset.loaded.get(text) for text in row.hf]
+        if not row.optional or config is None:
+            return row
+        # of parts some layers have none
+        if not all(each and not each.part and has_field(config, each.field, default=each.default) for each in loaded):
+            return row
+        return row.model_copy(update={"optional": False})
+
+    def _has_numbers(self, row: Row, *, needed: bool) -> bool:
+        """True if all numbers of a row are known, and not 0; if they are not, nothing `needed` may depend on them."""
+        missing = self._missing_variables(row)
+        if missing and needed:
+            raise self._lacks(missing, row)
+        if missing:
+            return False
+        empty = next((each for each in self._counts(row) if self._numbers.value(each) < 1), "")
+        if empty and needed:
+            raise self._numbers.contradiction(f"{row.name!r} has nothing in it ({empty} is 0)")
+        return not empty
+
+    def _counts(self, row: Row) -> Iterator[str]:
+        """What a row has a number of, at least one if it is there."""
+        yield from filter(None, (row.groups, row.stacked))
+        if len(row.parts) > 1:
+            yield from (shape[row.rows_axis] for shape in row.parts.values() if shape)
 
     def _missing_variables(self, row: Row) -> str:
         """A variable that the row's steps need and that is not known; empty if there is none."""
         expressions = [row.groups, row.stacked, *row.rope.values()]
         if row.padded and not self._table.to_hf:  # the first rows are to be kept
             expressions += [shape[0] for shape in row.hf.values()]
+        if row.positions:
+            expressions += [row.positions.head, row.positions.rows, next(iter(row.hf.values()))[0]]
+        for name, each in row.regrouped.items():
+            expressions += [*each.parts, each.mf, each.hf, row.hf[name][each.axis]]
         if len(row.parts) > 1 or row.rope:
             expressions += [shape[row.rows_axis] for shape in row.parts.values() if shape]
         for expression in filter(None, expressions):
@@ -271,9 +327,6 @@ class _Compiler:
             except ValueError:
                 return expression
         return "" if all(self._is_known(text) for text in (*row.mf, *row.hf)) else "N"
-
-    def _number(self, expression: str) -> int:
-        return whole_number(expression, self._variables)
 
     def _is_known(self, text: str) -> bool:
         return parsed(text, self._variables) is not None
@@ -367,62 +420,13 @@ class _Compiler:
             for value, meaning in switch.values.items()
         )
 
-    def _kept(self, rows: tuple[tuple[str, Row], ...], direction: Direction) -> Iterator[CastRule]:
+    def _kept(self, rows: tuple[tuple[str, Row], ...], *, to_hf: bool) -> Iterator[CastRule]:
+        """The casts of parameters that are there, under the names of Hugging Face or of the world."""
         for _, row in rows:
-            here, there = row.mf, row.hf
-            if direction is Direction.FROM_HF:
-                here, there = there, here
+            here = row.mf if self._table.to_hf else row.hf
             if row.dtype and all(map(self._has, here)):
-                patterns = (_PLACEHOLDER.sub("*", text) for text in there)
+                patterns = (_PLACEHOLDER.sub("*", text) for text in (row.hf if to_hf else row.mf))
                 yield from (CastRule(parameters=pattern, dtype=row.dtype) for pattern in patterns)
-
-    def _steps(self, row: Row) -> list[dict[str, Any]]:
-        """The steps of a row from MindFormers to Hugging Face; they may fit nothing."""
-        steps: list[dict[str, Any]] = []
-        targets, apart = list(row.hf), row.is_apart
-
-        def add(kind: str, parameters: str | list[str], **fields: Any) -> None:
-            steps.append({kind: {"parameters": parameters, **fields, "optional": True}})
-
-        def add_rope(name: str) -> None:
-            rows, heads = self._halves(row, name)
-            halves = [f"{name}{_EVEN_ROWS}", f"{name}{_ODD_ROWS}"]
-            add("split", name, into=halves, axis=0, groups=heads)
-            add("join", halves, into=name, axis=0, groups=rows)
-
-        def add_single(mf: str) -> str:
-            """What a parameter becomes before it is split, joined or renamed; its name then."""
-            current = mf
-            if row.boxed:
-                add("merge", current, count=1)
-            if row.merged:
-                add("divide", current, count=row.stacked)
-            if apart:
-                is_last = len(targets) == len(row.mf) == 1
-                current = targets[0] if is_last else f"{mf}{_ALL_OF}"
-                add("unstack", mf, into=current, count=row.stacked)
-            if row.boxed:
-                add("merge", current, count=1)
-            if row.transposed:
-                add("transpose", current, axes=[0, 2, 1] if row.stacked and not apart else [1, 0])
-            return current
-
-        current = [add_single(mf) for mf in row.mf]
-        axis = row.rows_axis
-        if len(current) > 1:
-            for name in row.rope:
-                add_rope(name)
-            add("join", current, into=targets[0], axis=axis, parts=self._parts(row, axis), groups=row.groups or 1)
-            return steps
-        if len(targets) > 1:
-            add("split", current[0], into=targets, axis=axis, parts=self._parts(row, axis), groups=row.groups or 1)
-        elif current != targets and row.beside:
-            steps += self._renames_beside(row)
-        elif current != targets:
-            add("rename", current[0], to=targets[0])
-        for name in row.rope:
-            add_rope(name)
-        return steps
 
     def _renames_beside(self, row: Row) -> Iterator[dict[str, Any]]:
         """A rename for each layer that has the other parameter."""
@@ -438,7 +442,7 @@ class _Compiler:
                 continue
             [(hf, [rows_there, *_])] = row.hf.items()
             if not self._table.to_hf:
-                yield {"slice": {"parameters": row.name, "stop": self._number(rows_there), "optional": True}}
+                yield {"slice": {"parameters": row.name, "stop": self._numbers.value(rows_there), "optional": True}}
             elif self._settings.padded_vocabulary:
                 yield {"pad": {"parameters": hf, "length": self._settings.padded_vocabulary, "optional": True}}
 
@@ -448,37 +452,29 @@ class _Compiler:
             for prefix in here:
                 yield {"rename": {"parameters": f"{prefix}{{x:*}}", "to": f"{there[0]}{{x:*}}", "optional": True}}
 
-    def _parts(self, row: Row, axis: int) -> list[int]:
-        """The rows of each part in a group; `axis` is that of rows."""
-        groups = self._number(row.groups) if row.groups else 1
-        rows = [self._number(shape[axis]) if shape else groups for shape in row.parts.values()]
-        if any(count < 1 or count % max(1, groups) for count in rows):
-            raise self._contradiction(f"{row.name!r} would have {' and '.join(map(str, rows))} rows in {groups} groups")
-        return [count // groups for count in rows]
-
-    def _halves(self, row: Row, name: str) -> tuple[int, int]:
-        """Half the rows of a part, and its heads."""
-        rows = self._number(row.parts[name][0])
-        of_head = self._number(row.rope[name])
-        if of_head < 2 or of_head % 2 or rows % of_head:
-            raise self._contradiction(f"{name!r} would have {rows} rows, {of_head} for each head")
-        return rows // 2, rows // of_head
-
-    def _contradiction(self, text: str) -> InputError:
-        return InputError(f"{self._settings.origin or 'config.json'}: its numbers do not go together: {text}")
-
     def _copies(self, names: Names) -> Iterator[dict[str, Any]]:
         # between two worlds nobody would have them
         for hf, copy in () if self._table.in_chain else names.copies.items():
             try:
-                count = self._number(copy.count)
+                count = self._numbers.value(copy.count)
             except ValueError as error:
                 raise InputError(f"preset {self._preset.preset}: copies of {copy.of!r}: {error}") from error
             if count:
                 yield {"repeat": {"parameters": copy.of, "to": hf, "count": count, "optional": True}}
 
+    def _tied(self, names: Names, rows: tuple[tuple[str, Row], ...]) -> Iterator[dict[str, Any]]:
+        """A head that is a copy of the embedding on this side is left out; on the way here it is made."""
+        if not (self._settings.config or {}).get("tie_word_embeddings"):
+            return
+        for name, copy_of in names.tied.items():
+            hf = [text for _, row in rows if name in row.mf for text in row.hf]
+            if self._table.to_hf or not self._fitting(hf):
+                yield {"drop": {"parameters": name, "copy_of": copy_of, "optional": True}}
+
     def _dequantization(self) -> list[dict[str, Any]]:
         ending = self._preset.quantized
+        if ending == SCALES and packed_names(self._weights):
+            return [{"unpack": {"parameters": f"{{x:*}}{BLOCKS}", "scale": f"{{x:*}}{SCALES}", "to": "{x:*}"}}]
         if not ending or not any(name.endswith(f".weight{ending}") for name in self._weights):
             return []
         return [{"dequantize": {"parameters": "{x:*}.weight", "scale": f"{{x:*}}.weight{ending}"}}]
