@@ -8,7 +8,7 @@ from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import listed
 
 CAST = "cast"
-_KINDS = ("renamed", "split", "joined", "transposed", CAST)
+_KINDS = ("adapted", "renamed", "split", "joined", "transposed", CAST)
 _MAX_NAMES = 6
 
 
@@ -18,7 +18,8 @@ class ParameterChange(Summary):
     Attributes:
         parameter: its name in the target.
         sources: names of its source parameters.
-        how: its changes: `renamed`, `split` (off), `joined`, `transposed`, `cast`.
+        how: its changes: `adapted` (it, or another part of its source), `renamed`, `split` (off), `joined`,
+            `transposed`, `cast`.
         source_dtypes: element types of the sources, each once.
         dtype: element type in the target.
         source_shapes: whole shapes of the sources, in their order.

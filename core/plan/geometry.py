@@ -26,12 +26,15 @@ class PlacedPart(ShardPart):
         axes: target axis i is source axis `axes[i]`, or new; None: the axes are the same.
         place: the box in the whole target parameter.
         scale: factors of the values, if they are scaled.
+        adapted: an adapter changes the values.
     """
 
     source: int
     axes: Shape | None
     place: TensorSlice
     scale: BlockScale | None = None
+    added: int = 0
+    adapted: bool = False
 
 
 class ClassGeometry:
@@ -127,4 +130,14 @@ class ClassGeometry:
                 here = wanted.intersect(part.box) if wanted.steps else part.box
                 if here is not None and here.size:
                     place = piece.placed_box(here)
-                    yield PlacedPart(part.rank, part.shard, here, piece.source, axes, place, piece.scale)
+                    yield PlacedPart(
+                        part.rank,
+                        part.shard,
+                        here,
+                        piece.source,
+                        axes,
+                        place,
+                        scale=piece.scale,
+                        added=piece.added,
+                        adapted=piece.adapted,
+                    )

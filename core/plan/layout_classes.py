@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import compress
-from operator import attrgetter
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,9 +19,6 @@ from reshard.core.plan.ownership import NO_RANK
 from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape, TensorSlice
-
-# by attrgetter: a class may have thousands of parameters
-_NAME, _DTYPE, _SHAPE, _SOURCES = map(attrgetter, ("name", "dtype", "shape", "sources"))
 
 
 class LayoutClass(Record, dict=True, eq=False):
@@ -42,6 +38,9 @@ class LayoutClass(Record, dict=True, eq=False):
     @cached_property
     def shard_bytes(self) -> np.ndarray:
         """Int64 array of shape (stage ranks,): bytes of the shards that a rank keeps."""
+        if self._is_quantized:
+            written = sum(math.prod(each.shape) * each.dtype.itemsize for each in self.parameters)
+            return np.full(self.geometry.target.device_count, written)
         return np.asarray(self.geometry.target_sizes[self.geometry.target.cell_numbers] * self.bytes_per_unit)
 
     @cached_property
@@ -65,6 +64,9 @@ class LayoutClass(Record, dict=True, eq=False):
 
     def plans(self, stage_rank: int, *, with_redundancy: bool = False) -> Iterator[ParameterPlan]:
         """The plans of the parameters that one target rank keeps, or of all of them `with_redundancy`."""
+        if self._is_quantized:
+            yield from self._quantized_plans(stage_rank)
+            return
         parameters: Sequence[ReshardedParameter] = self.parameters
         owns = self.geometry.target.are_owners[stage_rank]
         if self.kept is not None and not (with_redundancy and owns):
@@ -74,6 +76,20 @@ class LayoutClass(Record, dict=True, eq=False):
         for each in parameters:
             box, reads = boxes[each.shape]
             yield ParameterPlan(each.name, each.dtype, box, reads, each.sources)
+
+    @property
+    def _is_quantized(self) -> bool:
+        return self.parameters[0].quantized is not None
+
+    def _quantized_plans(self, stage_rank: int) -> Iterator[ParameterPlan]:
+        """The plans of whole parameters that are quantized."""
+        shapes = {each.read_shape for each in self.parameters}
+        reads = {shape: _boxes(self.geometry, shape, stage_rank)[1] for shape in shapes}
+        for each in self.parameters:
+            box = TensorSlice.whole(each.shape)
+            yield ParameterPlan(
+                each.name, each.dtype, box, reads[each.read_shape], each.sources, quantized=each.quantized
+            )
 
     def check_coverage(self) -> None:
         """Prove that every element of every target shard is filled exactly once."""
@@ -115,7 +131,7 @@ class LayoutClass(Record, dict=True, eq=False):
 
     def _bytes_per_unit(self, dtypes: Sequence[DType]) -> np.ndarray:
         """Int64 array of shape (parameters,): bytes of one unit of each, as elements of `dtypes`."""
-        shapes = list(map(_SHAPE, self.parameters))
+        shapes = [each.read_shape for each in self.parameters]
         units = {shape: math.prod(self.geometry.units_of(shape)) for shape in set(shapes)}
         sizes = [dtype.itemsize * units[shape] for dtype, shape in zip(dtypes, shapes, strict=True)]
         return np.array(sizes, dtype=np.int64)
@@ -157,10 +173,10 @@ def _classes(parameters: Sequence[ReshardedParameter], stage: int) -> Iterator[L
         first = alike[0]
         target = first.target_layouts[stage].shard_grid(len(first.shape))
         if first.is_whole:
-            geometry = ClassGeometry.of_whole(first.copies, target, first.shape)
+            geometry = ClassGeometry.of_whole(first.copies, target, first.read_shape)
         else:
             made_of = [(source.copies, source.shape) for source in first.sources]
-            geometry = ClassGeometry(made_of, first.pieces, target, first.shape)
+            geometry = ClassGeometry(made_of, first.pieces, target, first.read_shape)
         owning = None if target.are_owners.all() else np.tile(target.are_owners, (len(alike), 1))
         yield LayoutClass(geometry, first.source_first_rank, tuple(alike), owning)
 
@@ -168,6 +184,9 @@ def _classes(parameters: Sequence[ReshardedParameter], stage: int) -> Iterator[L
 def _class_key(parameter: ReshardedParameter, stage: int) -> object:
     """A key that parameters of one class share."""
     layout = parameter.target_layouts[stage]
+    if parameter.quantized is not None:
+        sources = tuple((source.copies, source.shape, source.dtype) for source in parameter.sources)
+        return sources, id(parameter.pieces), parameter.dtype, layout
     if not parameter.is_whole:
         sources = tuple((source.copies, source.shape, source.dtype) for source in parameter.sources)
         # there may be thousands of pieces, and parameters that are made alike have the very same
@@ -214,5 +233,10 @@ def _boxes(geometry: ClassGeometry, shape: Shape, stage_rank: int) -> tuple[Tens
             shard = geometry.source_elements(part.shard, units)
             place = (part.place if one_each else part.place.scaled(units)).relative_to(box)
             scale = None if part.scale is None else ReadScale(part.scale, shard.start)
-            reads.append(ReadItem(part.rank, source_box.relative_to(shard), place, part.source, part.axes, scale))
+            in_shard = source_box.relative_to(shard)
+            adapted = shard.start if part.adapted else None
+            item = ReadItem(
+                part.rank, in_shard, place, part.source, part.axes, scale=scale, added=part.added, adapted=adapted
+            )
+            reads.append(item)
     return box, tuple(reads)

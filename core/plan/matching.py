@@ -26,6 +26,7 @@ from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, LayoutError, PlanError, raise_problems
 from reshard.core.plan.appended import REDUNDANCY_MARK, appended_parameters
+from reshard.core.plan.kept_quantized import kept_problems
 from reshard.core.plan.model import (
     LeftOut,
     ParameterMatch,
@@ -96,6 +97,9 @@ def match_parameters(inputs: PlanInputs, source_shards: SourceShards | None = No
         )
     dropped_copies = tuple(_dropped_copies(recipes, names.in_files, catalog, sources, problems))
     problems.extend(_cast_problems(inputs.changes, [*resharded, *passed_through]))
+    if inputs.changes != NO_CHANGES:
+        dtypes = {name: entry.dtype for index in catalog.indexes() for name, entry in index.entries.items()}
+        problems.extend(kept_problems(resharded, passed_through, dtypes))
     raise_problems(PlanError, f"{catalog.url}: cannot be converted", problems)
     return ParameterMatch(
         resharded=resharded,
@@ -201,7 +205,7 @@ def _recipes(inputs: PlanInputs, order: Sequence[str]) -> Recipes:
     all_names = [name for name in order if name != REDUNDANCY_MARK] + sorted(in_strategy.difference(order))
     problems: list[str] = []
     of_all_stages = names_of_all_stages(inputs.source_strategy, inputs.target_strategy)
-    recipes = build_recipes(all_names, inputs.changes, problems, of_all_stages=of_all_stages)
+    recipes = build_recipes(all_names, inputs.changes, problems, of_all_stages=of_all_stages, adapter=inputs.adapter)
     if REDUNDANCY_MARK in recipes.made:
         problems.append(f"no parameter can be called {REDUNDANCY_MARK!r}: that marks files without redundancy")
     raise_problems(PlanError, f"{inputs.catalog.url}: these changes cannot be applied", problems)

@@ -9,6 +9,7 @@ from reshard.core.changes.changes import NO_CHANGES, Changes
 from reshard.core.changes.info_texts import InfoValue
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.files.model import CheckpointFormat
+from reshard.core.plan.adapter import Adapter
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.ownership import LostBox, SourceCopy
 from reshard.core.plan.planned_layout import NOT_WRITTEN, PlannedLayout
@@ -17,6 +18,7 @@ from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.quantized import Quantized
 from reshard.core.tensor.segments import BlockScale, Piece, are_whole
 from reshard.core.tensor.slices import Shape, TensorSlice
 
@@ -58,6 +60,7 @@ class PlanInputs(Record):
         changes: selection, new names, shapes and dtypes of target parameters. The target's strategy and
             `allow_missing` use the new names.
         layout: how the target lies in its directory.
+        adapter: what is merged into the source's weights, before all other changes.
     """
 
     catalog: CheckpointCatalog
@@ -74,6 +77,7 @@ class PlanInputs(Record):
     encryption: str = ""
     changes: Changes = NO_CHANGES
     layout: PlannedLayout = NOT_WRITTEN
+    adapter: Adapter | None = None
 
     @property
     def kept_replicas(self) -> int:
@@ -114,6 +118,7 @@ class ReshardedParameter(Record):
         pieces: boxes of the sources that fill it exactly once; usually one, the whole source.
         target_layouts: target stage -> layout there.
         steps: declared changes other than casts: `split`, `joined`, `transposed`, `renamed`.
+        quantized: what is made of a matrix that is quantized; the pieces, and the layouts, are that matrix's.
     """
 
     name: str
@@ -123,6 +128,12 @@ class ReshardedParameter(Record):
     pieces: tuple[Piece, ...]
     target_layouts: Mapping[int, ParameterLayout]
     steps: tuple[str, ...] = ()
+    quantized: Quantized | None = None
+
+    @property
+    def read_shape(self) -> Shape:
+        """Shape of what its pieces fill."""
+        return self.shape if self.quantized is None else self.quantized.shape
 
     @property
     def is_whole(self) -> bool:
@@ -272,6 +283,8 @@ class ReadItem(Record):
         source: index of the source parameter in the parameter plan's `sources`.
         axes: target axis i is source axis `axes[i]`, or new; None: the axes are the same.
         scale: factors of the values, if they are scaled.
+        added: a number that is added to the values.
+        adapted: where the source shard begins in the whole tensor, if an adapter changes the values.
     """
 
     source_rank: int
@@ -280,6 +293,8 @@ class ReadItem(Record):
     source: int = 0
     axes: Shape | None = None
     scale: ReadScale | None = None
+    added: int = 0
+    adapted: Shape | None = None
 
 
 class ParameterPlan(Record):
@@ -290,6 +305,7 @@ class ParameterPlan(Record):
         reads: boxes that fill the target shard exactly once.
         sources: the source parameters that the reads refer to.
         appended: the entry to write if the parameter does not come from the source.
+        quantized: what is made of the whole matrix that the reads fill, if it is quantized.
     """
 
     name: str
@@ -298,11 +314,20 @@ class ParameterPlan(Record):
     reads: tuple[ReadItem, ...]
     sources: tuple[SourceTensor, ...] = ()
     appended: AppendedParameter | None = None
+    quantized: Quantized | None = None
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the target shard."""
         return self.box.size * self.dtype.itemsize
+
+    @property
+    def before_quantizing(self) -> "ParameterPlan":
+        """The matrix that is quantized, under the same name; itself if none is."""
+        if self.quantized is None:
+            return self
+        whole = TensorSlice.whole(self.quantized.shape)
+        return ParameterPlan(self.name, self.quantized.dtype, whole, self.reads, self.sources)
 
 
 class RankPlan(Record, dict=True):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from reshard.core.errors import LayoutError
 from reshard.core.runtime.records import Record
+from reshard.core.tensor.quantized import MXFP4_GROUP
 from reshard.core.tensor.segments import (
     BlockScale,
     Pieces,
@@ -22,6 +23,7 @@ from reshard.core.tensor.segments import (
     transposed,
     unmerged_axes,
     unstacked,
+    whole_piece,
 )
 from reshard.core.tensor.slices import Shape, TensorSlice
 
@@ -249,6 +251,19 @@ class Repeated(Operation):
         return part.pieces, part.shape
 
 
+class Added(Operation):
+    """A number is added to the values."""
+
+    verb = "added to"
+    number: int
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        [part] = inputs
+        if any(piece.scale is not None for piece in part.pieces):
+            raise LayoutError(f"{self.rule}: {part.name!r} has scaled values, to which no number can be added")
+        return tuple(replace(piece, added=piece.added + self.number) for piece in part.pieces), part.shape
+
+
 class Dequantized(Operation):
     """A matrix whose blocks are scaled by the elements of another."""
 
@@ -271,6 +286,52 @@ class Dequantized(Operation):
             )
         [piece], [scale_piece] = weight.pieces, scale.pieces
         return (replace(piece, scale=BlockScale(scale_piece.source, self.block)),), weight.shape
+
+
+class Adapted(Operation):
+    """A parameter of `shape` whose values an adapter changes."""
+
+    verb = "adapted"
+    shape: Shape
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        [part] = inputs
+        if part.shape != self.shape:
+            raise LayoutError(
+                f"{self.rule}: {part.name!r} has shape {list(part.shape)}, and the adapter is for {list(self.shape)}"
+            )
+        return tuple(replace(piece, adapted=True) for piece in part.pieces), part.shape
+
+
+class Unpacked(Operation):
+    """Experts in MXFP4, whose groups of 32 values are 16 bytes, with a scale for each."""
+
+    verb = "unpacked"
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        blocks, scale = inputs
+        if len(blocks.shape) != 4 or 2 * blocks.shape[3] != MXFP4_GROUP:
+            raise LayoutError(
+                f"{self.rule}: {blocks.name!r} has shape {list(blocks.shape)}, not experts, rows, groups and "
+                f"{MXFP4_GROUP // 2} bytes"
+            )
+        if scale.shape != blocks.shape[:3]:
+            raise LayoutError(
+                f"{self.rule}: {blocks.name!r} has shape {list(blocks.shape)}, so {scale.name!r} must have "
+                f"{list(blocks.shape[:3])}, not {list(scale.shape)}"
+            )
+        if math.prod(scale.shape[1:]) > _MAX_FACTOR_BYTES:
+            raise LayoutError(f"{self.rule}: {scale.name!r} has too many elements for each expert to be read")
+        shape = unpacked_shape(blocks.shape)
+        [piece], [scale_piece] = blocks.pieces, scale.pieces
+        factors = BlockScale(scale_piece.source, (1, 1, MXFP4_GROUP), is_packed=True)
+        return (replace(whole_piece(shape), source=piece.source, scale=factors),), shape
+
+
+def unpacked_shape(blocks: Shape) -> Shape:
+    """Return the shape of the values of MXFP4 whose blocks have a shape."""
+    experts, rows, groups, packed = blocks
+    return experts, rows, groups * packed * 2
 
 
 def _with_length(shape: Shape, axis: int, length: int) -> Shape:

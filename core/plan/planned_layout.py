@@ -33,6 +33,7 @@ class PlannedLayout:
         drops_empty_shards: shards without elements are in no file.
         marks_redundancy: its files say whether redundancy was removed from them.
         carries_float8: its files can hold floats of 8 bits.
+        quantizes: parameters can be quantized on the way to it.
         outside_place: where a parameter is that no strategy knows.
         preset_settings: switches of presets that its loaders always want alike; `names` is the world of their names.
     """
@@ -44,6 +45,7 @@ class PlannedLayout:
     drops_empty_shards: ClassVar[bool] = False
     marks_redundancy: ClassVar[bool] = False
     carries_float8: ClassVar[bool] = False
+    quantizes: ClassVar[bool] = False
     outside_place: ClassVar[str] = "once in the target"
     preset_settings: ClassVar[Mapping[str, str]] = {}
 
@@ -98,4 +100,11 @@ class PlannedLayout:
         return {}
 
 
+class ComparedLayout(PlannedLayout):
+    """The layout of a plan whose values are compared and never written."""
+
+    quantizes: ClassVar[bool] = True
+
+
 NOT_WRITTEN = PlannedLayout()
+ONLY_COMPARED = ComparedLayout()

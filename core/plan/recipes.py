@@ -12,13 +12,24 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from reshard.core.changes.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
-from reshard.core.changes.steps import StepRule
+from reshard.core.changes.changes import (
+    CastRule,
+    Changes,
+    Fp8,
+    JoinRule,
+    RenameRule,
+    Selection,
+    SplitRule,
+    TransposeRule,
+)
+from reshard.core.changes.steps import DequantizeStep, StepRule
 from reshard.core.changes.training_state import StateKind, expert_order_problem, state_kind
 from reshard.core.errors import LayoutError, PlanError
+from reshard.core.plan.adapter import Adapter
 from reshard.core.plan.making import Making, MakingNames
-from reshard.core.plan.operations import Composed, Joined, Operation, SplitOff, Transposed
+from reshard.core.plan.operations import Adapted, Composed, Joined, Operation, SplitOff, Transposed
 from reshard.core.plan.other_stages import fits_other_stages
+from reshard.core.plan.quantizing import SCALE_ENDING, is_linear, quantized_makings
 from reshard.core.plan.regular_expressions import check_expressions, is_quick
 from reshard.core.plan.steps import DroppedCopy, StepNames
 from reshard.core.runtime.records import Record
@@ -26,6 +37,7 @@ from reshard.core.runtime.suggestions import close_words, did_you_mean
 from reshard.core.runtime.wording import listed, quoted
 from reshard.core.tensor.segments import Pieces, fill_once, whole_piece
 from reshard.core.tensor.slices import Shape
+from reshard.core.text.options import option
 
 _MAX_SIMILAR = 3
 _SPECIAL = frozenset("*?[")
@@ -36,6 +48,7 @@ operations of one piece. Making so many takes two seconds, and 100 MB."""
 _MAX_GROWTH = 2**10
 _FEW_ELEMENTS = 8
 """A parameter has `_MAX_GROWTH` times as many elements as its sources at most, or as so many."""
+_DEQUANTIZE = DequantizeStep(parameters="{x:*}", scale=f"{{x:*}}{SCALE_ENDING}")
 _Groups = tuple[str | None, ...]
 """Groups of a regular expression, as one name has them; parts with the same groups are joined."""
 _PatternRule = TypeVar("_PatternRule", TransposeRule, CastRule)
@@ -91,23 +104,31 @@ class Recipes(Record):
 
 
 def build_recipes(
-    names: Sequence[str], changes: Changes, problems: list[str], *, of_all_stages: Collection[str] = ()
+    names: Sequence[str],
+    changes: Changes,
+    problems: list[str],
+    *,
+    of_all_stages: Collection[str] = (),
+    adapter: Adapter | None = None,
 ) -> Recipes:
     """Build the recipes of target parameters; what is wrong with the rules is added to `problems`.
 
-    If only one stage is converted, `of_all_stages` are the target's names: rules may fit what other stages have.
+    If only one stage is converted, `of_all_stages` are the target's names: rules may fit what other stages have. An
+    `adapter` changes source parameters before all rules.
     """
     fitting: set[object] = set()
+    if adapter is not None:
+        problems.extend(adapter.problems(names))
     excluded = excluded_names(names, changes, fitting)
     if changes.select is Selection.WEIGHTS_ONLY:
         kept = (name for name in names if name not in excluded)
         orders = [name for name in kept if state_kind(name, ()) is StateKind.EXPERT_ORDER]
         if orders:
             problems.append(expert_order_problem(orders))
-    steps = _Steps(changes, fitting, problems)
+    steps = _Steps(changes, fitting, problems, adapter)
     made = steps.apply([name for name in names if name not in excluded])
     # left-out parameters need not fit the rules: their new names are those that the target may lack
-    others = _Steps(changes, fitting, []).apply(list(excluded))
+    others = _Steps(changes.model_copy(update={"fp8": Fp8.AUTO}), fitting, []).apply(list(excluded))
     elsewhere = frozenset(of_all_stages).difference(made, others)
     for kind in ("include", "exclude", "split", "join", "transpose", "rename", "cast"):
         problems.extend(
@@ -211,16 +232,25 @@ def _check_growth(operation: Operation, inputs: Sequence[Composed], sources: Seq
 class _Steps:
     """The changes after the selection, on names."""
 
-    def __init__(self, changes: Changes, fitting: set[object], problems: list[str]) -> None:
+    def __init__(
+        self, changes: Changes, fitting: set[object], problems: list[str], adapter: Adapter | None = None
+    ) -> None:
+        self._adapter = adapter
         self._changes = changes
         self._fitting = fitting
         self._problems = problems
         self.dropped_copies: tuple[DroppedCopy, ...] = ()
 
     def apply(self, names: Sequence[str]) -> dict[str, Recipe]:
-        current: Mapping[str, Making] = {name: Making(name, name) for name in names}
-        if self._changes.steps:
+        current: Mapping[str, Making] = {name: self._first(name) for name in names}
+        is_asked = self._changes.fp8 is Fp8.DEQUANTIZE
+        dequantizes = is_asked and not any(step.dequantize for step in self._changes.steps)
+        if self._changes.steps or dequantizes:
             stepped = StepNames(current, self._changes.state_prefixes, self._problems)
+            if dequantizes and not stepped.apply(_DEQUANTIZE):
+                self._problems.append(
+                    f"{option('fp8', 'dequantize')}: there are no weights of block-fp8, whose scales end in _scale_inv"
+                )
             for number, step in enumerate(self._changes.steps):
                 if stepped.apply(step.rule):
                     self._fitting.add(number)
@@ -243,7 +273,31 @@ class _Steps:
             if making.name and not name:
                 self._problems.append(f"nothing is left of the name of {making.name!r}")
             made[name] = Recipe(name, making, self._first_fitting("cast", self._changes.cast, name))
-        return made
+        return self._quantized(made) if self._changes.fp8 is Fp8.QUANTIZE else made
+
+    def _quantized(self, made: Mapping[str, Recipe]) -> dict[str, Recipe]:
+        """The recipes with those of linear layers in 8 bits, whose values are not cast before."""
+        after: dict[str, Recipe] = {}
+        for name, recipe in made.items():
+            makings = quantized_makings(name, recipe.making) if is_linear(name) else {}
+            after |= {each: Recipe(each, making) for each, making in makings.items()} or {name: recipe}
+            self._problems.extend(
+                f"the quantization of {name!r} makes {each!r}, which is there already: the source is quantized"
+                for each in makings
+                if each != name and each in made
+            )
+        if len(after) == len(made):
+            self._problems.append(
+                f"{option('fp8', 'quantize')}: there is no linear layer of Hugging Face's names to quantize, such as "
+                "model.layers.0.self_attn.o_proj.weight"
+            )
+        return after
+
+    def _first(self, name: str) -> Making:
+        """A source parameter, adapted if there is something to merge into it."""
+        making = Making(name, name)
+        shape = self._adapter.shape_of(name) if self._adapter else None
+        return making if shape is None else making.made(name, Adapted("the merge of the adapter", shape))
 
     def _collision(self, one: str, other: str, name: str) -> None:
         self._problems.append(f"{one} and {other} would both be called {name!r}")

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from reshard.core.changes.changes import FLOAT_NAMES
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import LayoutError
 from reshard.core.plan.model import ReshardedParameter, SourceTensor
+from reshard.core.plan.operations import unpacked_shape
 from reshard.core.plan.ownership import LostBox, SourceCopy, lacks_shards, lost_boxes
+from reshard.core.plan.quantizing import quantized_as, written_as
 from reshard.core.plan.recipes import Composer, Recipe
 from reshard.core.plan.stage_shards import (
     KnownShapes,
@@ -20,12 +24,23 @@ from reshard.core.plan.stage_shards import (
 )
 from reshard.core.runtime.wording import listed
 from reshard.core.strategy.model import Strategy
-from reshard.core.tensor.dtypes import BLOCK_SCALED_NAME, INT4, MAP_TENSOR, SCALED, TEXT, DType, dtype_from_name
+from reshard.core.tensor.dtypes import (
+    ADDED_TO,
+    BLOCK_SCALED_NAME,
+    INT4,
+    MAP_TENSOR,
+    SCALED,
+    TEXT,
+    DType,
+    dtype_from_name,
+)
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.tensor.segments import Pieces, are_whole, whole_piece
 from reshard.core.tensor.slices import TOO_LARGE, Shape, TensorSlice, is_countable
 
 _MAX_NAMES_LISTED = 3
+_ADAPTED = ("BFloat16", "Float16", "Float32")
+"""dtypes that an adapter can be merged into."""
 
 
 class SourceTensors:
@@ -182,11 +197,16 @@ def _resharded(
         return ReshardedParameter(recipe.name, known[1], source.shape, made_of, known[0], layouts, recipe.renamed)
     _check_has_elements(recipe, made_of)
     pieces, shape = sources.composer.compose(recipe, {source.name: source.shape for source in made_of})
+    made_of = _unpacked(made_of, pieces)
     dtype = _countable_dtype(recipe, made_of, pieces, shape)
+    quantized = quantized_as(recipe.making.operation, recipe.name, dtype, shape)
+    if quantized is not None:
+        dtype, shape = written_as(quantized)
     layouts = target.of(recipe.name, dtype, shape)
     # some steps change nothing, as the transposition of a vector
-    steps = recipe.renamed if are_whole(pieces, source.shape) else recipe.steps
-    return ReshardedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, steps)
+    is_as_it_was = quantized is None and are_whole(pieces, source.shape)
+    steps = recipe.renamed if is_as_it_was else recipe.steps
+    return ReshardedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, steps, quantized)
 
 
 def _countable_dtype(recipe: Recipe, made_of: Sequence[SourceTensor], pieces: Pieces, shape: Shape) -> DType:
@@ -199,13 +219,31 @@ def _countable_dtype(recipe: Recipe, made_of: Sequence[SourceTensor], pieces: Pi
 
 def _dtypes(made_of: Sequence[SourceTensor], pieces: Pieces) -> dict[str, DType]:
     """The element types of source parameters, once their values are scaled."""
+    for number in dict.fromkeys(piece.source for piece in pieces if piece.adapted):
+        if made_of[number].dtype.name not in _ADAPTED:
+            raise LayoutError(
+                f"{made_of[number].name!r} has dtype {made_of[number].dtype}, and adapters are only merged into "
+                f"{', '.join(_ADAPTED)}"
+            )
     scales = {piece.source: piece.scale for piece in pieces if piece.scale is not None}
     for number, scale in scales.items():
         weight, factors = made_of[number], made_of[scale.source]
-        if weight.dtype.name != BLOCK_SCALED_NAME or factors.dtype.name != "Float32":
+        if scale.is_packed:
+            if {weight.dtype.name, factors.dtype.name} != {"UInt8"}:
+                raise LayoutError(
+                    f"{weight.name!r} has dtype {weight.dtype}, its scale {factors.name!r} {factors.dtype}: MXFP4 is "
+                    "UInt8 with scales of UInt8"
+                )
+        elif weight.dtype.name != BLOCK_SCALED_NAME or factors.dtype.name != "Float32":
             raise LayoutError(
                 f"{weight.name!r} has dtype {weight.dtype}, its scale {factors.name!r} {factors.dtype}: only "
                 f"{BLOCK_SCALED_NAME} with scales of Float32 can be dequantized"
+            )
+    for number in {piece.source for piece in pieces if piece.added}:
+        if made_of[number].dtype.name not in ADDED_TO:
+            raise LayoutError(
+                f"{made_of[number].name!r} has dtype {made_of[number].dtype}: numbers can only be added to "
+                f"{', '.join(ADDED_TO)}"
             )
     factors_only = {scale.source for scale in scales.values()}
     return {
@@ -213,6 +251,25 @@ def _dtypes(made_of: Sequence[SourceTensor], pieces: Pieces) -> dict[str, DType]
         for number, source in enumerate(made_of)
         if number not in factors_only
     }
+
+
+def _unpacked(made_of: tuple[SourceTensor, ...], pieces: Pieces) -> tuple[SourceTensor, ...]:
+    """The sources with those of MXFP4 in the shape of their values, in which pieces have them; these are whole."""
+    packed = {piece.source for piece in pieces if piece.scale is not None and piece.scale.is_packed}
+    after = list(made_of)
+    for number in packed:
+        source = made_of[number]
+        copies = []
+        for copy in source.copies:
+            grid = copy.layout.shard_grid(len(source.shape))
+            if not grid.is_whole:
+                raise LayoutError(
+                    f"{source.name!r} is MXFP4, and sharded: it can only be unpacked where it is whole: make a unified "
+                    "checkpoint first"
+                )
+            copies.append(replace(copy, layout=whole_layout(3, grid.device_count)))
+        after[number] = replace(source, shape=unpacked_shape(source.shape), copies=tuple(copies))
+    return tuple(after)
 
 
 def _check_has_elements(recipe: Recipe, made_of: Sequence[SourceTensor]) -> None:

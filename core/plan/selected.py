@@ -13,7 +13,8 @@ def selected_plan(parameter: ParameterPlan, box: TensorSlice) -> ParameterPlan:
         common = read.target_box.intersect(box)
         if common is not None:
             source_box = common.relative_to(read.target_box).shifted(read.source_box.start)
-            reads.append(ReadItem(read.source_rank, source_box, _place(common, box), read.source))
+            place = _place(common, box)
+            reads.append(ReadItem(read.source_rank, source_box, place, read.source, added=read.added))
     return replace(parameter, box=TensorSlice.whole(box.shape), reads=tuple(reads))
 
 

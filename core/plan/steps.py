@@ -9,6 +9,7 @@ from functools import singledispatchmethod
 from itertools import islice
 
 from reshard.core.changes.steps import (
+    AddStep,
     AnyStep,
     DequantizeStep,
     DivideStep,
@@ -23,12 +24,16 @@ from reshard.core.changes.steps import (
     StackStep,
     StepRule,
     TransposeStep,
+    UnpackStep,
     UnstackStep,
     index_of,
 )
 from reshard.core.changes.templates import Template, Values
+from reshard.core.changes.training_state import MASTER_PREFIXES
 from reshard.core.plan.making import Making, MakingNames
 from reshard.core.plan.operations import (
+    Adapted,
+    Added,
     Dequantized,
     DividedAxis,
     Joined,
@@ -40,6 +45,7 @@ from reshard.core.plan.operations import (
     SplitOff,
     Stacked,
     Transposed,
+    Unpacked,
     Unstacked,
 )
 from reshard.core.runtime.records import Record
@@ -173,6 +179,17 @@ class StepNames:
         return self._change(rule, Padded(str(rule), rule.axis, rule.length))
 
     @_apply.register
+    def _(self, rule: AddStep) -> bool:
+        [template] = rule.templates
+        operation = Added(str(rule), rule.number)
+
+        def add(each: _Fitting) -> list[Making]:
+            has_values = not each.prefix or each.prefix in MASTER_PREFIXES
+            return [each.making.made(each.making.name, operation) if has_values else each.making]
+
+        return self._replace(rule, template, add, keeps_shape=True, needs_values=False)
+
+    @_apply.register
     def _(self, rule: RepeatStep) -> bool:
         one, family = rule.templates
         index = index_of(family, one)
@@ -198,9 +215,12 @@ class StepNames:
             if original is None:
                 self._problems.append(f"{rule}: there is no {name!r}, of which {each.making.name!r} is to be a copy")
             elif original.operation is not None or each.making.operation is not None:
+                is_adapted = any(isinstance(making.operation, Adapted) for making in (original, each.making))
+                advice = "drop it before other steps change them"
+                if is_adapted:
+                    advice = "convert first, then merge the adapter, which changes one of them"
                 self._problems.append(
-                    f"{rule}: {each.making.name!r} and {name!r} can only be compared as the source has them: drop it "
-                    "before other steps change them"
+                    f"{rule}: {each.making.name!r} and {name!r} can only be compared as the source has them: {advice}"
                 )
             else:
                 self.dropped_copies.append(DroppedCopy(each.making.source, original.source, str(rule)))
@@ -249,6 +269,35 @@ class StepNames:
         for name in scales:
             self.current.pop(name, None)
         return bool(scales)
+
+    @_apply.register
+    def _(self, rule: UnpackStep) -> bool:
+        blocks, scale, to = rule.templates
+        found: dict[str, Making] = {}
+        operations = Unpacked(str(rule)), Transposed(str(rule), (0, 2, 1))
+        for each in self._fitting(rule, blocks):
+            factors = self.current.get(each.prefix + scale.expanded(each.values))
+            if factors is None:
+                self._problems.append(f"{rule}: {each.making.name!r} has no scales")
+                continue
+            for making in (each.making, factors):
+                if making.operation is not None:
+                    self._problems.append(
+                        f"{rule}: {making.name!r} can only be used as the source has it: unpack before other steps "
+                        "change it"
+                    )
+            name = each.prefix + to.expanded(each.values)
+            unpacked = Making(name, operation=operations[0], of=(each.making, factors), renamed=True)
+            found[each.making.name] = unpacked.made(name, operations[1])
+            found[factors.name] = found[each.making.name]
+        after = MakingNames(rule, self._problems)
+        for name, making in self.current.items():
+            if name not in found:
+                after.keep(making)
+            elif found[name].of[0].of[0] is making:
+                after.put(found[name])
+        self.current = after.by_name
+        return bool(found)
 
     def _fitting(self, rule: StepRule, template: Template, *, needs_values: bool = True) -> Iterator[_Fitting]:
         """The parameters that fit a template, prefixes apart unless it begins with one."""

@@ -12,15 +12,18 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import msgspec
 import xxhash
 from msgspec.structs import replace
 
 from reshard import __version__
 from reshard.core.changes.changes import Changes
+from reshard.core.changes.lora.deltas import Delta
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import InputError, LimitError, TargetError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.targets import layout_from_plan, plan_fields
+from reshard.core.plan.adapter import AdaptedSource, Adapter
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.records.catalog_json import catalog_from_json, catalog_to_json
@@ -194,7 +197,7 @@ def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
         "encryption": inputs.encryption,
         "changes": inputs.changes.model_dump(mode="json", exclude_defaults=True),
         **layout,
-    }
+    } | ({"adapter": _adapter_to_json(inputs.adapter)} if inputs.adapter else {})
 
 
 def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
@@ -215,6 +218,31 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         encryption=data["encryption"],
         changes=Changes.model_validate(data["changes"]),
         layout=layout_from_plan(data),
+        adapter=_adapter_from_json(data["adapter"]) if "adapter" in data else None,
+    )
+
+
+def _adapter_to_json(adapter: Adapter) -> dict[str, Any]:
+    return {
+        "catalog": catalog_to_json(adapter.catalog),
+        "strategy": _strategy_to_json(adapter.strategy),
+        "in_source": adapter.in_source,
+        "matrix_bytes": adapter.matrix_bytes,
+        "deltas": msgspec.to_builtins(adapter.deltas),
+        "placed": msgspec.to_builtins(adapter.placed),
+        "whose": adapter.whose,
+    }
+
+
+def _adapter_from_json(data: dict[str, Any]) -> Adapter:
+    return Adapter(
+        catalog_from_json(data["catalog"]),
+        _strategy_from_json(data["strategy"]),
+        msgspec.convert(data["deltas"], dict[str, Delta]),
+        data["in_source"],
+        data["matrix_bytes"],
+        msgspec.convert(data["placed"], dict[str, AdaptedSource]),
+        data["whose"],
     )
 
 
