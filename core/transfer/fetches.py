@@ -13,13 +13,31 @@ from reshard.core.tensor.overflow import Overflow
 from reshard.core.tensor.segments import NEW_AXIS
 from reshard.core.tensor.slices import Extent
 from reshard.core.transfer.file_blocks import Chunk
-from reshard.core.transfer.read_ranges import ReadLimits, ReadRange, SourceShard, chunk_read_ranges, source_shard
+from reshard.core.transfer.read_ranges import (
+    ReadLimits,
+    ReadRange,
+    SourceShard,
+    ValueChange,
+    chunk_read_ranges,
+    source_shard,
+)
 from reshard.core.transfer.scatter import scatter_values
 
-FactorsOf = Callable[[SourceTensor], np.ndarray]
-"""Returns the factors of a source parameter, float32 in its shape."""
+FactorsOf = Callable[[SourceTensor, range], np.ndarray]
+"""Returns the factors of a source parameter; if they are of MXFP4, those of a range of experts."""
+ChangeOf = Callable[[str], ValueChange]
+"""Returns what becomes of the values of a source parameter."""
 _MAX_CACHED_RANGES = 2**14
 """A few MB of them."""
+
+
+def change_of(plan: ConversionPlan) -> ChangeOf | None:
+    """Return what tells what a plan's adapter makes of values; None without one."""
+    if plan.inputs.adapter is None:
+        return None
+    from reshard.core.transfer.adapter_values import AdapterReader  # most conversions have no use for it
+
+    return AdapterReader(plan.inputs.adapter).change_of
 
 
 class RankBlock(Record, dict=True):
@@ -45,7 +63,8 @@ class RankBlock(Record, dict=True):
 class Fetch(Record):
     """A read range for one chunk of one block, located in its file; several extents if it crosses a border.
 
-    `factors` are those of values that are scaled: float32, one for each block.
+    `factors` are those of values that are scaled: one for each block; `change` is what becomes of values that an
+    adapter changes.
     """
 
     block: RankBlock
@@ -53,6 +72,7 @@ class Fetch(Record):
     read_range: ReadRange
     extents: tuple[Extent, ...]
     factors: np.ndarray | None = None
+    change: ValueChange | None = None
 
     @property
     def source_rank(self) -> int:
@@ -89,7 +109,9 @@ class Fetch(Record):
             return
         name = self.chunk.name
         parameter = self.block.parameters[name]
-        overflow = scatter_values(run, self.read_range, self.chunk, parameter, self.block.buffer, self.factors)
+        overflow = scatter_values(
+            run, self.read_range, self.chunk, parameter, self.block.buffer, self.factors, self.change
+        )
         if overflow is not None:
             self.block.overflows.append((name, overflow))
 
@@ -98,7 +120,7 @@ class FetchPlanner:
     """Plans the fetches of blocks; read ranges of chunks that are cut alike are computed once.
 
     `ranks` are the parameters, by name, of each target rank whose blocks are filled together; `factors_of` reads the
-    factors of scaled values.
+    factors of scaled values, `change_of` tells what becomes of values that an adapter changes.
     """
 
     def __init__(
@@ -107,9 +129,11 @@ class FetchPlanner:
         ranks: Sequence[Mapping[str, ParameterPlan]],
         limits: ReadLimits,
         factors_of: FactorsOf | None = None,
+        change_of: ChangeOf | None = None,
     ) -> None:
         self._plan = plan
         self._factors_of = factors_of
+        self._change_of = change_of
         self._ranks = ranks
         self._limits = limits
         self._known: dict[object, tuple[ReadRange, ...]] = {}
@@ -122,7 +146,7 @@ class FetchPlanner:
                 parameter = block.parameters[chunk.name]
                 for read_range in self._read_ranges(parameter, chunk):
                     extents, factors = self._extents(parameter, read_range), self._factors(parameter, read_range)
-                    yield Fetch(block, chunk, read_range, extents, factors)
+                    yield Fetch(block, chunk, read_range, extents, factors, self._change(parameter, read_range))
 
     def _extents(self, parameter: ParameterPlan, read_range: ReadRange) -> tuple[Extent, ...]:
         entry = self._plan.source_entry(read_range.source_rank, parameter.sources[read_range.source].name)
@@ -132,7 +156,14 @@ class FetchPlanner:
         if read_range.scaled is None:
             return None
         assert self._factors_of is not None, "this reader reads parameters as the source has them"
-        return self._factors_of(parameter.sources[read_range.scaled.scale.source])
+        first, count = read_range.scaled.start[0], read_range.scaled.shape[0]
+        return self._factors_of(parameter.sources[read_range.scaled.scale.source], range(first, first + count))
+
+    def _change(self, parameter: ParameterPlan, read_range: ReadRange) -> ValueChange | None:
+        if read_range.adapted is None:
+            return None
+        assert self._change_of is not None, "this reader reads parameters as the source has them"
+        return self._change_of(parameter.sources[read_range.source].name)
 
     def _read_ranges(self, parameter: ParameterPlan, chunk: Chunk) -> tuple[ReadRange, ...]:
         if parameter.appended:

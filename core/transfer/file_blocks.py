@@ -4,7 +4,7 @@ A *block* is a run of the file, as long as the memory budget allows: literal byt
 box that is contiguous in a target shard.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from msgspec import Struct, field
@@ -14,9 +14,11 @@ from reshard.core.plan.model import ParameterPlan, RankPlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
+from reshard.core.tensor.quantized import Quantized
 from reshard.core.tensor.segments import reorders
 from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
 
+NOTHING_QUANTIZED: Mapping[str, Quantized] = {}
 _OPAQUE = frozenset((TEXT, MAP_TENSOR))
 
 
@@ -78,10 +80,12 @@ def file_blocks(
     *,
     wide: frozenset[str] = frozenset(),
     wide_bytes: int = 0,
+    quantized: Mapping[str, Quantized] = NOTHING_QUANTIZED,
 ) -> Iterator[Block]:
     """Divide a file into blocks of at most `block_bytes`, in order; chunks of `wide` parameters may have `wide_bytes`.
 
-    A wide chunk longer than `block_bytes` is a block of its own.
+    A wide chunk longer than `block_bytes` is a block of its own. Chunks of `quantized` parameters had as many bytes
+    before, and are whole rows of blocks if these fit.
     """
     by_name = {entry.name: entry for entry in entries}
     block = Block()
@@ -95,12 +99,23 @@ def file_blocks(
             continue
         entry = by_name[segment.name]
         max_bytes = max(block_bytes, wide_bytes) if segment.name in wide else block_bytes
+        if segment.name in quantized:
+            max_bytes = _bytes_quantized(quantized[segment.name], max_bytes)
         for box, size_bytes in _chunk_boxes(entry, segment, max_bytes):
             if block.size_bytes and block.size_bytes + size_bytes > block_bytes:
                 yield block
                 block = Block()
             block.add_chunk(entry, box, size_bytes)
     yield block
+
+
+def _bytes_quantized(quantized: Quantized, max_bytes: int) -> int:
+    """Bytes of values in 8 bits that `max_bytes` have room for before, in whole rows of blocks if these fit."""
+    if quantized.makes_scales:
+        return max_bytes
+    most = max(1, max_bytes // quantized.dtype.itemsize)
+    row_bytes = quantized.block[0] * quantized.shape[1]
+    return most - most % row_bytes if most >= row_bytes > 0 else most
 
 
 def _literals(segment: bytes, room_bytes: int, block_bytes: int) -> Iterable[bytes]:

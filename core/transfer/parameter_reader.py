@@ -24,7 +24,7 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import with_retries
 from reshard.core.tensor.dtypes import MAP_TENSOR
 from reshard.core.tensor.slices import contiguous_axis, contiguous_boxes
-from reshard.core.transfer.fetches import FactorsOf, RankBlock
+from reshard.core.transfer.fetches import ChangeOf, FactorsOf, RankBlock
 from reshard.core.transfer.file_blocks import Chunk
 from reshard.core.transfer.read_ranges import source_shard
 from reshard.core.transfer.reader import BlockReader, LocalBlockReader, RemoteBlockReader
@@ -51,14 +51,15 @@ def block_reader(
     sources: LocalFiles | RemoteFiles,
     limit_bytes: int,
     factors_of: FactorsOf | None = None,
+    change_of: ChangeOf | None = None,
 ) -> BlockReader:
     """Return a reader of blocks of `parameters`, whose own buffers stay well within `limit_bytes`; for one thread."""
     if isinstance(sources, LocalFiles):
         scratch_bytes = min(MAX_SCRATCH_BYTES, limit_bytes // 4)
-        return LocalBlockReader(plan, [parameters], sources, scratch_bytes, factors_of)
+        return LocalBlockReader(plan, [parameters], sources, scratch_bytes, factors_of, change_of)
     # requested bytes take twice as much memory while responses are assembled
     in_flight_bytes = min(_MAX_REQUESTED_BYTES, limit_bytes * 3 // 8)
-    return RemoteBlockReader(plan, [parameters], sources, in_flight_bytes, _REQUESTS_AT_ONCE, factors_of)
+    return RemoteBlockReader(plan, [parameters], sources, in_flight_bytes, _REQUESTS_AT_ONCE, factors_of, change_of)
 
 
 def parts_of(

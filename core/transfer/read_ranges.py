@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from reshard.core.errors import ConversionError
 from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale
 from reshard.core.plan.plan import ConversionPlan
@@ -16,6 +18,7 @@ from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import SCALED, DType
 from reshard.core.tensor.segments import NEW_AXIS, BlockScale, Piece, reorders
 from reshard.core.tensor.slices import (
+    Extent,
     Shape,
     TensorSlice,
     bounding_extent,
@@ -23,6 +26,9 @@ from reshard.core.tensor.slices import (
     row_major_strides,
 )
 from reshard.core.transfer.file_blocks import Chunk
+
+ValueChange = Callable[[np.ndarray, DType, Shape], np.ndarray]
+"""Takes the bits of a box's values, their dtype and the box's first index; returns the bits of what they become."""
 
 
 def gap_cost_bytes(plan: ConversionPlan, parameter: ParameterPlan, gap_bytes: int) -> int:
@@ -54,6 +60,8 @@ class SourceShard(Record):
 def source_shard(plan: ConversionPlan, parameter: ParameterPlan, read: ReadItem) -> SourceShard:
     """The source shard a read item refers to."""
     source = parameter.sources[read.source]
+    if read.scale is not None and read.scale.scale.is_packed:
+        return SourceShard(source.shape, source.dtype)  # of values; half as many bytes
     return SourceShard(plan.source_entry(read.source_rank, source.name).shape, source.dtype)
 
 
@@ -71,13 +79,17 @@ class ReadRange(Record, dict=True):
         source_rank: the rank that holds the shard.
         source: number of the source parameter.
         offset: first byte in the shard.
-        dtype: element type, if the values are to be cast; None if they are copied.
+        dtype: element type, if the values are to be cast or changed; None if they are copied.
         target_offset: first byte in the chunk, if every byte is wanted, in order.
         index: the chunk's elements that are filled, otherwise; perhaps in steps.
         strides: bytes between wanted elements, along the chunk's axes; None if every byte is wanted.
         transposed: True if the chunk's axes are in another order.
         scaled: the box of the source whose values are scaled first, if they are; `strides` are then those of the
             scaled values.
+        added: a number that is added to the values before they are cast.
+        adapted: the box of the source whose values an adapter changes first, if one does; `strides` are then those of
+            the changed values.
+        skipped_bytes: scaled values before the first wanted one.
     """
 
     source_rank: int
@@ -90,6 +102,9 @@ class ReadRange(Record, dict=True):
     strides: Shape | None
     transposed: bool = False
     scaled: "ScaledBox | None" = None
+    added: int = 0
+    adapted: "AdaptedBox | None" = None
+    skipped_bytes: int = 0
 
     @cached_property
     def is_verbatim(self) -> bool:
@@ -102,11 +117,27 @@ class ScaledBox(Record):
 
     Attributes:
         start: first index of the box in the whole matrix.
-        shape: shape of the box.
+        shape: shape of the box; of its bytes, if values are two a byte.
         strides: bytes between neighbors in the bytes read.
     """
 
     scale: BlockScale
+    start: Shape
+    shape: Shape
+    strides: Shape
+
+
+class AdaptedBox(Record):
+    """Values that an adapter changes.
+
+    Attributes:
+        dtype: their element type, which they keep.
+        start: first index of the box in the whole tensor.
+        shape: shape of the box.
+        strides: bytes between neighbors in the bytes read.
+    """
+
+    dtype: DType
     start: Shape
     shape: Shape
     strides: Shape
@@ -140,14 +171,15 @@ def chunk_read_ranges(
 
 
 def _read_range(part: Piece, read: ReadItem, shard: SourceShard, chunk_box: TensorSlice, dtype: DType) -> ReadRange:
-    cast = shard.dtype if shard.dtype != dtype else None
+    cast = shard.dtype if shard.dtype != dtype or read.added else None
     place = part.target_box.relative_to(chunk_box)
-    transposed = reorders(read.axes)
     if read.scale is not None:
         return _scaled_read_range(part, place, read, shard, read.scale)
+    if read.adapted is not None:
+        return _adapted_read_range(part, place, read, shard, cast)
     extent = bounding_extent(part.box, shard.shape, shard.dtype.itemsize)
     is_contiguous = contiguous_axis(part.box, shard.shape) == 0 and contiguous_axis(place, chunk_box.shape) == 0
-    if is_contiguous and not transposed:
+    if is_contiguous and not reorders(read.axes):
         target_offset = bounding_extent(place, chunk_box.shape, dtype.itemsize).offset
         return ReadRange(
             read.source_rank,
@@ -158,17 +190,29 @@ def _read_range(part: Piece, read: ReadItem, shard: SourceShard, chunk_box: Tens
             target_offset=target_offset,
             index=(),
             strides=None,
+            added=read.added,
         )
+    return _strided_read_range(part, place, read, extent, shard.strides, dtype=cast, added=read.added)
+
+
+def _strided_read_range(
+    part: Piece, place: TensorSlice, read: ReadItem, extent: Extent, strides: Shape, dtype: DType | None, **values: Any
+) -> ReadRange:
+    """A range some of whose elements are wanted, or in another order; `values` says what they become first.
+
+    `strides` are those of the array that the elements are taken from.
+    """
     return ReadRange(
         read.source_rank,
         read.source,
         extent.offset,
         extent.length,
-        dtype=cast,
+        dtype=dtype,
         target_offset=0,
         index=place.as_index(),
-        strides=_strides_along(part.axes, part.box, shard.strides),
-        transposed=transposed,
+        strides=_strides_along(part.axes, part.box, strides),
+        transposed=reorders(read.axes),
+        **values,
     )
 
 
@@ -176,19 +220,46 @@ def _scaled_read_range(
     part: Piece, place: TensorSlice, read: ReadItem, shard: SourceShard, scale: ReadScale
 ) -> ReadRange:
     box = part.box.bounds
+    if scale.scale.is_packed:
+        return _packed_read_range(part, place, read, shard, scale)
     start = tuple(low + offset for low, offset in zip(box.start, scale.shard_start, strict=True))
     extent = bounding_extent(box, shard.shape, shard.dtype.itemsize)
-    return ReadRange(
-        read.source_rank,
-        read.source,
-        extent.offset,
-        extent.length,
+    strides = SourceShard(box.shape, SCALED).strides
+    scaled = ScaledBox(scale.scale, start, box.shape, shard.strides)
+    return _strided_read_range(part, place, read, extent, strides, dtype=SCALED, scaled=scaled)
+
+
+def _adapted_read_range(
+    part: Piece, place: TensorSlice, read: ReadItem, shard: SourceShard, cast: DType | None
+) -> ReadRange:
+    box = part.box.bounds
+    start = tuple(low + offset for low, offset in zip(box.start, read.adapted or (), strict=True))
+    extent = bounding_extent(box, shard.shape, shard.dtype.itemsize)
+    strides = SourceShard(box.shape, shard.dtype).strides
+    adapted = AdaptedBox(shard.dtype, start, box.shape, shard.strides)
+    return _strided_read_range(part, place, read, extent, strides, dtype=cast, added=read.added, adapted=adapted)
+
+
+def _packed_read_range(
+    part: Piece, place: TensorSlice, read: ReadItem, shard: SourceShard, scale: ReadScale
+) -> ReadRange:
+    """The range of values that are two a byte along the last axis; the shard is whole."""
+    bounds = part.box.bounds
+    box = TensorSlice(
+        (*bounds.start[:-1], bounds.start[-1] // 2 * 2), (*bounds.stop[:-1], -(-bounds.stop[-1] // 2) * 2)
+    )
+    in_bytes = SourceShard((*shard.shape[:-1], shard.shape[-1] // 2), shard.dtype)
+    packed = TensorSlice((*box.start[:-1], box.start[-1] // 2), (*box.stop[:-1], box.stop[-1] // 2))
+    extent = bounding_extent(packed, in_bytes.shape, shard.dtype.itemsize)
+    return _strided_read_range(
+        part,
+        place,
+        read,
+        extent,
+        SourceShard(box.shape, SCALED).strides,
         dtype=SCALED,
-        target_offset=0,
-        index=place.as_index(),
-        strides=_strides_along(part.axes, part.box, SourceShard(box.shape, SCALED).strides),
-        transposed=reorders(read.axes),
-        scaled=ScaledBox(scale.scale, start, box.shape, shard.strides),
+        scaled=ScaledBox(scale.scale, box.start, packed.shape, in_bytes.strides),
+        skipped_bytes=(bounds.start[-1] - box.start[-1]) * SCALED.itemsize,
     )
 
 

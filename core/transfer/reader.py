@@ -22,7 +22,7 @@ from reshard.core.storage.reading import read_parts
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
 from reshard.core.storage.transfers import submitted
 from reshard.core.tensor.slices import Extent
-from reshard.core.transfer.fetches import FactorsOf, Fetch, FetchPlanner, RankBlock
+from reshard.core.transfer.fetches import ChangeOf, FactorsOf, Fetch, FetchPlanner, RankBlock
 from reshard.core.transfer.read_ranges import ReadLimits
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles
 
@@ -38,7 +38,9 @@ _HEADS_BYTES = 64 * 2**10
 class BlockReader(Protocol):
     """Fills the blocks of some target ranks from source files; for one thread."""
 
-    read_bytes: int
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read from the source."""
 
     def fill(self, blocks: Sequence[RankBlock]) -> None:
         """Read the contents of all chunks of the blocks.
@@ -60,9 +62,11 @@ class LocalBlockReader:
         sources: LocalFiles,
         scratch_bytes: int,
         factors_of: FactorsOf | None = None,
+        change_of: ChangeOf | None = None,
     ) -> None:
         self._scratch = np.empty(scratch_bytes, dtype=np.uint8).data
-        self._planner = FetchPlanner(plan, ranks, ReadLimits(scratch_bytes, GAP_WORTH_READING_BYTES), factors_of)
+        limits = ReadLimits(scratch_bytes, GAP_WORTH_READING_BYTES)
+        self._planner = FetchPlanner(plan, ranks, limits, factors_of, change_of)
         self._sources = sources
         self.read_bytes = 0
 
@@ -130,12 +134,13 @@ class RemoteBlockReader:
         in_flight_bytes: int,
         at_once: int = 1,
         factors_of: FactorsOf | None = None,
+        change_of: ChangeOf | None = None,
     ) -> None:
         self._records = plan.inputs.catalog.records
         self._request_bytes = min(MAX_REQUEST_BYTES, in_flight_bytes // at_once)
         self._in_flight_bytes = in_flight_bytes
         limits = ReadLimits(self._request_bytes, REMOTE_GAP_WORTH_READING_BYTES)
-        self._planner = FetchPlanner(plan, ranks, limits, factors_of)
+        self._planner = FetchPlanner(plan, ranks, limits, factors_of, change_of)
         self._sources = sources
         self.read_bytes = 0
 

@@ -8,7 +8,7 @@ from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.overflow import Overflow
 from reshard.core.tensor.tiling import copy_transposed
 from reshard.core.transfer.file_blocks import Chunk
-from reshard.core.transfer.read_ranges import ReadRange
+from reshard.core.transfer.read_ranges import ReadRange, ValueChange
 
 _INFINITE_BFLOAT16 = np.uint16(0x7F80)
 _UINT_OF_SIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -21,11 +21,12 @@ def scatter_values(
     parameter: ParameterPlan,
     buffer: np.ndarray,
     factors: np.ndarray | None = None,
+    change: ValueChange | None = None,
 ) -> Overflow | None:
     """Copy the wanted elements of the bytes `run` into a block's `buffer`, both arrays of bytes.
 
-    `factors` are those of values that are scaled. Returns the overflow of a cast, indexed in the whole parameter; None
-    without one.
+    `factors` are those of values that are scaled, `change` makes those that an adapter changes. Returns the overflow of
+    a cast, indexed in the whole parameter; None without one.
 
     Raises:
         CheckpointError: scaled values are infinite.
@@ -34,19 +35,31 @@ def scatter_values(
     whole = np.ndarray(chunk.box.shape, dtype, buffer, chunk.position)
     target = whole[(..., *read_range.index)]  # `...`: a view even of a scalar
     if read_range.scaled is not None and factors is not None:
-        from reshard.core.tensor.scaling import scaled_values
+        from reshard.core.tensor.scaling import scaled_values, unpacked_values
 
         box = read_range.scaled
         values = np.ndarray(box.shape, np.uint8, run, strides=box.strides)
-        products = scaled_values(values, box.start, factors, box.scale.block).reshape(-1)
+        if box.scale.is_packed:
+            products = unpacked_values(values, box.start, factors).reshape(-1)
+        else:
+            products = scaled_values(values, box.start, factors, box.scale.block).reshape(-1)
         if (products << 1 == _INFINITE_BFLOAT16 << 1).any():
             scale = parameter.sources[box.scale.source]
             raise CheckpointError(
                 f"parameter {parameter.name!r}: values become infinite by their scale {scale.name!r}, near "
                 f"{list(box.start)} of {parameter.sources[read_range.source].name!r}: the scale is damaged"
             )
-        run = products.view(np.uint8)
-    if read_range.dtype not in (None, parameter.dtype):
+        run = products.view(np.uint8)[read_range.skipped_bytes :]
+    if read_range.adapted is not None and change is not None:
+        at = read_range.adapted
+        values = np.ndarray(at.shape, _UINT_OF_SIZE[at.dtype.itemsize], run, strides=at.strides)
+        run = change(values, at.dtype, at.start).reshape(-1).view(np.uint8)
+    if read_range.added and read_range.dtype is not None:
+        from reshard.core.tensor.casting import increased
+
+        bits = np.frombuffer(run, _UINT_OF_SIZE[read_range.dtype.itemsize])
+        run = increased(bits, read_range.dtype, read_range.added).view(np.uint8)
+    if read_range.dtype is not None and (read_range.added or read_range.dtype is not parameter.dtype):
         return _cast(run, read_range, read_range.dtype, chunk, parameter, target)
     values = np.ndarray(target.shape, dtype, run, strides=read_range.strides)
     if read_range.transposed:

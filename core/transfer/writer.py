@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import zip_longest
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import xxhash
 
@@ -23,7 +23,7 @@ from reshard.core.runtime.budget import Budget, GroupBuffers, UploadBuffers
 from reshard.core.runtime.keys import needed_target_key
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import OutputFile
-from reshard.core.transfer.fetches import RankBlock
+from reshard.core.transfer.fetches import RankBlock, change_of
 from reshard.core.transfer.file_blocks import (
     Block,
     expected_entries,
@@ -37,6 +37,9 @@ from reshard.core.transfer.read_crcs import CrcWatch
 from reshard.core.transfer.reader import BlockReader, LocalBlockReader, RemoteBlockReader
 from reshard.core.transfer.scales import ScaleReader
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
+
+if TYPE_CHECKING:
+    from reshard.core.transfer.quantizing_reader import KeptFactors
 
 Files = TypeVar("Files", LocalFiles, RemoteFiles)
 Advance = Callable[[int], None]
@@ -69,7 +72,7 @@ def transform_ranks(
         StorageError: reading or writing failed.
     """
     started = time.monotonic()
-    buffers = budget.group_buffers(len(ranks), prefetch, wide=plan.transposes)
+    buffers = budget.group_buffers(len(ranks), prefetch, wide=plan.transposes, quantizes=plan.quantizes)
     writers = [_RankWriter(plan, rank) for rank in ranks]
     read_bytes = 0
     if directory is not None and plan.readings > 1:
@@ -120,10 +123,17 @@ class _Sources:
         crcs: CrcWatch | None,
     ) -> None:
         self._plan = plan
-        self._ranks = [writer.parameters for writer in writers]
+        self._ranks = [
+            {name: parameter.before_quantizing for name, parameter in writer.parameters.items()}
+            if plan.quantizes
+            else writer.parameters
+            for writer in writers
+        ]
+        self._kept: KeptFactors | None = None
         self._buffers = buffers
         self._files = files
         self._crcs = crcs
+        self._change_of = change_of(plan)
         self._opened: list[LocalFiles | RemoteFiles] = []
         self._remote = None
         if are_remote(plan):
@@ -132,25 +142,47 @@ class _Sources:
 
     def reader(self) -> BlockReader:
         """Return a reader for one more thread."""
+        reader = self._reader_as_it_is()
+        return self._quantizing(reader) if self._plan.quantizes else reader
+
+    def _quantizing(self, reader: BlockReader) -> BlockReader:
+        from reshard.core.transfer.quantizing_reader import KeptFactors, QuantizingReader  # loads ml_dtypes
+
+        self._kept = self._kept or KeptFactors()
+        scratch_bytes = max(self._buffers.block_bytes, self._buffers.wide_block_bytes)
+        return QuantizingReader(reader, self._kept, scratch_bytes)
+
+    def _reader_as_it_is(self) -> BlockReader:
         factors_of = ScaleReader(self._plan).factors
         if self._remote:
             in_flight_bytes = self._buffers.in_flight_bytes
-            return RemoteBlockReader(self._plan, self._ranks, self._remote, in_flight_bytes, factors_of=factors_of)
+            return RemoteBlockReader(
+                self._plan,
+                self._ranks,
+                self._remote,
+                in_flight_bytes,
+                factors_of=factors_of,
+                change_of=self._change_of,
+            )
         local = self._add(LocalFiles(self._plan, self._buffers.sources_open, self._crcs))
-        return LocalBlockReader(self._plan, self._ranks, local, self._buffers.scratch_bytes, factors_of)
+        return LocalBlockReader(
+            self._plan, self._ranks, local, self._buffers.scratch_bytes, factors_of, self._change_of
+        )
 
     def wide_reader(self) -> BlockReader | None:
         """Return the reader for wide blocks, if there is one only for them."""
         if not self._remote:
             return None
-        return RemoteBlockReader(
+        reader = RemoteBlockReader(
             self._plan,
             self._ranks,
             self._remote,
             self._buffers.wide_in_flight_bytes,
             at_once=_WIDE_REQUESTS_AT_ONCE,
             factors_of=ScaleReader(self._plan).factors,
+            change_of=self._change_of,
         )
+        return self._quantizing(reader) if self._plan.quantizes else reader
 
     def check_unchanged(self) -> None:
         """Check that no file changed while it was read."""
@@ -182,6 +214,8 @@ class _RankWriter:
         self.rank_plan = plan.rank_plan(rank)
         self.parameters = {parameter.name: parameter for parameter in self.rank_plan.parameters}
         self.transposed = transposed_parameters(self.rank_plan.parameters) if plan.transposes else frozenset()
+        quantized = ((name, each.quantized) for name, each in self.parameters.items() if plan.quantizes)
+        self._quantized = {name: each for name, each in quantized if each is not None}
         self._overflows = OverflowTally(plan, self.parameters)
         self._entries = expected_entries(plan, self.rank_plan)
         planned = planned_file(plan, rank, self._entries)
@@ -207,6 +241,7 @@ class _RankWriter:
             buffers.block_bytes,
             wide=self.transposed,
             wide_bytes=buffers.wide_block_bytes,
+            quantized=self._quantized,
         )
 
     def crc_sums(self, block: RankBlock) -> list[int]:
