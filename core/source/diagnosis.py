@@ -30,7 +30,7 @@ from reshard.core.plan.whole_shapes import (
     wholes_of_match,
     wholes_of_shards,
 )
-from reshard.core.request.source import SourceRequest
+from reshard.core.request.source import DiagnosisRequest
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
@@ -71,106 +71,71 @@ _STATE_BYTES = 8
 """Parameters this small may be a step's number, which has to be the same on all ranks."""
 
 
-def diagnose(
-    source: str,
-    source_strategy: str = "",
-    *,
-    step: str = "",
-    source_prefix: str = "",
-    root: str = "",
-    integrated_save: IntegratedSave = IntegratedSave.AUTO,
-    like: str = "",
-    preset: str = "",
-    switches: Sequence[str] = (),
-    training_config: str = "",
-    allowed_models: Sequence[str] = (),
-    workers: int = 8,
-    auto_strategy: bool = True,
-) -> Diagnosis:
+def diagnose(request: DiagnosisRequest) -> Diagnosis:
     """Check a checkpoint, and a strategy that is said to be its own.
 
-    Args:
-        source: URL of the checkpoint.
-        source_strategy: URL of the strategy; empty: the one in the checkpoint's own records, or the only one beside it.
-        step: epoch and step; empty: the newest that every rank has.
-        source_prefix: the prefix of the files, if there are several.
-        root: keys, joined by dots, that lead to the tensors in files that have trees.
-        integrated_save: whether every rank holds whole tensors, even of parameters that the strategy cuts.
-        like: URL of a checkpoint or a JSON strategy with whose shapes those of the whole tensors are compared.
-        preset: the preset by which parameters get the names of `like`, and shapes of its config.json, or of one
-            beside the checkpoint.
-        switches: `NAME=VALUE`.
-        training_config: URL of the training's configuration.
-        allowed_models: values of `model_type` in config.json that count as the preset's.
-        workers: number of threads.
-        auto_strategy: whether to look for a strategy beside the checkpoint.
+    Without a strategy it is the one in the checkpoint's own records, or the only one beside it.
 
     Raises:
         InputError: checkpoint or strategy cannot be read at all, or the choice of files is ambiguous.
         StorageError: a storage failed.
     """
-    reference = _Reference(like, preset, tuple(switches), training_config, tuple(allowed_models))
-    if not (source_strategy or like or root):
-        checked = check_model(source, ModelChoice(preset, tuple(allowed_models)), workers)
+    if not (request.source_strategy or request.like or request.root):
+        choice = ModelChoice(request.preset, tuple(request.allow_model))
+        checked = check_model(request.source, choice, request.worker_count)
         if checked is not None:
-            _check_no_training(checked, reference)
+            _check_no_training(checked, request)
             return _diagnosis_of_model(checked)
-    found = survey(source, step)
+    found = survey(request.source, request.step)
     options = CatalogOptions(
-        step=step or None, source_prefix=source_prefix or None, root=root, check_crc=False, workers=workers
+        step=request.step or None,
+        source_prefix=request.source_prefix or None,
+        root=request.root,
+        check_crc=False,
+        workers=request.worker_count,
     )
+    source_strategy, integrated_save = request.source_strategy, request.integrated_save
     evident = found.self_evident
     is_finding = evident is not None and bool(evident.superfluous)
     if source_strategy and found.is_self_described and not is_finding:
         raise CatalogError(found.strategy_refusal)
     strategy = read_any_strategy(source_strategy) if source_strategy else found.strategy
     if evident is not None:
-        _check_not_compared(found, reference)
+        _check_not_compared(found, request)
         return _diagnose_self_evident(found, evident, source_strategy, options)
-    own = None if strategy or found.is_self_described else read_own_strategy(source)
+    own = None if strategy or found.is_self_described else read_own_strategy(request.source)
     if own is not None:
         strategy = own.strategy
     catalog, why_none = _catalog_with_lost(found, options), ""
-    if strategy is None and auto_strategy:
+    if strategy is None and request.auto_strategy:
         strategy, why_none = look_beside(found)
         source_strategy = strategy.origin if strategy else ""
     if strategy is None:
-        _check_not_compared(found, reference)
+        _check_not_compared(found, request)
         return _diagnose_without_strategy(catalog, why_none)
     # reshard writes slices, and so do programs whose metadata says how tensors are sharded
     are_slices = own is not None or found.is_self_described
     if are_slices and integrated_save is IntegratedSave.AUTO:
         integrated_save = IntegratedSave.NO
-    request = SourceRequest(
-        source=source,
-        source_strategy=source_strategy,
-        step=step,
-        source_prefix=source_prefix,
-        integrated_save=integrated_save,
+    by_strategy = {"source_strategy": source_strategy, "integrated_save": integrated_save}
+    return _diagnose_by_strategy(catalog, strategy, own, request.model_copy(update=by_strategy))
+
+
+def _compiled(request: DiagnosisRequest) -> "CompiledPreset | None":
+    """The preset, compiled for the source's names; None without one."""
+    if not request.preset:
+        return None
+    from reshard.core.source.preset_changes import PresetChoice, compiled_for  # loads YAML
+
+    is_directory = bool(request.like) and not request.like.endswith(".json")
+    choice = PresetChoice(
+        request.preset,
+        tuple(request.switch),
+        request.training_config,
+        tuple(request.allow_model),
+        request.like if is_directory else "",
     )
-    return _diagnose_by_strategy(catalog, strategy, own, request, reference)
-
-
-class _Reference(Record):
-    """What whole shapes are compared with: see `diagnose`."""
-
-    like: str
-    preset: str
-    switches: tuple[str, ...]
-    training_config: str
-    allowed_models: tuple[str, ...]
-
-    def compiled(self, source: SourceRequest) -> "CompiledPreset | None":
-        """Return the preset, compiled for a source's names; None without one."""
-        if not self.preset:
-            return None
-        from reshard.core.source.preset_changes import PresetChoice, compiled_for  # loads YAML
-
-        is_directory = bool(self.like) and not self.like.endswith(".json")
-        like = self.like if is_directory else ""
-        return compiled_for(
-            PresetChoice(self.preset, self.switches, self.training_config, self.allowed_models, like), source, None
-        )
+    return compiled_for(choice, request, None)
 
 
 def _diagnose_without_strategy(catalog: CheckpointCatalog, note: str) -> Diagnosis:
@@ -192,8 +157,7 @@ def _diagnose_by_strategy(
     catalog: CheckpointCatalog,
     strategy: Strategy,
     own: OwnStrategy | None,
-    request: SourceRequest,
-    reference: _Reference,
+    request: DiagnosisRequest,
 ) -> Diagnosis:
     """Check a checkpoint of ranks and its strategy; `own` is that of its records, if it was read from there."""
     facts = [*checkpoint_facts(catalog), ("strategy", f"{strategy.origin}: {sizes_text(strategy)}")]
@@ -205,7 +169,7 @@ def _diagnose_by_strategy(
     unchecked: tuple[str, ...] = CHECKS[2:]
     shapes = WholeShapes()
     if catalog.records.keys() & set(strategy.ranks):
-        checked = _check_parameters(catalog, strategy, request, reference)
+        checked = _check_parameters(catalog, strategy, request)
         unchecked = ("contents",) if is_of_other_size(catalog, strategy, findings) else ()
         findings += [finding for finding in checked.findings if finding.check not in unchecked]
         shapes = summarize_shapes(checked.wholes)
@@ -228,8 +192,8 @@ def _in_order(findings: Sequence[Finding], checks: Sequence[str]) -> tuple[Findi
     return tuple(sorted(findings, key=lambda each: (each.severity is Severity.NOTE, checks.index(each.check))))
 
 
-def _check_no_training(checked: CheckedModel, reference: _Reference) -> None:
-    if reference.switches or reference.training_config:
+def _check_no_training(checked: CheckedModel, request: DiagnosisRequest) -> None:
+    if request.switch or request.training_config:
         raise InputError(
             f"{checked.url}: is a model's directory, which is checked by its {CONFIG_NAME} alone: leave out "
             f"{option('switch')} and {option('training_config')}"
@@ -259,8 +223,8 @@ class _Checked(Record):
     wholes: Mapping[str, Whole]
 
 
-def _check_not_compared(found: FoundCheckpoint, reference: _Reference) -> None:
-    if reference.like or reference.preset:
+def _check_not_compared(found: FoundCheckpoint, request: DiagnosisRequest) -> None:
+    if request.like or request.preset:
         raise CatalogError(
             f"{found.url}: no strategy makes whole shapes of its shards, so there is nothing to compare them with: "
             f"leave out {option('like')} and {option('preset')}"
@@ -271,9 +235,7 @@ def _has_problem(findings: Sequence[Finding]) -> bool:
     return any(finding.severity is Severity.PROBLEM for finding in findings)
 
 
-def _check_parameters(
-    catalog: CheckpointCatalog, strategy: Strategy, request: SourceRequest, reference: _Reference
-) -> _Checked:
+def _check_parameters(catalog: CheckpointCatalog, strategy: Strategy, request: DiagnosisRequest) -> _Checked:
     """Check stages, names, shapes and contents of the parameters on the strategy's ranks."""
     within = _within(catalog, strategy)
     findings = [*stage_findings(within, strategy), *name_findings(catalog if strategy.merged else within, strategy)]
@@ -283,8 +245,9 @@ def _check_parameters(
         Finding(
             check="shapes",
             found=problem,
-            means="ranks of one stage were saved by different jobs or steps, or they are of different stages",
-            advice=f"name one step with {option('step')}, or the files of one job",
+            means="ranks of one stage were saved by different jobs or at different steps, or belong to different "
+            "stages",
+            advice=f"choose a step with {option('step')}, or use the files of one job",
         )
         for problem in source_shards.problems
     ]
@@ -293,7 +256,7 @@ def _check_parameters(
         Finding(
             check="files",
             found=f"one file is two slices: {problem}",
-            means="links, or copies made as hard links, lead to another rank's file",
+            means="symbolic or hard links lead to another rank's file",
             advice=f"put each rank's own file there; pass {option('integrated_save', 'yes')} if every rank holds whole "
             "tensors",
         )
@@ -301,7 +264,7 @@ def _check_parameters(
     ]
     findings += [*_check_contents(within, shards, asked), *redundancy_findings(within)]
     if not _has_problem(findings) and not within.lost:
-        matched = _check_match(within, strategy, source_shards, request, reference)
+        matched = _check_match(within, strategy, source_shards, request)
         return _Checked(findings + matched.findings, matched.wholes)
     return _Checked(findings, wholes_of_shards(shards, integrated=request.integrated_save is IntegratedSave.YES))
 
@@ -331,14 +294,14 @@ _INTEGRATED = Finding(
     severity=Severity.NOTE,
     found="ranks hold whole tensors although the strategy cuts them",
     means="the checkpoint was saved whole (integrated_save)",
-    advice="nothing: a conversion takes them as wholes",
+    advice="nothing: a conversion reads them as whole tensors",
 )
 
 
 def _undecided_finding(samples: SampleFindings) -> Finding:
     return Finding(
         check="contents",
-        found=f"ranks hold the same although the strategy cuts it: {listed(samples.whole, separator='; ')}",
+        found=f"ranks hold the same contents although the strategy cuts them: {listed(samples.whole, separator='; ')}",
         means="the checkpoint was saved whole on every rank (integrated_save), or its slices are equal (experts copied "
         "from one, layers initialized from one seed); no known shape decides it",
         advice=f"pass {option('integrated_save', 'yes')} if the tensors are whole, {option('integrated_save', 'no')} "
@@ -359,11 +322,10 @@ def _check_match(
     catalog: CheckpointCatalog,
     strategy: Strategy,
     shards: SourceShards,
-    request: SourceRequest,
-    reference: _Reference,
+    request: DiagnosisRequest,
 ) -> _Checked:
     """Find other reasons to refuse a conversion, parameters on no rank, and whole shapes that cannot be right."""
-    compiled, changes = reference.compiled(request), NO_CHANGES
+    compiled, changes = _compiled(request), NO_CHANGES
     if compiled is not None:
         from reshard.core.source.preset_changes import with_preset
 
@@ -387,7 +349,7 @@ def _check_match(
             check="files",
             found=problem,
             means="rank folders were copied from different steps",
-            advice=f"name a step with {option('step')}, or copy the folders again",
+            advice=f"choose a step with {option('step')}, or copy the folders again",
         )
         for problem in mixed_steps(catalog, match)
     ]
@@ -396,18 +358,18 @@ def _check_match(
             Finding(
                 check="files",
                 found=listed([*map(lost_text, match.lost)], _MAX_LOST, "; "),
-                means="files lost parameters, or redundancy was removed under another strategy",
+                means="parameters are missing in files, or redundancy was removed under another strategy",
                 advice=f"{OWN_STRATEGY}; 'reshard recover' lists what is left",
             )
         )
     elif scattered(catalog, match) and not redundancy_findings(catalog):
         findings += absence_findings(catalog, strategy, shards.by_name) or [REDUNDANCY_REMOVED]
-    if reference.like:
+    if request.like:
         from reshard.core.source.shape_reference import compare_shapes, read_known_shapes
 
-        differing, names = compare_shapes(match, read_known_shapes(reference.like), reference.like)
+        differing, names = compare_shapes(match, read_known_shapes(request.like), request.like)
         findings += differing
-        confirmed |= dict.fromkeys(names, reference.like)
+        confirmed |= dict.fromkeys(names, request.like)
     wholes = wholes_of_match(match, confirmed)
     if not _has_problem(findings):
         findings += sibling_findings(wholes)

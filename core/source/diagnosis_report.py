@@ -54,7 +54,7 @@ class Diagnosis(Report):
         if self.loaded is not None:
             return [("answer", self._loading_text(len(problems)))]
         if self.fits is None:
-            return [("answer", "NONE: there is no strategy to compare with")]
+            return [("answer", "UNKNOWN: there is no strategy to compare with")]
         if not self.strategy:
             return []
         if self.fits:
@@ -63,15 +63,15 @@ class Diagnosis(Report):
 
     def _loading_text(self, problems: int) -> str:
         if problems:
-            return f"WOULD NOT LOAD AS IT SHOULD: {counted(problems, 'problem')}"
+            return f"WOULD NOT LOAD CORRECTLY: {counted(problems, 'problem')}"
         if self.fits is None:
-            return "NONE: files agree with each other; which names loaders read is not known"
-        return "COMPLETE: loaders find all that config.json asks for, and read all that is there"
+            return "UNKNOWN: the files agree with each other, but it is not known which names loaders read"
+        return "COMPLETE: loaders find everything that config.json asks for, and read everything in the files"
 
     def _consistent_text(self) -> str:
         if self.whole_shapes.confirmed:
-            return "CONSISTENT, whole shapes confirmed: nothing contradicts that the strategy is the checkpoint's"
-        return f"CONSISTENT, {NOT_CONFIRMED}: a strategy with other axes may be consistent, too"
+            return "CONSISTENT, whole shapes confirmed: nothing contradicts the strategy"
+        return f"CONSISTENT, {NOT_CONFIRMED}: a strategy that cuts other axes may be consistent, too"
 
     def _result(self, check: str) -> str:
         if check in self.not_checked:

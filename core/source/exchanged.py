@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from reshard.core.errors import CatalogError, InputError, PlanError, ReshardError, StrategyError
 from reshard.core.layouts.survey import survey
-from reshard.core.request.source import SourceRequest
+from reshard.core.request.source import DiagnosisRequest, SourceRequest
 from reshard.core.strategy.model import Strategy
 from reshard.core.text.options import option
 
@@ -48,14 +48,8 @@ def _fits(request: SourceRequest, strategy: str) -> bool:
     from reshard.core.source.diagnosis import diagnose  # opens sources itself
 
     try:
-        diagnosis = diagnose(
-            request.source,
-            strategy,
-            step=request.step,
-            source_prefix=request.source_prefix,
-            root=request.root,
-            integrated_save=request.integrated_save,
-        )
+        given = request.model_dump(include={"source", "step", "source_prefix", "root", "integrated_save"})
+        diagnosis = diagnose(DiagnosisRequest.model_validate(given | {"source_strategy": strategy}))
     except InputError:
         return False
     return bool(diagnosis.fits)

@@ -17,8 +17,8 @@ REDUNDANCY_REMOVED = Finding(
     check="files",
     severity=Severity.NOTE,
     found="redundancy was removed: slices that several ranks share are in one rank's file only",
-    means="it was saved with remove_redundancy=True",
-    advice="nothing: a conversion by its strategy finds the rank that holds each slice",
+    means="the checkpoint was saved with remove_redundancy=True",
+    advice="nothing: a conversion with its strategy finds the rank that holds each slice",
 )
 
 
@@ -62,7 +62,7 @@ def _extra_ranks_finding(
             severity=Severity.NOTE,
             found=f"the strategy is stage {strategy.stages[0].stage}'s own, of {counted(len(strategy.ranks), 'rank')}; "
             f"the other {counted(len(extra), 'rank')} hold other parameters",
-            means="one stage's strategy of several was named",
+            means="the strategy given is that of one stage of several",
             advice="name the directory of all ranks' strategy files to convert everything; this one converts its stage "
             "alone",
         )
@@ -73,8 +73,8 @@ def _extra_ranks_finding(
         f"too many: {rank_names(extra, _MAX_RANKS)}",
         means="it is another job's strategy"
         if rest
-        else f"the strategy is of another world size: a job of {factor} times as many devices saved it, such as one "
-        "with more data parallel; or one stage's own",
+        else f"the checkpoint is from a job with {factor} times as many devices, for example with more data parallel; "
+        "or the strategy is one stage's own",
         advice=f"{OWN_STRATEGY}: the directory of all its ranks' strategy files",
     )
 
@@ -99,7 +99,7 @@ def file_findings(catalog: CheckpointCatalog, strategy: Strategy) -> list[Findin
         Finding(
             check="files",
             found=f"{_files_of(ranks)} cannot be used: {why}",
-            means="damaged, not written to the end, or not written at all",
+            means="they are damaged, incomplete or missing",
             advice="'reshard recover' tells whether other ranks hold the same, and 'reshard convert' with "
             f"{option('recover', True)} takes it from them",
         )
@@ -120,8 +120,8 @@ def record_findings(catalog: CheckpointCatalog, own: OwnStrategy) -> list[Findin
         Finding(
             check="files",
             found=mismatch,
-            means="files were replaced since reshard converted it: its own strategy may not be theirs",
-            advice=f"name their strategy with {source_option('source_strategy')}",
+            means="files were replaced after reshard wrote the checkpoint, so its own strategy may not apply to them",
+            advice=f"give their strategy with {source_option('source_strategy')}",
         )
     ]
 

@@ -41,8 +41,8 @@ MODEL_CHECKS = ("config", FILES, INDEX, "names", SHAPES, DTYPES)
 """The checks of a model's directory, in their order."""
 _CONFIG, _NAMES = "config", "names"
 _HEAD_CLASSES = ("ForCausalLM", "ForConditionalGeneration", "ChatGLMModel")
-_RANDOM = "transformers begins with random values in their place; vLLM refuses them, or does the same"
-_DROPPED = "transformers drops them, with a warning; vLLM refuses them, or drops them as well"
+_RANDOM = "transformers initializes them with random values; vLLM refuses to load, or does the same"
+_DROPPED = "transformers drops them with a warning; vLLM refuses to load, or drops them too"
 
 
 class LoadedModel(Summary):
@@ -169,22 +169,24 @@ def _preset_of(config: Mapping[str, Any], weights: ModelWeights, choice: ModelCh
     unchecked = Finding(
         check=_CONFIG,
         severity=Severity.NOTE,
-        found="config.json has no model_type" if not model_type else f"no preset is for the family {model_type!r}",
-        means="which names loaders read is not known: names and shapes were not checked",
-        advice=f"name a preset with {option('preset', 'NAME')}, or a document of your own (reshard presets lists them)",
+        found="config.json has no model_type"
+        if not model_type
+        else f"there is no preset for the family {model_type!r}",
+        means="names and shapes were not checked, because it is not known which names loaders read",
+        advice=f"give a preset with {option('preset', 'NAME')} ('reshard presets' lists them), or a file of your own",
     )
     if method and method != BLOCK_FP8:
         found = f"the weights are quantized: {method}"
         return None, unchecked.model_copy(update={"found": found, "advice": ""})
     if classes and not any(each.endswith(_HEAD_CLASSES) for each in classes):
-        found = f"the model is a {', '.join(classes)}, and presets know language models with a head only"
+        found = f"the model is a {', '.join(classes)}; presets only cover language models with a head"
         return None, unchecked.model_copy(update={"found": found, "advice": ""})
     if choice.preset:
         preset = read_preset(choice.preset)
         if preset.models and model_type and model_type not in (*preset.models, *choice.allowed_models):
             raise InputError(
                 f"config.json is a {quoted(model_type)} model's, and preset {preset.preset} is for "
-                f"{' and '.join(preset.models)}: name the preset of its family (reshard presets lists them), or, if "
+                f"{', '.join(preset.models)}: name the preset of its family (reshard presets lists them), or, if "
                 f"its names are those of the preset, {option('allow_model', [model_type])}"
             )
         return preset, unchecked
@@ -264,10 +266,10 @@ def _name_findings(model: _Model, loaded: LoadedModel) -> Iterator[Finding]:
     if loaded.dropped:
         yield Finding(
             check=_NAMES,
-            found=f"read by no loader: {_of(len(loaded.dropped), len(model.weights.entries), 'parameters')} in the "
-            f"files: {quoted_names(loaded.dropped)}",
+            found=f"not read by any loader: {_of(len(loaded.dropped), len(model.weights.entries), 'parameters')} in "
+            f"the files: {quoted_names(loaded.dropped)}",
             means=_DROPPED,
-            advice="" if loaded.missing else "leave them out, or name the config.json of the model itself",
+            advice="" if loaded.missing else "leave them out, or use the model's own config.json",
         )
     if loaded.renamed:
         one, other = next(iter(loaded.renamed.items()))
@@ -275,8 +277,8 @@ def _name_findings(model: _Model, loaded: LoadedModel) -> Iterator[Finding]:
             check=_NAMES,
             found=f"{counted(len(loaded.renamed), 'parameter')} under other names than the model's, such as {one!r} "
             f"for {other!r}: {quoted_names(list(loaded.renamed))}",
-            means="transformers reads them all the same; vLLM refuses them",
-            advice=f"rename them: {option('rename', [f'{one}={other}'])} and so on when converting",
+            means="transformers still reads them; vLLM refuses to load",
+            advice=f"rename them when converting: {option('rename', [f'{one}={other}'])} and so on",
         )
     yield from _speculative_findings(model, loaded)
     buffers = rotary_buffers(model.entries)
@@ -303,8 +305,8 @@ def _advice_on_names(loaded: LoadedModel) -> str:
         if prefixes:
             prefix, count = prefixes.most_common(1)[0]
             names = text.format(quoted(prefix))
-            return f"{_of(count, len(missing), 'missing ones')} {names}: write them under the names of the family"
-    return "name the directory with all files; if it is an export, write it again with the names of its family"
+            return f"{_of(count, len(missing), 'missing ones')} {names}: write them under the family's names"
+    return "check a directory with all files; if this is an export, export it again with the family's names"
 
 
 def _tails(name: str) -> Iterator[tuple[str, str]]:
@@ -322,9 +324,9 @@ def _speculative_findings(model: _Model, loaded: LoadedModel) -> Iterator[Findin
     if missing:
         yield Finding(
             check=_NAMES,
-            found=f"of layers for multi-token prediction are missing: {quoted_names(missing)}",
+            found=f"missing in layers for multi-token prediction: {quoted_names(missing)}",
             means="vLLM cannot use these layers for speculative decoding",
-            advice="write the layers completely, or leave them out",
+            advice="export the layers completely, or leave them out",
         )
     yield Finding(
         check=_NAMES,
@@ -342,17 +344,17 @@ def _head_findings(model: _Model) -> Iterator[Finding]:
     if names.head in entries and names.embedding not in entries:
         yield Finding(
             check=_NAMES,
-            found=f"{names.head!r} is there and {names.embedding!r} is not, and config.json ties the two",
-            means="vLLM reads the embedding only, and begins with random values in its place",
+            found=f"{names.head!r} is present and {names.embedding!r} is missing, although config.json ties the two",
+            means="vLLM reads only the embedding, and initializes it with random values",
             advice="write the embedding instead of the head",
         )
     elif names.head in entries:
         yield Finding(
             check=_NAMES,
             severity=Severity.NOTE,
-            found=f"{names.head!r} is there although config.json ties the head to the embedding",
-            means="loaders may read the embedding in its place; if the two differ, the model was not tied",
-            advice="set tie_word_embeddings to false in config.json if the model was trained with a head of its own",
+            found=f"{names.head!r} is present although config.json ties the head to the embedding",
+            means="loaders may use the embedding instead; if the two differ, the model was not tied",
+            advice="set tie_word_embeddings to false in config.json if the model was trained with a separate head",
         )
 
 
@@ -376,7 +378,8 @@ def _shape_findings(model: _Model) -> Iterator[Finding]:
     if wrong:
         yield Finding(
             check=SHAPES,
-            found=f"{counted(len(wrong), 'shape')} other than config.json gives: {listed(wrong, separator='; ')}",
-            means="config.json is another model's, or tensors were transposed, fused or padded: loaders refuse them",
-            advice="name the config.json of the model itself, or export it with the shapes of its family",
+            found=f"shapes that differ from config.json: {listed(wrong, separator='; ')}",
+            means="config.json belongs to another model, or tensors were transposed, fused or padded: loaders refuse "
+            "them",
+            advice="use the model's own config.json, or export it with the family's shapes",
         )

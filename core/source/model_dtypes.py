@@ -42,8 +42,8 @@ def dtype_findings(config: Mapping[str, Any], entries: Mapping[str, TensorEntry]
             check=DTYPES,
             severity=Severity.NOTE,
             found=f"config.json says {said}, the weights are {', '.join(sizes)}",
-            means="loaders cast them as config.json says: it is slower, and may lose precision",
-            advice=f"cast the weights when they are exported, or set the dtype in config.json to {next(iter(sizes))}",
+            means="loaders cast them to the dtype in config.json, which takes time and may lose precision",
+            advice=f"cast the weights during the export, or set the dtype in config.json to {next(iter(sizes))}",
         )
 
 
@@ -54,18 +54,18 @@ def scale_findings(config: Mapping[str, Any], entries: Mapping[str, TensorEntry]
     if scaled and not quantization:
         yield Finding(
             check=DTYPES,
-            found=f"{counted(len(scaled), 'weight')} of 8 bits, and config.json has no quantization_config: "
+            found=f"{counted(len(scaled), '8-bit weight')}, but config.json has no quantization_config: "
             f"{quoted_names(list(scaled))}",
-            means="loaders take the weights for numbers without scales",
-            advice="copy the quantization_config of the model that it was made from",
+            means="loaders use the weights without their scales",
+            advice="copy the quantization_config from the original model",
         )
     if quantization.get("quant_method") != BLOCK_FP8:
         return
     if not scaled:
         yield Finding(
             check=DTYPES,
-            found="config.json has a quantization_config for fp8, and no weight has 8 bits",
-            means="the weights were dequantized, and config.json was not: loaders look for scales",
+            found="config.json has a quantization_config for fp8, but there are no 8-bit weights",
+            means="the weights were dequantized without changing config.json: loaders look for scales",
             advice="remove quantization_config from config.json",
         )
     yield from _block_findings(entries, scaled, quantization.get("weight_block_size"))
@@ -76,12 +76,12 @@ def _block_findings(
 ) -> Iterator[Finding]:
     missing = [name for name in scaled if f"{name}{_SCALE}" not in entries]
     orphans = [name for name in entries if name.endswith(_SCALE) and name.removesuffix(_SCALE) not in scaled]
-    for names, text in ((missing, "weights without scales"), (orphans, "scales of weights that have not 8 bits")):
+    for names, text in ((missing, "weights without scales"), (orphans, "scales of weights that are not 8-bit")):
         if names:
             yield Finding(
                 check=DTYPES,
                 found=f"{text}: {quoted_names(names)}",
-                means="the weights were exported without their scales, or dequantized in part",
+                means="the weights were exported without their scales, or only some were dequantized",
                 advice="export them again",
             )
     if not isinstance(block, list) or not all(type(each) is int and each > 0 for each in block):
@@ -90,8 +90,8 @@ def _block_findings(
     if wrong:
         yield Finding(
             check=SHAPES,
-            found=f"scales of other shapes than weight_block_size {block} gives: {listed(wrong, separator='; ')}",
-            means="the scales are other weights', or of other blocks",
+            found=f"scale shapes do not match weight_block_size {block}: {listed(wrong, separator='; ')}",
+            means="the scales belong to other weights or to another block size",
             advice="export them again",
         )
 

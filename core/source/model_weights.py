@@ -14,8 +14,8 @@ from reshard.core.storage.urls import Location
 
 FILES, INDEX = "files", "index"
 _INCOMPLETE = "the directory was not copied, downloaded or written completely"
-_COPY_AGAIN = "copy the directory again, or write it again"
-_TWO_EXPORTS = "files of two exports are mixed, or the index is another export's"
+_COPY_AGAIN = "copy or export the directory again"
+_TWO_EXPORTS = "files of two exports are mixed, or the index belongs to another export"
 
 
 class ModelWeights(Record):
@@ -88,23 +88,23 @@ def _file_findings(weights: ModelWeights) -> Iterator[Finding]:
             check=FILES,
             found=f"several files hold the same parameter: {listed(doubled)}",
             means=_TWO_EXPORTS,
-            advice="remove the files that are not of this export, or write it again into an empty directory",
+            advice="remove the files of other exports, or export again into an empty directory",
         )
     if files.has_both:
         yield Finding(
             check=FILES,
             found=f"{files.files[0].name} is beside an index that does not list it",
-            means="transformers reads the single file and ignores the index; vLLM goes by the index",
+            means="transformers reads the single file and ignores the index; vLLM uses the index",
             advice="remove the single file, or the index and its files",
         )
     elif files.beside:
-        reads = "vLLM reads all files where there is no index" if files.index is None else "loaders go by the index"
+        reads = "without an index, vLLM reads all files" if files.index is None else "loaders use the index"
         yield Finding(
             check=FILES,
             severity=Severity.PROBLEM if files.index is None and not files.lacks_index else Severity.NOTE,
             found=f"beside the model's files: {listed(files.beside)}",
-            means=f"they are another export's, or an adapter's; {reads}",
-            advice="remove them if they are of another export",
+            means=f"they belong to another export or to an adapter; {reads}",
+            advice="remove them if they belong to another export",
         )
 
 
@@ -128,7 +128,7 @@ def _index_findings(weights: ModelWeights) -> Iterator[Finding]:
     if wrong:
         yield Finding(
             check=INDEX,
-            found=f"{files.index.name} places parameters where they are not: {listed(wrong, separator='; ')}",
+            found=f"{files.index.name} lists parameters in the wrong file: {listed(wrong, separator='; ')}",
             means=_TWO_EXPORTS,
             advice=_COPY_AGAIN,
         )
@@ -138,8 +138,8 @@ def _index_findings(weights: ModelWeights) -> Iterator[Finding]:
             check=INDEX,
             found=f"{files.index.name} does not list {counted(len(unlisted), 'parameter')} of its files: "
             f"{quoted_names(unlisted)}",
-            means="loaders that go by the index, such as transformers 4, do not read them",
-            advice="write the index again",
+            means="loaders that use the index, such as transformers 4, do not read them",
+            advice="write a new index",
         )
     total = files.weights.total_bytes
     if total is not None and not (files.missing or weights.unusable) and total != weights.size_bytes:
@@ -147,8 +147,8 @@ def _index_findings(weights: ModelWeights) -> Iterator[Finding]:
             check=INDEX,
             severity=Severity.NOTE,
             found=f"{files.index.name} has total_size {total}, its files hold {weights.size_bytes} bytes of parameters",
-            means="the index was not written for these files, or tied parameters count once; loaders only plan memory "
-            "by it",
+            means="the index was written for other files, or counts tied parameters once; loaders only plan memory by "
+            "it",
         )
 
 

@@ -54,6 +54,6 @@ def open_files(request: SourceRequest) -> OpenedFiles:
     )
     catalog = catalog_of(found, options)
     if doubt:
-        note = spelled(f"what lies beside the checkpoint is not used by itself: {doubt}")
+        note = spelled(f"the strategy beside the checkpoint is not used automatically: {doubt}")
         catalog = replace(catalog, notes=(*catalog.notes, note))
     return OpenedFiles(catalog, None)

@@ -14,6 +14,7 @@ from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.layouts.cataloging import catalog_of
 from reshard.core.layouts.source_layout import CatalogOptions, FoundCheckpoint
 from reshard.core.layouts.survey import find_self_described, survey
+from reshard.core.plan.adapter import Adapter
 from reshard.core.plan.stage_shards import SourceShards
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.keys import source_key
@@ -51,6 +52,7 @@ class TargetOutline(Record):
         strategy: how it is cut; None: whole tensors.
         once: True if parameters outside the strategies are written once, for all ranks.
         preset: the preset whose steps are among the changes.
+        adapter: what is merged into the source's weights.
         crc_later: CRCs of single tensors are checked when these are read for it.
     """
 
@@ -59,6 +61,7 @@ class TargetOutline(Record):
     changes: Changes = NO_CHANGES
     once: bool = False
     preset: "CompiledPreset | None" = None
+    adapter: Adapter | None = None
     crc_later: bool = False
 
     @property

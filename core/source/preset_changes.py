@@ -6,20 +6,23 @@ from typing import Any
 from msgspec import field
 from msgspec.structs import replace
 
-from reshard.core.changes.changes import Changes
+from reshard.core.changes.changes import Changes, Fp8
 from reshard.core.changes.changes_file import validated_changes
 from reshard.core.changes.model_config import CONFIG_NAME, read_config
 from reshard.core.changes.preset import read_preset
 from reshard.core.changes.training_config import read_training_config
 from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.errors import InputError
 from reshard.core.files.file_names import parse_name
 from reshard.core.layouts.any_layout import is_document
 from reshard.core.layouts.source_layout import FoundCheckpoint, ModelFacts
 from reshard.core.layouts.targets import side_named
-from reshard.core.plan.preset_checks import ROTARY_BUFFERS, check_names, rotary_buffers, rotary_buffers_note
+from reshard.core.plan.adapter_route import are_adapters, compile_for_adapter
+from reshard.core.plan.preset_checks import check_names, without_rotary_buffers
 from reshard.core.plan.preset_route import CompiledPreset, compile_preset
 from reshard.core.plan.preset_steps import KnownNames, Settings
 from reshard.core.plan.recipes import excluded_names
+from reshard.core.request.changing import Dialect
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionOptions
 from reshard.core.request.source import SourceRequest
@@ -30,6 +33,7 @@ from reshard.core.storage.listing import exists
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
+from reshard.core.text.options import option
 
 
 class PresetChoice(Record):
@@ -37,12 +41,14 @@ class PresetChoice(Record):
 
     Attributes:
         preset: its name, or the URL of its document.
+        names: whose names the target gets, or B has; empty: not said.
         switches: `NAME=VALUE`.
         training_config: URL of the training's configuration; empty without one.
         config_json: URL of the model's config.json or of its directory; empty: the one of `like`, or of the source.
         like: a Hugging Face directory whose config.json counts, and whose names the target is to have; empty: the
             source's own.
         allowed_models: values of `model_type` in config.json that count as the preset's.
+        dialect: the dialect of Hugging Face's names that the target is to have; empty: not named.
         of_target: switch -> the value that the target's layout always has.
         padded_vocabulary: rows that embedding and head get in the target; 0: those of the vocabulary.
     """
@@ -52,9 +58,11 @@ class PresetChoice(Record):
     training_config: str
     allowed_models: tuple[str, ...]
     like: str = ""
+    dialect: str = ""
     of_target: Mapping[str, str] = field(default_factory=dict)
     padded_vocabulary: int = 0
     config_json: str = ""
+    names: str = ""
 
     @classmethod
     def of(cls, request: ConversionOptions | ComparisonRequest, like: str) -> "PresetChoice":
@@ -66,6 +74,7 @@ class PresetChoice(Record):
             tuple(request.allow_model),
             like,
             config_json=request.config_json,
+            names=request.names,
         )
 
     @classmethod
@@ -73,6 +82,7 @@ class PresetChoice(Record):
         """Return the preset of a conversion, whose target has a layout."""
         return replace(
             cls.of(request, request.reference),
+            dialect="" if request.dialect is Dialect.AUTO else request.dialect.value,
             of_target=side_named(request.layout).record.preset_settings,
             padded_vocabulary=request.layout_options.padded_vocabulary(request),
         )
@@ -109,27 +119,38 @@ def compiled_for(choice: PresetChoice, source: SourceRequest, target: Strategy |
     known = KnownNames(facts.names, there)
     settings = Settings(
         given=choice.given,
+        names=choice.names,
         training=training,
         config=config,
         origin=origin,
         allowed_models=choice.allowed_models,
+        dialect=choice.dialect,
         numbers=facts.model.numbers,
         of_source=facts.settings,
         of_target=choice.of_target,
         padded_vocabulary=choice.padded_vocabulary,
         row_multiple=facts.model.row_multiple,
     )
-    compiled = compile_preset(preset, known, settings)
-    buffers = rotary_buffers(known.axes)
-    if not buffers:
-        return compiled
-    return replace(compiled, left_out=(ROTARY_BUFFERS,), notes=(*compiled.notes, rotary_buffers_note(buffers)))
+    if are_adapters(facts.names):
+        return compile_for_adapter(preset, known, settings)
+    return without_rotary_buffers(compile_preset(preset, known, settings), known.axes)
 
 
 def with_preset(changes: Changes, compiled: CompiledPreset) -> Changes:
-    """Return declared changes after the preset's; dtypes that stay come before declared casts."""
+    """Return declared changes after the preset's; dtypes that stay come before declared casts.
+
+    Raises:
+        InputError: quantized weights are to be kept.
+    """
     document = changes.model_dump(exclude_defaults=True)
-    steps = [*compiled.steps.model_dump(exclude_defaults=True).get("steps", ()), *document.get("steps", ())]
+    of_preset = compiled.steps.model_dump(exclude_defaults=True).get("steps", ())
+    if changes.fp8 is Fp8.KEEP and any(step.keys() & {"dequantize", "unpack"} for step in of_preset):
+        raise InputError(
+            f"{option('fp8', 'keep')}: the source is quantized, and preset {compiled.preset.preset} leads to names "
+            "whose programs read no such weights: convert it without a preset, or dequantize it, "
+            f"{option('fp8', 'dequantize')}"
+        )
+    steps = [*of_preset, *document.get("steps", ())]
     exclude = [*compiled.left_out, *document.get("exclude", ())]
     both = validated_changes(
         document | {"steps": steps, "exclude": exclude}, f"preset {compiled.preset.preset} with the changes"
@@ -158,7 +179,8 @@ def with_preset_checked(
     names = dict.fromkeys(name for index in catalog.indexes() for name in index.entries)
     names |= dict.fromkeys(strategy.parameters if strategy else ())
     excluded = excluded_names(list(names), target.changes, set())
-    check_names(compiled, list(names), excluded, allowed, may_be_partial=may_be_partial)
+    if not compiled.of_adapter:
+        check_names(compiled, list(names), excluded, allowed, may_be_partial=may_be_partial)
     return replace(catalog, notes=(*compiled.notes, *catalog.notes))
 
 

@@ -4,15 +4,18 @@ The reference's names decide, tied heads among them: what it has and the target 
 error before a byte moves. So are shapes, and dtypes but for one: all of a model may have another dtype than the
 reference, as one trained in float32 has, and `config.json` says so then.
 
-Weights in block-fp8 stand for the same names without their scales, in any dtype.
+Weights in block-fp8 or MXFP4 stand for the same names without their scales, in any dtype.
 """
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from reshard.core.changes.changes import FLOAT_NAMES
+from msgspec import field
+from msgspec.structs import replace
+
+from reshard.core.changes.changes import FLOAT_NAMES, CastRule
 from reshard.core.changes.model_config import CONFIG_NAME, read_config
 from reshard.core.errors import InputError, PlanError, raise_problems
 from reshard.core.files.model import TensorEntry
@@ -20,14 +23,19 @@ from reshard.core.layouts.survey import find_self_described
 from reshard.core.layouts.unified.companions import Companions, companions_of
 from reshard.core.layouts.unified.names import COMPANION_NAMES, is_index_name, is_unified_name
 from reshard.core.layouts.unified.target import with_companions
+from reshard.core.plan.kept_quantized import quantized_groups
 from reshard.core.plan.model import ReshardedParameter
+from reshard.core.plan.mxfp4 import BLOCKS, SCALES, packed_names, without_packed
 from reshard.core.plan.names import fits_any
+from reshard.core.plan.operations import unpacked_shape
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.preset_checks import rotary_buffers, rotary_buffers_note
 from reshard.core.plan.preset_steps import without_state
+from reshard.core.plan.quantizing import SCALE_ENDING, quantization_config
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
+from reshard.core.source.model_dtypes import quantization_of
 from reshard.core.source.opening import open_source
 from reshard.core.storage.near_names import did_you_mean
 from reshard.core.storage.publishing import list_names
@@ -37,7 +45,7 @@ from reshard.core.text.options import option
 
 _CONFIG_NAMES = {name: spelled for spelled, name in FLOAT_NAMES.items()}
 """Name of a dtype -> its name in `config.json`."""
-_SCALE = "_scale_inv"
+_PACKED = frozenset({"Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32"})
 _NOT_OF_MODEL = frozenset({"README.md", "LICENSE", ".gitattributes", ".git", ".cache", ".reshard"})
 
 
@@ -50,7 +58,8 @@ class Reference(Record):
         companions: names of files that are copied from it.
         others: names of files that are not, weights apart.
         weights: name -> entry of its weights, without the scales of block-fp8; None if it has none that can be read.
-        scaled: names of weights in block-fp8.
+        scaled: names of weights in block-fp8 or MXFP4.
+        packed: name -> entry of the blocks and scales of MXFP4.
     """
 
     url: str
@@ -59,6 +68,12 @@ class Reference(Record):
     others: tuple[str, ...]
     weights: Mapping[str, TensorEntry] | None
     scaled: frozenset[str]
+    packed: Mapping[str, TensorEntry] = field(default_factory=dict)
+
+    def as_kept(self) -> "Reference":
+        """Return the reference of a target whose weights in MXFP4 are kept as they are."""
+        weights = {name: entry for name, entry in (self.weights or {}).items() if name not in packed_names(self.packed)}
+        return replace(self, weights={**weights, **self.packed})
 
 
 def read_reference(url: str) -> Reference:
@@ -73,18 +88,22 @@ def read_reference(url: str) -> Reference:
     if "config.json" not in names:
         near = "" if names else did_you_mean(directory)
         raise InputError(
-            f"{url}: has no config.json: {option('like')} names a Hugging Face directory, of which config.json is "
-            f"part{near}"
+            f"{url}: has no config.json, so that it is not a Hugging Face model's directory: name one that has it, "
+            f"or put the model's there{near}"
         )
     found = find_self_described(url)
     files = set[str]()
     if found is not None and found.has_whole_tensors:
         files = {file.location.name for of_rank in found.files.values() for file in of_rank}
+    packed: dict[str, TensorEntry] = {}
     weights = _read_weights(url) if files or any(is_unified_name(name) for name in names) else None
     scaled = _scaled(weights or {})
     if weights is not None:
-        scales = {f"{name}{_SCALE}" for name in scaled}
+        scales = {f"{name}{SCALE_ENDING}" for name in scaled}
         weights = {name: entry for name, entry in weights.items() if name not in scales}
+        unpacked = {name: _unpacked(entry) for name, entry in packed_names(weights).items() if len(entry.shape) == 4}
+        packed = {name: weights[name] for stem in unpacked for name in (f"{stem}{BLOCKS}", f"{stem}{SCALES}")}
+        weights, scaled = without_packed(weights) | unpacked, scaled | unpacked.keys()
     return Reference(
         url,
         read_config(directory),
@@ -92,6 +111,7 @@ def read_reference(url: str) -> Reference:
         tuple(name for name in names if name not in files and not _is_known(name)),
         weights,
         scaled,
+        packed,
     )
 
 
@@ -103,22 +123,52 @@ def with_reference(plan: ConversionPlan, reference: Reference) -> ConversionPlan
         InputError: a companion cannot be read.
         StorageError: a transient failure.
     """
-    parameters = [each for each in plan.match.resharded if each.dtype is not TEXT]
-    dtype = _main_dtype([each for each in parameters if without_state(each.name) == each.name])
+    scales = {f"{each.name}{SCALE_ENDING}" for each in plan.match.resharded if each.dtype.is_float8}
+    parameters = [each for each in plan.match.resharded if each.dtype is not TEXT and each.name not in scales]
+    if packed_names({each.name: each for each in parameters}):
+        reference = reference.as_kept()
+    beside = _beside_quantized({each.name: each.dtype for each in parameters})
+    dtype = _main_dtype([each for each in parameters if without_state(each.name) == each.name not in beside])
     notes = []
     if reference.weights is None:
         notes.append(f"{reference.url}: has no weights: names, shapes and dtypes were not held against it")
     else:
         allowed = plan.inputs.allow_missing
-        problems = list(_differences(parameters, dtype, reference, reference.weights, allowed))
-        raise_problems(PlanError, f"{plan.inputs.catalog.url}: would not become what {reference.url} is", problems)
+        problems = list(
+            _differences(parameters, dtype, reference, reference.weights, allowed, plan.inputs.changes.cast)
+        )
+        headline = f"{plan.inputs.catalog.url}: would not become what {reference.url} is"
+        if not _is_alike(parameters, reference.weights):
+            headline += f", whose names are others. {option('preset')} converts names: give it the model's family"
+        raise_problems(PlanError, headline, problems)
         plan = plan.with_compared_shapes(reference.weights, reference.url)
         lacking = rotary_buffers(reference.weights.keys() - {each.name for each in parameters})
         if lacking:
             notes.append(f"{reference.url}: {rotary_buffers_note(lacking)}")
-    companions = companions_of(reference.url, reference.companions, _CONFIG_NAMES.get(dtype.name, dtype.name.lower()))
+    dtype_name = _CONFIG_NAMES.get(dtype.name, dtype.name.lower())
+    companions = companions_of(reference.url, reference.companions, dtype_name, _quantization(plan, reference))
     notes.insert(0, _note(companions, reference, dtype, {each.name for each in parameters}))
     return plan.with_layout(with_companions(plan.inputs.layout, companions)).with_notes(*notes)
+
+
+def _beside_quantized(dtypes: Mapping[str, DType]) -> frozenset[str]:
+    """Names of what belongs to quantized weights: its dtypes are not the model's."""
+    return frozenset(beside for _, beside, _, _ in quantized_groups(dtypes))
+
+
+def _quantization(plan: ConversionPlan, reference: Reference) -> Mapping[str, Any]:
+    """The `quantization_config` of the target's config.json; empty if its weights are not quantized."""
+    if plan.quantizes:
+        parameters = [each for each in plan.match.resharded if without_state(each.name) == each.name]
+        return quantization_config([each.name for each in parameters if each.quantized is None and len(each.shape) > 1])
+    dtypes = {each.name: each.dtype for each in plan.match.resharded}
+    if any(dtype.is_float8 for dtype in dtypes.values()) or any(quantized_groups(dtypes)):
+        return quantization_of(reference.config)
+    # schemes that reshard does not know, too, have matrices of small integers
+    known = reference.weights or {}
+    packed = (each for each in plan.match.resharded if each.dtype.name in _PACKED and len(each.shape) > 1)
+    is_kept = any(each.name in known and known[each.name].dtype is each.dtype for each in packed)
+    return quantization_of(reference.config) if is_kept else {}
 
 
 def _is_known(name: str) -> bool:
@@ -135,8 +185,14 @@ def _scaled(weights: Mapping[str, TensorEntry]) -> frozenset[str]:
     return frozenset(
         name
         for name, entry in weights.items()
-        if entry.dtype.name.upper().startswith(("F8", "FLOAT8")) and f"{name}{_SCALE}" in weights
+        if entry.dtype.name.upper().startswith(("F8", "FLOAT8")) and f"{name}{SCALE_ENDING}" in weights
     )
+
+
+def _unpacked(blocks: TensorEntry) -> TensorEntry:
+    """The entry that a weight in MXFP4 would have unpacked and transposed, by that of its blocks."""
+    experts, rows, columns = unpacked_shape(blocks.shape)
+    return replace(blocks, shape=(experts, columns, rows))
 
 
 def _main_dtype(parameters: list[ReshardedParameter]) -> DType:
@@ -155,14 +211,17 @@ def _differences(
     reference: Reference,
     weights: Mapping[str, TensorEntry],
     allow_missing: tuple[str, ...],
+    casts: Sequence[CastRule],
 ) -> Iterator[str]:
     """What is too much, missing or different in the target, in sentences."""
     counts: Counter[DType] = Counter()
+    others = reference.scaled | _beside_quantized({name: entry.dtype for name, entry in weights.items()})
     for name, entry in weights.items():
-        counts[entry.dtype] += math.prod(entry.shape) if entry.dtype.is_float and name not in reference.scaled else 0
+        counts[entry.dtype] += math.prod(entry.shape) if entry.dtype.is_float and name not in others else 0
     main = counts.most_common(1)[0][0] if counts else dtype
     found = {each.name: each for each in parameters}
-    yield from (_surplus(each, weights) for name, each in found.items() if name not in weights)
+    is_alike = _is_alike(parameters, weights)
+    yield from (_surplus(each, weights, is_alike=is_alike) for name, each in found.items() if name not in weights)
     for name, entry in weights.items():
         parameter = found.get(name)
         if parameter is None:
@@ -172,14 +231,24 @@ def _differences(
         if parameter.shape != entry.shape:
             yield f"parameter {name!r} has shape {list(parameter.shape)}, the reference's has {list(entry.shape)}"
         expected = dtype if entry.dtype is main else entry.dtype
-        if parameter.dtype is not expected and name not in reference.scaled:
-            yield (
-                f"parameter {name!r} is {parameter.dtype}, the reference's is {entry.dtype}: "
-                f"{option('cast', [f'{name}={_CONFIG_NAMES.get(expected.name, expected.name)}'])}, if it is to be that"
-            )
+        if parameter.dtype is not expected and name not in reference.scaled and parameter.quantized is None:
+            cast = option("cast", [f"{name}={_CONFIG_NAMES.get(expected.name, expected.name)}"])
+            advice = f"{cast}, if it is to be that"
+            asked = [rule.dtype for rule in casts if fits_any(name, (rule.parameters,))]
+            if _CONFIG_NAMES.get(expected.name) in asked[1:]:  # the first counts, and a preset's are first
+                advice = (
+                    "an earlier cast, or the preset, makes it that. To keep it so, leave out "
+                    f"{option('like')}, and name the model's config.json with {option('config_json')}"
+                )
+            yield f"parameter {name!r} is {parameter.dtype}, the reference's is {entry.dtype}: {advice}"
 
 
-def _surplus(parameter: ReshardedParameter, weights: Mapping[str, TensorEntry]) -> str:
+def _is_alike(parameters: Sequence[ReshardedParameter], weights: Mapping[str, TensorEntry]) -> bool:
+    """True if at least half of the names are the reference's: others have names of another program, or model."""
+    return 2 * sum(each.name in weights for each in parameters) >= len(parameters)
+
+
+def _surplus(parameter: ReshardedParameter, weights: Mapping[str, TensorEntry], *, is_alike: bool) -> str:
     sources = listed([repr(source.name) for source in parameter.sources], 3)
     made = "" if sources == repr(parameter.name) else f", made from {sources},"
     if parameter.name == "lm_head.weight" and "model.embed_tokens.weight" in weights:
@@ -193,6 +262,8 @@ def _surplus(parameter: ReshardedParameter, weights: Mapping[str, TensorEntry]) 
             f"such out, {option('select', 'weights-only')}, or name its {CONFIG_NAME} with {option('config_json')} and "
             f"leave out {option('like')}"
         )
+    if not is_alike:
+        return f"parameter {parameter.name!r}{made} is not in the reference"
     return (
         f"parameter {parameter.name!r}{made} is not in the reference: it has another name there, or the reference is "
         f"another model's. Training state is left out by {option('select', 'weights-only')}"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from reshard.core.errors import CatalogError, InputError, StorageError, StrategyError
 from reshard.core.layouts.source_layout import CatalogOptions, FoundCheckpoint
 from reshard.core.layouts.survey import survey
-from reshard.core.request.source import SourceRequest
+from reshard.core.request.source import DiagnosisRequest, SourceRequest
 from reshard.core.runtime.wording import counted, listed, listed_ranks
 from reshard.core.source.findings import Finding, Severity
 from reshard.core.storage.file_versions import Stamp, read_stamps
@@ -85,14 +85,14 @@ def look_beside(found: FoundCheckpoint) -> tuple[Strategy | None, str]:
         return None, ""
     if len(places) > 1:
         there = listed([str(place) for place in places], _MAX_LISTED, " and ")
-        return None, f"several strategies lie beside it: {there}"
+        return None, f"there are several strategies beside it: {there}"
     [place] = places
     try:
         with with_options_of(found.url, place):
             strategy = read_strategy(str(place))
     except StrategyError as error:
-        return None, f"what lies beside it cannot be used: {error}"
-    note = f"no strategy is named: checked by {place}, the only one beside the checkpoint"
+        return None, f"the strategy beside it cannot be used: {error}"
+    note = f"no strategy was given: checking {place}, the only one beside the checkpoint"
     return replace(strategy, notes=(note, *strategy.notes)), ""
 
 
@@ -118,25 +118,17 @@ def _checked(found: FoundCheckpoint, place: Location, request: SourceRequest) ->
     strategy = read_strategy(str(place))
     if [*strategy.ranks] != [*found.ranks]:
         raise _DoubtfulError(f"is of ranks {_ranks_text(strategy.ranks)}, the checkpoint of {_ranks_text(found.ranks)}")
-    diagnosis = diagnose(
-        request.source,
-        str(place),
-        step=request.step,
-        source_prefix=request.source_prefix,
-        root=request.root,
-        integrated_save=request.integrated_save,
-        workers=request.worker_count,
-    )
+    given = request.model_dump(include={"source", "step", "source_prefix", "root", "integrated_save", "workers"})
+    diagnosis = diagnose(DiagnosisRequest.model_validate(given | {"source_strategy": str(place)}))
     if not diagnosis.fits or diagnosis.not_checked:
         raise _DoubtfulError(f"contradicts the checkpoint: {_problems_text(diagnosis.findings)}")
     if not _was_there_before(found, place, strategy, request):
         raise _DoubtfulError(
-            "contradicts nothing, but is newer than the checkpoint: it was copied since, or a job that was started "
-            "later wrote it"
+            "is consistent, but newer than the checkpoint: it was copied later, or written by a later job"
         )
     if neighbors := found.neighbors(place):
         there = listed([str(each) for each in neighbors], _MAX_LISTED, " and ")
-        raise _DoubtfulError(f"contradicts nothing, but lies beside other checkpoints, too, and may be theirs: {there}")
+        raise _DoubtfulError(f"is consistent, but other checkpoints lie beside it, too, and it may be theirs: {there}")
     return replace(strategy, notes=(_note(place), *strategy.notes))
 
 
@@ -172,8 +164,8 @@ def _changed(stamp: Stamp | None, *, unknown: float) -> float:
 def _note(place: Location) -> str:
     return spelled(
         f"using the strategy beside the checkpoint, {place}: it is the only one there, older than the checkpoint, and "
-        f"'reshard doctor' finds it consistent; {source_option('source_strategy')} names another, "
-        f"{option('auto_strategy', False)} uses none"
+        f"'reshard doctor' finds it consistent; use {source_option('source_strategy')} for another, "
+        f"{option('auto_strategy', False)} for none"
     )
 
 
@@ -181,8 +173,8 @@ def _refusal(found: FoundCheckpoint, reasons: Sequence[str]) -> UnusedStrategyEr
     reason = listed(reasons, _MAX_LISTED, "\n  ")
     return UnusedStrategyError(
         f"{found.url}: {counted(len(found.ranks), 'rank')}: several ranks need a source strategy, none is given, and "
-        f"what lies beside the checkpoint is not used by itself:\n  {reason}\n"
-        f"Name the strategy of the job that saved it with {source_option('source_strategy')}; 'reshard doctor' checks "
-        "it",
+        f"the one beside the checkpoint is not used automatically:\n  {reason}\n"
+        f"Give the strategy of the job that saved it with {source_option('source_strategy')}; 'reshard doctor' "
+        "checks it",
         reason,
     )
