@@ -15,6 +15,7 @@ from reshard.core.source.gaps import STEP_PARAMETERS
 from reshard.core.source.replicas import differing_replicas_text
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.segments import Piece
+from reshard.core.transfer.read_ranges import ValueChange
 from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints
 
 
@@ -27,6 +28,7 @@ class Addend(Record, eq=False):
         pieces: the boxes of the tensor that count; None: all of it, as it is.
         dtype: the floating-point type that values are cast to first; None: as they are.
         factors: reads the factors of the values, if these are scaled.
+        change: makes the values, if an adapter changes them.
         missing_ranks: the stage's ranks that lack the tensor, if only one replica of each box is read: the highest
             other rank's. None: all replicas are read.
     """
@@ -35,8 +37,9 @@ class Addend(Record, eq=False):
     shards: ShardFingerprints
     pieces: Sequence[Piece] | None = None
     dtype: DType | None = None
-    factors: Callable[[], np.ndarray] | None = None
+    factors: Callable[[range], np.ndarray] | None = None
     missing_ranks: frozenset[int] | None = None
+    change: ValueChange | None = None
 
     def is_read_from(self, rank: int) -> bool:
         """True if the tensor is read from the file of a rank that has it."""
@@ -50,7 +53,7 @@ class Addend(Record, eq=False):
         # a parameter that no strategy knows has no axes here: its shape may be each rank's own
         start = self.shards.box(record.rank).start or (0,) * len(entry.shape)
         pieces = (None,) if self.pieces is None else self.pieces
-        return [Contribution(self, start, piece, self.dtype, self.factors) for piece in pieces]
+        return [Contribution(self, start, piece, self.dtype, self.factors, self.change) for piece in pieces]
 
 
 class FingerprintAccumulator:

@@ -10,12 +10,14 @@ from threading import Event
 
 from msgspec.structs import replace
 
-from reshard.core.changes.changes import FLOAT_NAMES, NO_CHANGES, CastRule, OverflowPolicy
+from reshard.core.changes.changes import FLOAT_NAMES, NO_CHANGES, CastRule, Changes, Fp8, OverflowPolicy
 from reshard.core.changes.changes_file import read_changes
 from reshard.core.errors import PlanError
+from reshard.core.plan.adapter_side import with_placed_adapter
 from reshard.core.plan.either_side import EitherSide, select_on_either_side
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
+from reshard.core.plan.planned_layout import ONLY_COMPARED
 from reshard.core.plan.preset_checks import check_padding, check_shapes
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
@@ -25,6 +27,7 @@ from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import utf8_text
+from reshard.core.source.adapter import AdapterChoice, open_adapter, with_adapter
 from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import TargetOutline, open_source
 from reshard.core.source.preset_changes import PresetChoice, compiled_for, with_preset, with_preset_checked
@@ -53,7 +56,9 @@ def open_changed_view(
     other: Mapping[str, Tensor],
     resolvers: Mapping[str, Resolver] | None = None,
     *,
+    fp8: Fp8 = Fp8.AUTO,
     casts: bool = False,
+    lora: AdapterChoice | None = None,
 ) -> "ChangedView":
     """Read a checkpoint, and fingerprint what a preset and declared changes make of it.
 
@@ -63,6 +68,8 @@ def open_changed_view(
         changes: URL of a document of those that follow it; empty without one.
         other: the tensors of the other side.
         resolvers: look up names of keys and storages.
+        lora: the adapter that is merged before all other changes, if there is one.
+        fp8: what becomes of block-fp8; other than auto it replaces the document's.
         casts: floating-point parameters get the dtypes that they have on the other side.
 
     Raises:
@@ -71,7 +78,8 @@ def open_changed_view(
     """
     with resources_of(request, resolvers):
         plan, selected = with_retries(
-            lambda: _plan(request, choice, changes, other if casts else {}), current_progress().note
+            lambda: _plan(request, choice, _declared(changes, fp8), other if casts else {}, lora),
+            current_progress().note,
         )
         document = _document(plan, _read(request, plan))
     view = view_of(document, request.model_copy(update={"include": [], "exclude": []}), plan.inputs.catalog.url)
@@ -79,10 +87,18 @@ def open_changed_view(
     return ChangedView(replace(view, tensors=tensors, unused=selected.unused), selected.results)
 
 
-def _plan(
-    request: FingerprintRequest, choice: PresetChoice | None, document: str, other: Mapping[str, Tensor]
-) -> tuple[ConversionPlan, EitherSide]:
+def _declared(document: str, fp8: Fp8) -> Changes:
     declared = read_changes(document) if document else NO_CHANGES
+    return declared if fp8 is Fp8.AUTO else declared.model_copy(update={"fp8": fp8})
+
+
+def _plan(
+    request: FingerprintRequest,
+    choice: PresetChoice | None,
+    declared: Changes,
+    other: Mapping[str, Tensor],
+    lora: AdapterChoice | None,
+) -> tuple[ConversionPlan, EitherSide]:
     compiled = compiled_for(choice, request, None) if choice else None
     changes = declared.model_copy(
         update={
@@ -91,6 +107,9 @@ def _plan(
             "cast_overflow": OverflowPolicy.ALLOW,
         }
     )
+    adapter = open_adapter(lora, request) if lora else None
+    if adapter:
+        changes = with_adapter(changes, adapter)
     target = TargetOutline(changes=with_preset(changes, compiled) if compiled else changes, preset=compiled)
     source = open_source(request, target)
     names = dict.fromkeys(name for index in source.catalog.indexes() for name in index.entries)
@@ -107,7 +126,11 @@ def _plan(
         catalog.format,
         integrated_save=source.integrated_save,
         changes=target.changes,
+        adapter=adapter,
+        layout=ONLY_COMPARED,
     )
+    if compiled is not None:
+        inputs = with_placed_adapter(inputs, compiled, source.shards)
     plan = build_plan(inputs, source.shards)
     plan = plan.with_notes(*match_warnings(source, plan.match))
     if compiled is not None:
@@ -143,6 +166,7 @@ def _read(request: FingerprintRequest, plan: ConversionPlan) -> ContentCheck:
         check.add_source(rank, with_retries(lambda: check.source_parts(rank, advance), progress.note))
 
     in_threads(read, check.source_ranks, request.worker_count, stop)
+    check.quantize_again(request.worker_count)
     return check
 
 

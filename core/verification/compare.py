@@ -12,6 +12,7 @@ from typing import Literal
 
 from msgspec.structs import asdict, replace
 
+from reshard.core.changes.changes import Fp8
 from reshard.core.errors import InputError
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.resources import resources_of
@@ -59,7 +60,7 @@ def compare_checkpoints(
     started = time.monotonic()
     with reporting_to(progress or SilentProgress()):
         a: View
-        if request.preset or request.changes:
+        if request.preset or request.changes or request.lora or request.fp8 is not Fp8.AUTO:
             a, b = _changed(request, _opened(request, "b", resolvers), resolvers)
         else:
             a, b = _opened(request, "a", resolvers), _opened(request, "b", resolvers)
@@ -135,6 +136,7 @@ def _changed(
 ) -> tuple[FingerprintsView, View]:
     """A as a preset or declared changes make it, and B with what corresponds to the selection of A."""
     from reshard.core.plan.preset_checks import rotary_buffers, rotary_buffers_note
+    from reshard.core.source.adapter import AdapterChoice
     from reshard.core.source.preset_changes import PresetChoice  # loads YAML
     from reshard.core.verification.changed_view import open_changed_view
 
@@ -147,7 +149,14 @@ def _changed(
         choice = PresetChoice.of(request, like)
     with options_of_side("a"), resources_of(request.side("b"), resolvers):
         changed = open_changed_view(
-            request.side("a"), choice, request.changes, b.all_tensors, resolvers, casts=request.ignore_dtype
+            request.side("a"),
+            choice,
+            request.changes,
+            b.all_tensors,
+            resolvers,
+            fp8=request.fp8,
+            casts=request.ignore_dtype,
+            lora=AdapterChoice(request.lora, request.lora_alpha, request.training_config) if request.lora else None,
         )
     a, everything = changed.view, b.all_tensors
     buffers = rotary_buffers(everything.keys() - a.tensors.keys()) if request.preset else []

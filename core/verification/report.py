@@ -47,5 +47,5 @@ class VerificationReport(Report):
                 f"; the values of {counted(self.compared, 'parameter')} compared, {size_text(self.compared_bytes)} of "
                 "the source's read"
             )
-        verdict = "all is as written, and as in the source" if self.compared else "all is as written"
+        verdict = "all files intact, and equal to the source" if self.compared else "all files intact"
         yield Line(f"{checked}: {counted(len(self.problems), 'problem') if self.problems else verdict}")

@@ -137,7 +137,7 @@ def _names_to_scan(request: FingerprintRequest, catalog: CheckpointCatalog) -> l
     floats = {name for index in catalog.indexes() for name, entry in index.entries.items() if float_bits(entry.dtype)}
     names = [name for name in chosen if name in floats]
     if not names:
-        raise InputError(f"{printable(catalog.url)}: there is nothing to scan: no floating-point parameter is included")
+        raise InputError(f"{printable(catalog.url)}: nothing to scan: no floating-point parameter is included")
     return names
 
 

@@ -107,7 +107,7 @@ class ScanReport(Report):
             yield GAP
             yield Table(_HEADERS, rows[:_MAX_LISTED], right=("NaN", "Inf"), optional=("of the whole",))
             if more > 0:
-                yield Line(f"and {more} more; the JSON has the first {MAX_PLACES} files of each parameter")
+                yield Line(f"and {more} more; the JSON report lists the first {MAX_PLACES} files of each parameter")
             yield GAP
         if self.zeros:
             yield Line(f"note: zero throughout: {listed(list(self.zeros), _MAX_ZEROS)}")

@@ -15,22 +15,27 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Generic
 
 import numpy as np
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CatalogRecord
 from reshard.core.checkpoint.content_blocks import ElementRange, text_bytes
 from reshard.core.checkpoint.file_shares import read_file_blocks
 from reshard.core.files.model import FileIndex, TensorEntry
 from reshard.core.runtime.records import Record
-from reshard.core.tensor.casting import cast_bits
+from reshard.core.tensor.casting import cast_bits, increased
 from reshard.core.tensor.dtypes import SCALED, DType
 from reshard.core.tensor.fingerprint import combined
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
-from reshard.core.tensor.scaling import scaled_values
+from reshard.core.tensor.quantized import MXFP4_GROUP
+from reshard.core.tensor.scaling import scaled_values, unpacked_values
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
+from reshard.core.transfer.read_ranges import ValueChange
 from reshard.core.verification.box_sums import BoxSums, Key
 
 _ALL_ROWS = 2**63
+_WHOLE = range(0)
+"""Of factors that are read as a whole."""
 
 
 class Contribution(Record, Generic[Key]):
@@ -43,13 +48,15 @@ class Contribution(Record, Generic[Key]):
             all of it, as it is.
         dtype: the floating-point type that values are cast to first; None: as they are.
         factors: reads the factors of the piece's values, if these are scaled before that.
+        change: makes the piece's values, if an adapter changes them before that.
     """
 
     key: Key
     start: Shape
     piece: Piece | None = None
     dtype: DType | None = None
-    factors: Callable[[], np.ndarray] | None = None
+    factors: Callable[[range], np.ndarray] | None = None
+    change: ValueChange | None = None
 
 
 def sum_contributions(
@@ -255,7 +262,14 @@ def _add_block(
     boxes: BoxSums[Key], entry: TensorEntry, box: TensorSlice, values: np.ndarray, contribution: Contribution[Key]
 ) -> None:
     """Add the contribution of a block, which is `box` of the entry's shard."""
-    start, dtype, piece = _sum_of(box.start, contribution.start), entry.dtype, contribution.piece
+    dtype, piece = entry.dtype, contribution.piece
+    if piece is not None and piece.scale is not None and piece.scale.is_packed and contribution.factors is not None:
+        start = *box.start[:2], box.start[2] * MXFP4_GROUP + 2 * box.start[3]
+        packed = values.reshape(*values.shape[:2], -1)  # of less than a group's bytes a block has one
+        factors = contribution.factors(range(start[0], start[0] + len(packed)))
+        values, dtype, piece = unpacked_values(packed, start, factors), SCALED, replace(piece, scale=None)
+    else:
+        start = _sum_of(box.start, contribution.start)
     steps: Shape = ()
     if piece is not None:
         block = TensorSlice(start, _sum_of(start, values.shape))
@@ -264,9 +278,17 @@ def _add_block(
             return
         if part.scale is not None and contribution.factors is not None:
             values = values[part.box.bounds.relative_to(block).as_index()]
-            values, dtype = scaled_values(values, part.box.start, contribution.factors(), part.scale.block), SCALED
+            values, dtype = (
+                scaled_values(values, part.box.start, contribution.factors(_WHOLE), part.scale.block),
+                SCALED,
+            )
             block = part.box.bounds
+        if part.adapted and contribution.change is not None:
+            values = values[part.box.bounds.relative_to(block).as_index()]
+            values, block = contribution.change(values, dtype, part.box.start), part.box.bounds
         values = part.arranged(values[part.box.relative_to(block).as_index()])
+        if part.added:
+            values = increased(np.ascontiguousarray(values), dtype, part.added)
         start, steps = part.start, part.steps
     if contribution.dtype is not None and contribution.dtype is not dtype:
         values = cast_bits(values, dtype, contribution.dtype)

@@ -8,6 +8,9 @@ ignores the plan's reads, and takes from the plan only which parameter is made o
 or a lost box shows. All replicas of every box of the target are read, and have to agree. Of the source's, the highest
 rank's is read; the conversion reads the lowest rank's, so a difference between these two shows. Both sides share the
 code that finds the box of a rank.
+
+Quantized matrices are quantized once more, by the plan's reads; what is read for that is compared with the source's
+files as above.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,10 +34,12 @@ from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice
 from reshard.core.text.options import option
 from reshard.core.text.printing import listed_lines
+from reshard.core.transfer.adapter_values import AdapterReader
 from reshard.core.transfer.scales import ScaleReader
 from reshard.core.verification.accumulator import Addend, FingerprintAccumulator, stored_bytes
 from reshard.core.verification.fingerprint_file import ParameterFingerprint, fingerprint_of_all
 from reshard.core.verification.locating import read_other_replicas, sum_boxes
+from reshard.core.verification.requantizing import QuantizedSums, quantize_again
 from reshard.core.verification.shard_fingerprints import ShardFingerprints, sum_contributions
 
 _MAX_LOCATED = 4
@@ -84,8 +89,9 @@ class ContentCheck:
         match = plan.match
         # as of the values themselves: not the replica that was converted
         scales = ScaleReader(plan, others=True)
+        adapter = AdapterReader.of(plan)
         self._addends = {
-            each.name: list(addends_of(each, scales, all_replicas=all_replicas)) for each in match.resharded
+            each.name: list(addends_of(each, scales, adapter, all_replicas=all_replicas)) for each in match.resharded
         }
         self._passed_through = {
             each.name: Addend(each.source_name, ShardFingerprints.of_wholes(each.owners), dtype=each.dtype)
@@ -95,6 +101,8 @@ class ContentCheck:
         read_for_replicas = self._scales.values() if all_replicas else ()
         scale_addends = (addend for addends in read_for_replicas for addend in addends)
         self._source = FingerprintAccumulator([*resharded, *scale_addends, *self._passed_through.values()])
+        self._quantized = {each.name: each.quantized for each in match.resharded if each.quantized is not None}
+        self._quantized_again: Mapping[str, QuantizedSums] = {}
         self._problems: list[ContentProblem] = []
 
     @cached_property
@@ -196,7 +204,10 @@ class ContentCheck:
             CheckpointError: one ends too early, or cannot be decrypted.
             StorageError: one cannot be read.
         """
+        self.quantize_again(workers)
         differing = {each.name: each for each, shards in self._compared() if not self._are_right(each, shards)}
+        for name in self._quantized:
+            differing.pop(name, None)
         located = dict(list(differing.items())[:_MAX_LOCATED])
         addends = dict.fromkeys(addend for each in located.values() for addend in self._with_scales(each))
         read_other_replicas(self._plan.inputs.catalog.records, addends, workers)
@@ -220,6 +231,21 @@ class ContentCheck:
         self._compare_passed_through()
         self._check_complete()
         return tuple(self._problems)
+
+    def quantize_again(self, workers: int) -> None:
+        """Quantize matrices once more, with threads, once the contributions of all source files were added.
+
+        Raises:
+            CatalogError: a source file changed since the plan was made.
+            CheckpointError: one ends too early, or cannot be decrypted.
+            StorageError: one cannot be read.
+        """
+        self._quantized_again = quantize_again(self._plan, workers)
+        for name, sums in self._quantized_again.items():
+            if sums.before != combined(addend.shards.total() for addend in self._addends[name]):
+                self._report(
+                    f"parameter {name!r}: other values were read to quantize it than the source's files hold", ()
+                )
 
     def _compared(self) -> Iterator[tuple[ReshardedParameter, ShardFingerprints]]:
         """The shards of each target parameter, on each stage that has it."""
@@ -286,6 +312,9 @@ class ContentCheck:
 
     def _source_fingerprint(self, name: str) -> int:
         """A target parameter's fingerprint by the source's files."""
+        quantized = self._quantized.get(name)
+        if quantized is not None:
+            return self._quantized_again[quantized.weight].of(quantized)
         return combined(addend.shards.total() for addend in self._addends[name])
 
     def _locate(self, parameter: ReshardedParameter, shards: ShardFingerprints, workers: int) -> None:
@@ -371,14 +400,26 @@ def _scales_of(parameter: ReshardedParameter) -> list[SourceTensor]:
     return [parameter.sources[number] for number in numbers]
 
 
-def addends_of(parameter: ReshardedParameter, scales: ScaleReader, *, all_replicas: bool = True) -> Iterator[Addend]:
-    """The stages' shards of source parameters that a target parameter is made of."""
+def addends_of(
+    parameter: ReshardedParameter,
+    scales: ScaleReader,
+    adapter: AdapterReader | None = None,
+    *,
+    all_replicas: bool = True,
+) -> Iterator[Addend]:
+    """The stages' shards of source parameters that a target parameter is made of; before it is quantized."""
+    dtype = parameter.dtype
+    if parameter.quantized is not None:
+        if parameter.quantized.makes_scales:
+            return
+        dtype = parameter.quantized.dtype
     factors = {
         piece.source: partial(scales.factors, parameter.sources[piece.scale.source])
         for piece in parameter.pieces
         if piece.scale is not None
     }
     for number, (source, pieces) in enumerate(zip(parameter.sources, parameter.pieces_of_sources, strict=True)):
+        change = adapter.change_of(source.name) if adapter and any(piece.adapted for piece in pieces) else None
         lost = _lost_boxes(source)
         for place, copy in enumerate(source.copies):
             shards = ShardFingerprints(copy.layout, source.shape, copy.first_rank)
@@ -388,7 +429,7 @@ def addends_of(parameter: ReshardedParameter, scales: ScaleReader, *, all_replic
             as_it_is = parameter.is_whole and number == 0 and len(source.copies) == 1
             those = None if as_it_is else counted
             missing_ranks = None if all_replicas else copy.missing_ranks
-            yield Addend(source.name, shards, those, parameter.dtype, factors.get(number), missing_ranks)
+            yield Addend(source.name, shards, those, dtype, factors.get(number), missing_ranks, change)
 
 
 def _lost_boxes(source: SourceTensor) -> dict[int, list[TensorSlice]]:
