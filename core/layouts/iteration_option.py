@@ -26,8 +26,8 @@ class IterationOptions(RequestModel):
 
     iteration: Iteration = Field(
         default="",
-        description="Number of the iteration to write (checkpoint2, megatron, torch_dist and universal "
-        "layouts only). Empty: the source's, or the one in TARGET's name; else Megatron's release, or 0.",
+        description="Number of the iteration to write (checkpoint2, megatron, torch_dist and universal layouts only). "
+        "Empty: the one in TARGET's name, or the source's; otherwise a release (Megatron) or 0.",
     )
 
 
@@ -59,7 +59,7 @@ class IterationsLayout(LayoutOptions):
         """A step is an iteration of the same target."""
         if not step.isdigit():
             raise InputError(
-                f"step {step} of {source} has no number of an iteration, which {self.numbered}: convert it alone, with "
+                f"step {step} of {source} has no iteration number, which {self.numbered}: convert it alone, with "
                 f"{option('iteration', 'N')}"
             )
         return {"iteration": step}

@@ -62,7 +62,7 @@ class NumberedSteps(Record):
             if not problem:
                 note = f"there is no {tracker}: {self.word} {number} is the newest complete one"
                 return number, (note, *notes)
-            notes.append(f"{self.word} {number} is passed over: {problem}")
+            notes.append(f"{self.word} {number} is skipped: {problem}")
         raise CatalogError(f"{self.root}: no {self.word} is complete: {'; '.join(notes[:_MAX_LISTED])}")
 
     def newer_notes(self, tracked: int, named: str) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class NumberedSteps(Record):
     def _newer_note(self, number: int, named: str) -> str:
         problem = self._problem(number)
         why = f"it is incomplete: {problem}" if problem else f"{named}; {option('step', str(number))} reads it"
-        return spelled(f"{self.word} {number} is newer, and passed over: {why}")
+        return spelled(f"{self.word} {number} is newer, but skipped: {why}")
 
     def _problem(self, number: int) -> str:
         return self.incomplete(self.root.child(self.directories[number]))

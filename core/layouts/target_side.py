@@ -57,6 +57,18 @@ class TargetSide:
         """
         raise NotImplementedError
 
+    def for_adapter(self, value: Any) -> Any:
+        """Return the record with the files that an adapter with PEFT's names has in this layout."""
+        return value
+
+    def needs_adapter_config(self, value: Any) -> bool:
+        """True if an adapter's configuration is among the target's documents."""
+        return False
+
+    def with_adapter_config(self, value: Any, config: str) -> Any:
+        """Return the record with an adapter's configuration, as JSON, if it needs one."""
+        raise NotImplementedError
+
     def from_plan(self, document: Mapping[str, Any]) -> PlannedLayout | None:
         """Return the record in the JSON document of a plan; None if the plan is of another layout.
 

@@ -28,8 +28,8 @@ class CommonOptions(RequestModel):
 
     common: CommonTexts = Field(
         default=[],
-        description="KEY=VALUE (loss_scale=65536, epoch_num=null) for common.json, in place of the source's value "
-        "(checkpoint2 layout only).",
+        description="KEY=VALUE (loss_scale=65536, epoch_num=null) to write into common.json, replacing the source's "
+        "value (checkpoint2 layout only).",
     )
 
     @property
@@ -73,17 +73,15 @@ class _Checkpoint2(IterationsLayout):
 
 OPTIONS = _Checkpoint2(
     name=TargetLayout.CHECKPOINT2,
-    description="MindFormers' Checkpoint 2.0, TARGET/iteration_00000040 with metadata, and a tracker that names it; or "
-    "TARGET itself, if that is its name.",
+    description="MindFormers' Checkpoint 2.0, in TARGET/iteration_00000040 with a tracker file beside it, or in TARGET "
+    "itself if it has such a name.",
     model=CommonOptions,
     one_target=NumberedOptions,
     suffix=".safetensors",
     refused={
-        "prefix": "the files of a Checkpoint 2.0 have names of their own: leave it out",
-        "encrypt_key": "a Checkpoint 2.0 is .safetensors files, of which MindSpore knows no encrypted ones: name no "
-        "key",
-        "write_crc": "MindFormers reads no CRC in a Checkpoint 2.0: leave it out",
-        "append_info": "a Checkpoint 2.0 has its state of training in common.json: give values with "
-        f"{option('common')}",
+        "prefix": "the files of a Checkpoint 2.0 have fixed names: leave it out",
+        "encrypt_key": "a Checkpoint 2.0 has .safetensors files, which MindSpore cannot encrypt: leave it out",
+        "write_crc": "MindFormers does not read CRCs in a Checkpoint 2.0: leave it out",
+        "append_info": f"a Checkpoint 2.0 keeps its training state in common.json: set values with {option('common')}",
     },
 )

@@ -21,8 +21,8 @@ class DcpOptions(RequestModel):
         default=0,
         ge=0,
         le=MAX_SHARDS,
-        description="Number of files to divide the rows of every tensor among, as FSDP does (dcp without a target "
-        f"strategy, and torch_dist only). 0: {DEFAULT_SHARDS}.",
+        description="Number of files among which to divide the rows of every tensor, as FSDP does (torch_dist, and dcp "
+        f"without a target strategy). 0: {DEFAULT_SHARDS}.",
     )
 
     @field_validator("shards")
@@ -35,15 +35,15 @@ class DcpOptions(RequestModel):
 
 OPTIONS = LayoutOptions(
     name=TargetLayout.DCP,
-    description="PyTorch's Distributed Checkpoint, .distcp files and .metadata, which any number of processes can "
+    description="PyTorch's Distributed Checkpoint (.distcp files and .metadata), which any number of processes can "
     "load.",
     model=DcpOptions,
     suffix=".distcp",
     refused={
-        "prefix": "the files of a DCP checkpoint have names of their own: leave it out",
-        "encrypt_key": "PyTorch knows no encrypted files: name no key",
+        "prefix": "the files of a DCP checkpoint have fixed names: leave it out",
+        "encrypt_key": "PyTorch has no encrypted files: leave it out",
         "write_crc": "the files of a DCP checkpoint have a CRC of each tensor anyway: leave it out",
-        "append_info": "a DCP checkpoint has tensors only: leave it out",
+        "append_info": "a DCP checkpoint holds only tensors: leave it out",
         "remove_redundancy": "a DCP checkpoint has every slice once: leave it out",
     },
 )

@@ -47,11 +47,13 @@ _SIZES: dict[str, tuple[str, ...]] = {
 _MAY_BE_ZERO = frozenset({"mtp_layers", "first_layers", "last_layers", "experts", "layers_per_chunk"})
 _NEEDED = ("tensor_size", "pipeline_size", "layers")
 _SWITCHES: dict[str, tuple[str, ...]] = {
-    "gated": ("swiglu", "gated_linear_unit"),
+    "gated": ("swiglu", "quick_geglu", "gated_linear_unit"),
     "untied": ("untie_embeddings_and_output_weights",),
     "grouped_queries": ("group_query_attention",),
     "experts_over_tensor": ("moe_tp_extend_ep",),
 }
+_GATED_TOO = ("geglu", "quick_geglu")
+"""Gated activations, as of Gemma, with which a training says that it has no swiglu."""
 _NUMBER_LISTS: Mapping[str, str] = {"layer_counts": "num_layer_list", "noop_layers": "noop_layers"}
 _ARGUMENTS: Mapping[str, str] = {
     **{field: spellings[0] for field, spellings in (_SIZES | _SWITCHES).items()},
@@ -153,6 +155,8 @@ def parse_args(value: object, origin: str, needed: Collection[str] = _NEEDED) ->
         _take(known, field, _size(field, given, spellings, problems))
     for field, spellings in _SWITCHES.items():
         _take(known, field, _switch(given, spellings, problems))
+    if any(given.get(name) is True for name in _GATED_TOO):
+        known["gated"] = True
     for field, spelling in _NUMBER_LISTS.items():
         known[field] = _numbers(spelling, given.get(spelling), problems)
     known["has_dense_layers"] = not known.get("experts") or _has_dense_layers(given)
@@ -240,13 +244,15 @@ def _size(field: str, given: Mapping[str, object], spellings: tuple[str, ...], p
 
 
 def _switch(given: Mapping[str, object], spellings: tuple[str, ...], problems: list[str]) -> bool | None:
+    """Return True if any of the arguments is; each is one way to ask for the same."""
+    found = None
     for spelling in spellings:
         value = given.get(spelling)
         if isinstance(value, bool):
-            return value
-        if value is not None:
+            found = found or value
+        elif value is not None:
             problems.append(f"{spelling} is {_shown(value)}, not True or False")
-    return None
+    return found
 
 
 def _numbers(spelling: str, value: object, problems: list[str]) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from reshard.core.tensor.slices import Shape
 from reshard.core.text.options import option
 
 _NAMESPACE = Global("argparse", "Namespace")
+_SINKS = "core_attention.softmax_offset"
 _OF_TRANSFORMER_ENGINE = re.compile(r".*(?:\.layer_norm_weight|\.experts\.linear_fc1\.weight\d+)", re.ASCII)
 
 _OF_PLACEMENT = frozenset(
@@ -116,11 +117,13 @@ def _dtype_args(dtype: DType) -> Args:
 
 def _attention_args(weights: Mapping[str, Shape], heads: int, known: Mapping[str, object]) -> Args:
     found = _Attention(weights)
-    args = {
+    args: Args = {
         "add_qkv_bias": found.has("linear_qkv.bias"),
         "add_bias_linear": found.has("linear_proj.bias"),
         "qk_layernorm": found.has("q_layernorm.weight") or found.has("linear_q_up_proj.layer_norm_weight"),
     }
+    if found.has(_SINKS):
+        args["softmax_type"] = "learnable"
     given = known.get("num_attention_heads")
     if found.has("linear_kv_up_proj.weight"):
         return args | found.latent_args()
@@ -146,16 +149,20 @@ class _Attention:
     def grouped_args(self, heads: int) -> Args:
         """Arguments of attention whose queries, keys and values are one matrix."""
         rows, columns = self._length("linear_qkv.weight", 0), self._length("linear_proj.weight", 1)
-        if not heads and self.has("q_layernorm.weight"):
-            heads = columns // (self._length("q_layernorm.weight", 0) or 1)
+        norm = self._length("q_layernorm.weight", 0) if self.has("q_layernorm.weight") else 0
+        if not heads and self.has(_SINKS):
+            heads = self._length(_SINKS, 0)
+        if not heads and norm not in (0, columns):  # one of all heads together is as long as these
+            heads = columns // norm
         if not heads:
             raise LayoutError(
-                f"the number of attention heads does not follow from its shapes: give it, {option('attention_heads')}"
+                f"the number of attention heads does not follow from its shapes: give it, {option('attention_heads')} "
+                "(num_attention_heads in config.json)"
             )
         size = columns // heads
         groups = (rows - columns) // (2 * size) if size else 0
         fits = columns == heads * size and rows == (heads + 2 * groups) * size and groups > 0 and heads % groups == 0
-        if not fits or (self.has("q_layernorm.weight") and self._length("q_layernorm.weight", 0) != size):
+        if not fits or norm not in (0, size, columns):
             raise LayoutError(
                 f"attention with {heads} heads cannot have matrices of {rows} rows (linear_qkv) and {columns} columns "
                 f"(linear_proj): correct {option('attention_heads')}"
@@ -191,7 +198,8 @@ class _Attention:
 def _mlp_args(weights: Mapping[str, Shape], layers: list[int], known: Mapping[str, object]) -> Args:
     dense = [weights[name] for layer in layers if (name := f"decoder.layers.{layer}.mlp.linear_fc2.weight") in weights]
     routed = [layer for layer in layers if f"decoder.layers.{layer}.mlp.router.weight" in weights]
-    args: Args = {"swiglu": any(is_gated(name, weights) for name in weights), "num_experts": None}
+    gated = any(is_gated(name, weights) for name in weights)
+    args: Args = {"swiglu": gated and known.get("quick_geglu") is not True, "num_experts": None}
     if dense:
         args["ffn_hidden_size"] = dense[0][1]
     if not routed:

@@ -149,11 +149,14 @@ def _traits(weight: str, shapes: Mapping[str, Shape]) -> Traits:
     """What the name of a weight does not say, but what is beside it in its layer."""
     layer, attention, _ = weight.partition("self_attention.")
     of_attention = f"{layer}{attention}"
+    norm, out = (shapes.get(f"{of_attention}{name}.weight", ()) for name in ("q_layernorm", "linear_proj"))
+    is_latent = bool(attention) and f"{of_attention}linear_kv_up_proj.weight" in shapes
     return Traits(
         gated=is_gated(weight, shapes),
-        latent=bool(attention) and f"{of_attention}linear_kv_up_proj.weight" in shapes,
+        latent=is_latent,
         # Transformer Engine's, which do not cut these, have the norm inside of the next projection
         cuts_down=bool(attention) and f"{of_attention}kv_layernorm.weight" in shapes,
+        joint_norms=bool(norm) and not is_latent and norm == out[1:],
     )
 
 

@@ -26,11 +26,13 @@ class Traits(Record):
         latent: its attention is multi-latent (MLA).
         cuts_down: the down-projections of multi-latent attention are cut, as Megatron's own layers do; those of
             Transformer Engine are not.
+        joint_norms: queries are normalized over all heads together, and so are keys; each head has a part of the norm.
     """
 
     gated: bool = False
     latent: bool = False
     cuts_down: bool = False
+    joint_norms: bool = False
 
 
 class Cut(Record):
@@ -91,7 +93,9 @@ _RULES: tuple[tuple[re.Pattern[str], Cut], ...] = tuple(
         (r"embedding\.position_embeddings\.weight", Cut()),
         (rf"(?:decoder\.|self_attention\.|mtp\.)?{_NORM}|mtp\.final_layernorms\.\d+\.weight", Cut()),
         (r"(?:self_attention\.[a-z_]+|mlp\.linear_fc1)\.layer_norm_(?:weight|bias)", Cut()),
+        (r"(?:self_attention\.linear_proj|mlp\.linear_fc2)\.post_layernorm\.weight", Cut()),
         (r"self_attention\.linear_(?:q_up_proj|kv_up_proj|q_proj)\.weight", Cut(0)),
+        (r"self_attention\.core_attention\.softmax_offset", Cut(0)),
         (r"self_attention\.linear_proj\.weight", Cut(1)),
         (r"self_attention\.linear_proj\.bias", Cut()),
         (rf"{_FFN}linear_fc2\.weight", Cut(1)),
@@ -105,6 +109,7 @@ _RULES: tuple[tuple[re.Pattern[str], Cut], ...] = tuple(
 _FC1 = re.compile(rf"{_FFN}linear_fc1\.(?:weight|bias)", re.ASCII)
 _EXPERT_FC1 = re.compile(rf"{_EXPERT}linear_fc1\.(?:weight|bias)\d*", re.ASCII)
 _QKV = re.compile(r"self_attention\.linear_qkv\.(?:weight|bias)", re.ASCII)
+_HEAD_NORM = re.compile(r"self_attention\.[qk]_layernorm\.weight", re.ASCII)
 _DOWN = re.compile(r"self_attention\.linear_(?:q|kv)_down_proj\.weight", re.ASCII)
 
 
@@ -119,6 +124,8 @@ def cut_of(name: str, traits: Traits) -> Cut | None:
         return Cut(2, halves=traits.gated, of_experts=True, stacked=True)
     if _QKV.fullmatch(tail):
         return Cut() if traits.latent else Cut(0)
+    if traits.joint_norms and _HEAD_NORM.fullmatch(tail):
+        return Cut(0)
     if _DOWN.fullmatch(tail):
         return Cut(0) if traits.cuts_down else Cut()
     return next((cut for pattern, cut in _RULES if pattern.fullmatch(tail)), None)

@@ -13,6 +13,7 @@ _PARTS = tuple(
         r"hnorm\.",
         r"eh_proj\.",
         r"(?:transformer_layer\.)?input_layernorm\.",
+        r"(?:transformer_layer\.)?self_attention\.core_attention\.",
         r"(?:transformer_layer\.)?self_attention\.linear_proj\.",
         r"(?:transformer_layer\.)?self_attention\.linear_qkv\.",
         r"(?:transformer_layer\.)?self_attention\.linear_q_proj\.",
@@ -34,7 +35,7 @@ _PARTS = tuple(
     )
 )
 """Beginnings of names in a layer, after its number."""
-_KINDS = ("layer_norm_weight", "layer_norm_bias", "weight", "bias", "expert_bias")
+_KINDS = ("layer_norm_weight", "layer_norm_bias", "weight", "bias", "expert_bias", "softmax_offset")
 _OUTSIDE = (
     "embedding.word_embeddings.",
     "embedding.position_embeddings.",

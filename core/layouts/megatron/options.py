@@ -24,8 +24,8 @@ class HeadsOptions(RequestModel):
     attention_heads: CountOrNone = Field(
         default=0,
         title="Attention heads",
-        description="Number of attention heads, if neither shapes nor the source's own arguments tell it (megatron "
-        "and torch_dist layouts only).",
+        description="Number of attention heads, if neither shapes nor the source's own arguments show it (megatron and "
+        "torch_dist layouts only).",
     )
 
 
@@ -41,8 +41,8 @@ class MegatronOptions(HeadsOptions):
     virtual_pipeline: Count = Field(
         default=1,
         title="Virtual pipeline",
-        description="Chunks of layers of each pipeline stage, as of Megatron's "
-        "--num-virtual-stages-per-pipeline-rank (megatron layout only).",
+        description="Megatron's --num-virtual-stages-per-pipeline-rank: chunks of layers per pipeline stage (megatron "
+        "layout only).",
     )
     expert_parallel: Count = Field(
         default=1, description="Size of expert parallelism (megatron layout only).", title="Expert parallelism"
@@ -50,25 +50,28 @@ class MegatronOptions(HeadsOptions):
     expert_tensor_parallel: CountOrNone = Field(
         default=0,
         title="Expert tensor parallelism",
-        description="Size of tensor parallelism of experts (megatron layout only). 0: that of all else.",
+        description="Size of tensor parallelism for experts (megatron layout only). 0: the same as for everything "
+        "else.",
     )
     pipeline_first_layers: CountOrNone = Field(
         default=0,
         title="Layers of the first stage",
-        description="Layers of the first pipeline stage, if others have more or fewer (megatron layout only).",
+        description="Number of layers in the first pipeline stage, if it differs from the others (megatron layout "
+        "only).",
     )
     pipeline_last_layers: CountOrNone = Field(
         default=0,
         title="Layers of the last stage",
-        description="Layers of the last pipeline stage, if others have more or fewer (megatron layout only).",
+        description="Number of layers in the last pipeline stage, if it differs from the others (megatron layout "
+        "only).",
     )
 
     pad_vocab_to: CountOrNone = Field(
         default=0,
         title="Padded vocabulary",
-        description="Rows of embedding and output layer, which the last one fills up (megatron layout only). Megatron "
-        "wants a multiple of --make-vocab-size-divisible-by and the size of tensor parallelism. 0: as many as there "
-        "are.",
+        description="Pad embedding and output layer to this many rows by repeating the last one (megatron layout "
+        "only). Megatron needs a multiple of --make-vocab-size-divisible-by times the size of tensor parallelism. 0: "
+        "no padding.",
     )
 
     @field_validator("expert_tensor_parallel")
@@ -117,18 +120,18 @@ class _Megatron(MegatronIterations):
 
 OPTIONS = _Megatron(
     name=TargetLayout.MEGATRON,
-    description="Megatron-Core's files of ranks (--ckpt-format torch), which MindSpeed loads as well: "
-    "TARGET/iter_0000040/mp_rank_00/model_optim_rng.pt or TARGET/release/…, and a tracker that names it.",
+    description="Megatron-Core's per-rank files (--ckpt-format torch), which MindSpeed also loads, in "
+    "TARGET/iter_0000040 or TARGET/release, with a tracker file.",
     model=MegatronOptions,
     one_target=IterationOptions,
     suffix=".pt",
     refused={
         "target_strategy": f"its sharding follows from {option('tensor_parallel')} and the like: leave out "
         f"{option('target_strategy')}",
-        "prefix": "the files of a Megatron checkpoint have names of their own: leave it out",
-        "encrypt_key": "Megatron knows no encrypted files: name no key",
+        "prefix": "the files of a Megatron checkpoint have fixed names: leave it out",
+        "encrypt_key": "Megatron has no encrypted files: leave it out",
         "write_crc": "files that PyTorch saves have a CRC of each tensor anyway: leave it out",
-        "append_info": "a Megatron checkpoint has its state of training in places of its own: leave it out",
+        "append_info": "a Megatron checkpoint keeps its training state elsewhere: leave it out",
         "remove_redundancy": "every rank of Megatron loads a file with all of its slices: leave it out",
     },
 )

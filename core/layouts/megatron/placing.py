@@ -30,6 +30,7 @@ _STACKED_FIRST = ".mlp.experts.weight1"
 _END = re.compile(r"(?:decoder\.)?final_(?:layer)?norm\.weight|output_layer\.weight", re.ASCII)
 _LATENT = ".self_attention.linear_kv_up_proj.weight"
 _QUERY_DOWN, _KEY_VALUE_DOWN = ".self_attention.linear_q_down_proj.weight", ".self_attention.linear_kv_down_proj.weight"
+_OUTPUT = ".self_attention.linear_proj.weight"
 _QUERY_NORMS = (".self_attention.q_layernorm.weight", ".self_attention.linear_q_up_proj.layer_norm_weight")
 _MAX_LISTED = 8
 
@@ -183,7 +184,24 @@ def _traits(args: MegatronArgs, tensors: Tensors, problems: list[str]) -> Traits
                 f"{'an unknown number of' if groups is None else groups} groups of queries on {args.tensor_size} "
                 "tensor-parallel ranks: how attention is cut then is not known; save it again with fewer ranks"
             )
-    return Traits(_is_gated(args, tensors, problems), latent, _cuts_down(args, tensors, problems))
+    return Traits(
+        _is_gated(args, tensors, problems),
+        latent,
+        _cuts_down(args, tensors, problems),
+        not latent and _has_joint_norms(args, tensors),
+    )
+
+
+def _has_joint_norms(args: MegatronArgs, tensors: Tensors) -> bool:
+    """Whether queries are normalized over all heads of a rank together, by the sizes of norms."""
+    of_rank = (args.heads or 0) // args.tensor_size
+    norms = (name for name in tensors if name.endswith(_QUERY_NORMS[0]))
+    # of one head nothing tells the two apart
+    return of_rank > 1 and any(
+        (out := tensors.get(f"{name.removesuffix(_QUERY_NORMS[0])}{_OUTPUT}")) is not None
+        and tensors[name].shape == out.shape[1:]
+        for name in norms
+    )
 
 
 def _is_gated(args: MegatronArgs, tensors: Tensors, problems: list[str]) -> bool:

@@ -150,8 +150,8 @@ def _check_ranks(found: RankFiles, needed: range, lost: Collection[int], options
     if extra and not has_strategy and not allow_extra_ranks:
         where = " in one folder" if found.shape is RankShape.RANK_FILES else ""
         raise CatalogError(
-            f"{there}{where} ({rank_names(found.ranks, 3)}): several ranks need a source strategy, none is given: "
-            f"name it with {source_option('source_strategy')}{_strategies_there(found)}"
+            f"{there}{where} ({rank_names(found.ranks, 3)}): several ranks need a source strategy, none is given: pass "
+            f"{source_option('source_strategy')}{_strategies_there(found)}"
         )
     if missing:
         empty = [rank for rank in missing if rank in found.files]

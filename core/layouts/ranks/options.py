@@ -16,4 +16,4 @@ class RanksOptions(RequestModel):
     )
 
 
-OPTIONS = LayoutOptions(name=TargetLayout.RANKS, description="a file for each target rank.", model=RanksOptions)
+OPTIONS = LayoutOptions(name=TargetLayout.RANKS, description="one file per target rank.", model=RanksOptions)

@@ -25,26 +25,26 @@ class TorchDistOptions(DcpOptions, HeadsOptions):
     transformer_impl: TransformerImpl = Field(
         default=TransformerImpl.SOURCE,
         title="Transformer implementation",
-        description="Megatron's --transformer-impl of the training that loads the target: layers with experts have "
-        "their norms under other names (torch_dist layout only). source: as the source's own arguments say, "
-        "else transformer_engine.",
+        description="The --transformer-impl of the Megatron training that loads the target, which determines the names "
+        "of norms in layers with experts (torch_dist layout only). source: from the source's own arguments, otherwise "
+        "transformer_engine.",
     )
 
 
 OPTIONS = MegatronIterations(
     name=TargetLayout.TORCH_DIST,
-    description="Megatron-Core's distributed checkpoint (--ckpt-format torch_dist), which any number of its ranks can "
-    "load: TARGET/iter_0000040 with .distcp files, common.pt and metadata, or TARGET/release, and a tracker.",
+    description="Megatron-Core's distributed checkpoint (--ckpt-format torch_dist), which any number of ranks can "
+    "load, in TARGET/iter_0000040 or TARGET/release, with a tracker file.",
     model=TorchDistOptions,
     one_target=IterationOptions,
     suffix=".distcp",
     refused={
         "target_strategy": "a torch_dist checkpoint is loaded by any number of ranks: leave it out, and choose the "
         f"number of files with {option('shards')}",
-        "prefix": "the files of a torch_dist checkpoint have names of their own: leave it out",
-        "encrypt_key": "Megatron knows no encrypted files: name no key",
+        "prefix": "the files of a torch_dist checkpoint have fixed names: leave it out",
+        "encrypt_key": "Megatron has no encrypted files: leave it out",
         "write_crc": "the files of a torch_dist checkpoint have a CRC of each tensor anyway: leave it out",
-        "append_info": "a torch_dist checkpoint has its state of training in common.pt: leave it out",
+        "append_info": "a torch_dist checkpoint keeps its training state in common.pt: leave it out",
         "remove_redundancy": "a torch_dist checkpoint has every slice once: leave it out",
     },
 )

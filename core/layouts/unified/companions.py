@@ -1,7 +1,7 @@
 """Companions of a Hugging Face directory's weights: its configuration and tokenizer, copied from another directory.
 
-All are copied as they are but `config.json`, which says of which dtype the weights are: `torch_dtype`, or `dtype` as
-transformers 5 writes it. A quantization that the reference's weights have, and the written ones have not, is left out.
+All are copied as they are but `config.json`, which says of which dtype the weights are, `torch_dtype`, or `dtype` as
+transformers 5 writes it; and how the written weights are quantized, whatever the reference's are.
 """
 
 import json
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import xxhash
+from msgspec import field
+from msgspec.structs import replace
 
 from reshard.core.changes.model_config import CONFIG_NAME, parse_config
 from reshard.core.errors import InputError, StorageError, is_transient
@@ -21,6 +23,7 @@ from reshard.core.storage.urls import Location, parse_url
 from reshard.core.text.options import option
 
 _QUANTIZATION = "quantization_config"
+NOT_QUANTIZED: Mapping[str, Any] = {}
 
 
 class Companions(Record):
@@ -30,15 +33,19 @@ class Companions(Record):
         url: the directory that they are copied from.
         dtype: the weights' dtype, in the words of `config.json`.
         files: the companions that are there.
+        quantization: `quantization_config` of `config.json`; empty if weights are not quantized.
     """
 
     url: str
     dtype: str
     files: tuple[CompanionFile, ...]
+    quantization: Mapping[str, Any] = field(default_factory=dict)
 
 
-def companions_of(url: str, names: tuple[str, ...], dtype: str) -> Companions:
-    """Return the companions of a directory with these `names`, for weights of `dtype`.
+def companions_of(
+    url: str, names: tuple[str, ...], dtype: str, quantization: Mapping[str, Any] = NOT_QUANTIZED
+) -> Companions:
+    """Return the companions of a directory with these `names`, for weights of `dtype`, perhaps quantized.
 
     Raises:
         InputError: one cannot be read or is a link that leads out of the directory, or `config.json` is not a JSON
@@ -46,8 +53,8 @@ def companions_of(url: str, names: tuple[str, ...], dtype: str) -> Companions:
         StorageError: a transient failure.
     """
     wanted = [name for name in COMPANION_NAMES if name in names]
-    files = tuple(_file(name, _content(parse_url(url), name, dtype)) for name in wanted)
-    return Companions(url, dtype, files)
+    companions = Companions(url, dtype, (), quantization)
+    return replace(companions, files=tuple(_file(name, _content(companions, name)) for name in wanted))
 
 
 def companions_from_json(data: Mapping[str, Any]) -> Companions:
@@ -60,7 +67,8 @@ def companions_from_json(data: Mapping[str, Any]) -> Companions:
     unknown = [file.name for file in files if file.name not in COMPANION_NAMES]
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not a file that is copied beside weights")
-    return Companions(data["url"], data["dtype"], files)
+    # plans of earlier versions quantize nothing
+    return Companions(data["url"], data["dtype"], files, data.get("quantization", {}))
 
 
 def companion_content(companions: Companions, file: CompanionFile) -> bytes:
@@ -70,7 +78,7 @@ def companion_content(companions: Companions, file: CompanionFile) -> bytes:
         InputError: the reference's file has changed since the conversion was planned, or cannot be read.
         StorageError: a transient failure.
     """
-    data = _content(parse_url(companions.url), file.name, companions.dtype)
+    data = _content(companions, file.name)
     if _file(file.name, data) != file:
         location = parse_url(companions.url).child(file.name)
         raise InputError(
@@ -79,8 +87,8 @@ def companion_content(companions: Companions, file: CompanionFile) -> bytes:
     return data
 
 
-def with_dtype(data: bytes, dtype: str, location: Location) -> bytes:
-    """Return a `config.json` for weights of `dtype`; the same bytes if it says so already.
+def with_dtype(data: bytes, dtype: str, location: Location, quantization: Mapping[str, Any] = NOT_QUANTIZED) -> bytes:
+    """Return a `config.json` for weights of `dtype`, perhaps quantized; the same bytes if it says so already.
 
     Raises:
         InputError: it is not a JSON object.
@@ -89,15 +97,19 @@ def with_dtype(data: bytes, dtype: str, location: Location) -> bytes:
     keys = [key for key in ("torch_dtype", "dtype") if key in config] or ["torch_dtype"]
     changed: Mapping[str, Any] = {name: value for name, value in config.items() if name != _QUANTIZATION}
     changed = {**changed, **dict.fromkeys(keys, dtype)}
+    if quantization:
+        changed = {**changed, _QUANTIZATION: quantization}
     if changed == config:
         return data
     return (json.dumps(changed, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _content(directory: Location, name: str, dtype: str) -> bytes:
-    location = directory.child(name)
+def _content(companions: Companions, name: str) -> bytes:
+    location = parse_url(companions.url).child(name)
     data = _read(location)
-    return with_dtype(data, dtype, location) if name == CONFIG_NAME else data
+    if name != CONFIG_NAME:
+        return data
+    return with_dtype(data, companions.dtype, location, companions.quantization)
 
 
 def _file(name: str, data: bytes) -> CompanionFile:

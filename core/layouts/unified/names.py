@@ -2,6 +2,7 @@
 
 huggingface    model-00001-of-00003.safetensors, …, model.safetensors.index.json; or model.safetensors alone
 mindspore      part0.safetensors, …, param_name_map.json; hyper_param.safetensors: parameters without a strategy
+peft           adapter_model.safetensors, adapter_config.json: an adapter alone, always in a single file
 """
 
 import re
@@ -15,11 +16,17 @@ INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_NAME = f"model{INDEX_SUFFIX}"
 """Also ends the names of Hugging Face's indexes of variants: `model.fp16.safetensors.index.json`."""
 MAP_NAME = "param_name_map.json"
+PEFT = "peft"
+"""The naming of an adapter's files: nobody asks for it, since its tensors' names are PEFT's."""
+ADAPTER_NAME = "adapter_model.safetensors"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
 COMPANION_NAMES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json", "chat_template.jinja"),
+    *(f"quant_model_description{kind}.json" for kind in ("", "_w8a8", "_w8a8_dynamic", "_w8a16", "_w4a8_dynamic")),
 )
-"""Files of a Hugging Face directory beside its weights: the model's configuration, and its tokenizer."""
+"""Files of a Hugging Face directory beside its weights: the model's configuration, its tokenizer, and what ModelSlim
+says of quantized weights."""
 MAX_COMPANION_BYTES = 256 << 20
 """Limit of one of them; the largest tokenizers have 40 MB."""
 _NUMBERED = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors|part\d+\.safetensors", re.ASCII)
@@ -35,6 +42,8 @@ class UnifiedNaming(StrEnum):
 
 def file_names(naming: str, count: int, *, has_others: bool = False) -> tuple[str, ...]:
     """Return the names of `count` files of tensors, then of MindSpore's file of parameters without a strategy."""
+    if naming == PEFT:
+        return (ADAPTER_NAME,)
     if naming == UnifiedNaming.HUGGINGFACE:
         if count == 1:
             return (SINGLE_NAME,)

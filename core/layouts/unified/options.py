@@ -15,9 +15,9 @@ class UnifiedOptions(RequestModel):
 
     like: Url = Field(
         default="",
-        description="Hugging Face directory to model the target on (unified layout only). Its config.json, with the "
-        "dtype that is written, and its tokenizer are copied; names, shapes and dtypes must match its weights, if it "
-        "has any. Empty: the one that the source brings beside its files, if it brings one.",
+        description="Hugging Face directory to model the target on (unified layout only). Its tokenizer and "
+        "config.json are copied, the latter with the dtype that is written; if it has weights, names, shapes and "
+        "dtypes must match them. Empty: the one that lies beside the source's files, if any.",
     )
     max_shard_size: ShardSize = Field(
         default="5GB",
@@ -59,15 +59,13 @@ class _Unified(LayoutOptions):
 
 OPTIONS = _Unified(
     name=TargetLayout.UNIFIED,
-    description="whole tensors, each in one of a few .safetensors files with an index, as Hugging Face's loaders want "
-    "them.",
+    description="whole tensors in a few .safetensors files with an index, as Hugging Face's loaders expect.",
     model=UnifiedOptions,
     suffix=".safetensors",
     refused={
         "target_strategy": f"its tensors are whole, so leave out {option('target_strategy')}",
-        "prefix": f"the files of a unified target have names of their own ({option('unified_naming')}): leave it out",
-        "encrypt_key": "a unified target is .safetensors files, of which MindSpore knows no encrypted ones: name no "
-        "key",
-        "remove_redundancy": "a unified target has everything once: leave it out",
+        "prefix": f"the files of a unified target have fixed names ({option('unified_naming')}): leave it out",
+        "encrypt_key": "a unified target has .safetensors files, which MindSpore cannot encrypt: leave it out",
+        "remove_redundancy": "a unified target holds everything once: leave it out",
     },
 )

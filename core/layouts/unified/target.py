@@ -19,8 +19,9 @@ class UnifiedTarget(Record, PlannedLayout):
 
     Attributes:
         max_shard_bytes: most bytes of parameters in a file, unless one parameter alone has more.
-        naming: convention for the names of files and index: `huggingface` or `mindspore`.
+        naming: convention for the names of files and index: `huggingface`, `mindspore`, or `peft` for an adapter.
         companions: files to copy beside its own, with which they are a complete Hugging Face directory.
+        adapter_config: the configuration of an adapter, as JSON; empty for models.
     """
 
     name: ClassVar[str] = "unified"
@@ -28,15 +29,17 @@ class UnifiedTarget(Record, PlannedLayout):
     is_whole: ClassVar[bool] = True
     file_format: ClassVar[CheckpointFormat | None] = CheckpointFormat.SAFETENSORS
     carries_float8: ClassVar[bool] = True
+    quantizes: ClassVar[bool] = True
 
     max_shard_bytes: int
     naming: str
     companions: Companions | None = None
+    adapter_config: str = ""
 
     @property
     def framework(self) -> str:
         """The framework that its files are marked for."""
-        return PYTORCH if self.naming == UnifiedNaming.HUGGINGFACE else MINDSPORE
+        return MINDSPORE if self.naming == UnifiedNaming.MINDSPORE else PYTORCH
 
     @property
     def companion_files(self) -> tuple[CompanionFile, ...]:
@@ -51,11 +54,15 @@ class UnifiedTarget(Record, PlannedLayout):
 
     def plan_fields(self) -> dict[str, Any]:
         """Return its fields in the JSON document of a plan."""
-        options = {"max_shard_bytes": self.max_shard_bytes, "naming": self.naming}
+        options: dict[str, Any] = {"max_shard_bytes": self.max_shard_bytes, "naming": self.naming}
+        if self.adapter_config:
+            options["adapter_config"] = self.adapter_config
         if not self.companions:
             return {"unified": options}
-        files = [asdict(file) for file in self.companions.files]
-        return {"unified": options, "companions": asdict(self.companions) | {"files": files}}
+        companions = asdict(self.companions) | {"files": [asdict(file) for file in self.companions.files]}
+        if not self.companions.quantization:  # as plans of earlier versions have it
+            del companions["quantization"]
+        return {"unified": options, "companions": companions}
 
 
 def with_companions(layout: PlannedLayout, companions: Companions) -> UnifiedTarget:

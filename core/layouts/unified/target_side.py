@@ -1,7 +1,10 @@
 """Unified checkpoints as targets: whole tensors in a few files with an index."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec.structs import replace
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
@@ -10,10 +13,14 @@ from reshard.core.layouts.options import own_options
 from reshard.core.layouts.target_side import TargetSide
 from reshard.core.layouts.unified.companions import companion_content, companions_from_json
 from reshard.core.layouts.unified.names import (
+    ADAPTER_CONFIG_NAME,
+    ADAPTER_NAME,
     COMPANION_NAMES,
     INDEX_NAME,
     MAP_NAME,
     MAX_COMPANION_BYTES,
+    PEFT,
+    UnifiedNaming,
     index_name,
     is_index_name,
     is_unified_name,
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from reshard.core.plan.plan import ConversionPlan
 
 _INDEX = DocumentKind("index", MAX_INDEX_BYTES)
+_CONFIG = DocumentKind("configuration", MAX_COMPANION_BYTES)
 _COMPANION = DocumentKind("file", MAX_COMPANION_BYTES)
 
 
@@ -36,7 +44,11 @@ class UnifiedSide(TargetSide):
 
     record: ClassVar[type[PlannedLayout]] = UnifiedTarget
     blank_plan_fields: ClassVar[Mapping[str, Any]] = {"unified": None}
-    documents: ClassVar[Mapping[str, DocumentKind]] = dict.fromkeys((INDEX_NAME, MAP_NAME), _INDEX)
+    documents: ClassVar[Mapping[str, DocumentKind]] = {
+        INDEX_NAME: _INDEX,
+        MAP_NAME: _INDEX,
+        ADAPTER_CONFIG_NAME: _CONFIG,
+    }
     companions: ClassVar[Mapping[str, DocumentKind]] = dict.fromkeys(COMPANION_NAMES, _COMPANION)
     brings_others: ClassVar[bool] = True
 
@@ -45,25 +57,43 @@ class UnifiedSide(TargetSide):
         own = own_options(options, UnifiedOptions)
         return UnifiedTarget(own.max_shard_bytes, str(own.unified_naming))
 
+    def for_adapter(self, value: UnifiedTarget) -> UnifiedTarget:
+        """Return the record with PEFT's files, if it has Hugging Face's."""
+        if value.naming != UnifiedNaming.HUGGINGFACE:
+            return value
+        return replace(value, naming=PEFT, max_shard_bytes=sys.maxsize)
+
+    def needs_adapter_config(self, value: UnifiedTarget) -> bool:
+        """True for PEFT's files."""
+        return value.naming == PEFT
+
+    def with_adapter_config(self, value: UnifiedTarget, config: str) -> UnifiedTarget:
+        """Return the record with an adapter's configuration."""
+        return replace(value, adapter_config=config)
+
     def from_plan(self, document: Mapping[str, Any]) -> UnifiedTarget | None:
         """Return the record in the JSON document of a plan; plans of earlier versions have no companions."""
         fields, companions = document["unified"], document.get("companions")
         if not fields:
             return None
         copied = companions_from_json(companions) if companions else None
-        return UnifiedTarget(fields["max_shard_bytes"], fields["naming"], copied)
+        return UnifiedTarget(fields["max_shard_bytes"], fields["naming"], copied, fields.get("adapter_config", ""))
 
     def owns(self, name: str) -> bool:
         """True for the name of a file of tensors."""
-        return is_unified_name(name) and not is_index_name(name)
+        return name == ADAPTER_NAME or (is_unified_name(name) and not is_index_name(name))
 
     def document_names(self, plan: "ConversionPlan", value: UnifiedTarget) -> tuple[str, ...]:
-        """Return the name of the index, unless a single file needs none."""
+        """Return the name of the index, unless a single file needs none, or that of an adapter's configuration."""
+        if value.adapter_config:
+            return (ADAPTER_CONFIG_NAME,)
         name = index_name(value.naming, len(plan.match.files.names))
         return (name,) if name else ()
 
     def build_documents(self, plan: "ConversionPlan", value: UnifiedTarget) -> Documents:
-        """Build the index."""
+        """Build the index, or an adapter's configuration."""
+        if value.adapter_config:
+            return Documents(others=(Document(ADAPTER_CONFIG_NAME, value.adapter_config.encode()),))
         from reshard.core.layouts.unified.index_writing import build_index
 
         names = self.document_names(plan, value)

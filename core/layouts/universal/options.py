@@ -23,8 +23,8 @@ class UniversalOptions(IterationOptions):
         ge=0,
         le=MAX_OPTIMIZER_STEP,
         title="Steps of the optimizer",
-        description="How many steps the optimizer has made whose moments are converted (universal layout only): those "
-        "of the training, without skipped ones. 0: as the source says.",
+        description="Number of optimizer steps behind the converted moments, without skipped ones (universal layout "
+        "only). 0: as recorded in the source.",
     )
 
 
@@ -47,16 +47,16 @@ class _Universal(IterationsLayout):
 
 OPTIONS = _Universal(
     name=TargetLayout.UNIVERSAL,
-    description="DeepSpeed's universal checkpoint, TARGET/global_step40_universal with a file for each tensor, which "
-    "trainings of any world size and ZeRO stage load, and latest_universal that names it.",
+    description="DeepSpeed's universal checkpoint, which any world size and ZeRO stage can load, in "
+    "TARGET/global_step40_universal with a file for each tensor, and the tracker latest_universal.",
     one_target=UniversalOptions,
     suffix=".pt",
     refused={
         "target_strategy": f"its tensors are whole, so leave out {option('target_strategy')}",
-        "prefix": "the files of a universal checkpoint have names of their own: leave it out",
-        "encrypt_key": "DeepSpeed knows no encrypted files: name no key",
+        "prefix": "the files of a universal checkpoint have fixed names: leave it out",
+        "encrypt_key": "DeepSpeed has no encrypted files: leave it out",
         "write_crc": "files that PyTorch saves have a CRC of each tensor anyway: leave it out",
-        "append_info": "a universal checkpoint has its state of training in places of its own: leave it out",
-        "remove_redundancy": "a universal checkpoint has everything once: leave it out",
+        "append_info": "a universal checkpoint keeps its training state elsewhere: leave it out",
+        "remove_redundancy": "a universal checkpoint holds everything once: leave it out",
     },
 )
