@@ -232,7 +232,7 @@ def history(
         ConversionError: the server does not answer.
     """
     if places and server:
-        raise InputError("server: is not asked for the history of places: leave out one of them")
+        raise InputError("server: cannot be combined with places: leave one out")
     text = since.isoformat() if isinstance(since, datetime) else since
     given = checked_values(
         _HISTORY,

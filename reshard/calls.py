@@ -415,20 +415,7 @@ def doctor(
     with _one_checkpoint():
         request = _of_one(DiagnosisRequest, source, strategy, storage, options)
         with _resources(request):
-            return diagnosis.diagnose(
-                request.source,
-                request.source_strategy,
-                step=request.step,
-                source_prefix=request.source_prefix,
-                root=request.root,
-                integrated_save=request.integrated_save,
-                auto_strategy=request.auto_strategy,
-                like=request.like,
-                preset=request.preset,
-                switches=request.switch,
-                training_config=request.training_config,
-                allowed_models=request.allow_model,
-            )
+            return diagnosis.diagnose(request)
 
 
 def _resolvers(request: Naming) -> Mapping[str, Any]:

@@ -21,7 +21,9 @@ from reshard.core.verification.fingerprint_file import ModelFingerprint
 from reshard.core.verification.report import VerificationReport
 from reshard.core.verification.scan_report import ScanReport
 from reshard.options import (
+    DialectName,
     EncryptionModeName,
+    Fp8Name,
     IntegratedSaveName,
     Number,
     OutputFormatName,
@@ -66,10 +68,15 @@ def convert(
     rename: Rules = (),
     cast: Rules = (),
     cast_overflow: OverflowPolicyName = "fail",
+    fp8: Fp8Name = "auto",
     transpose: Texts = (),
     changes: PathOrUrl | None = None,
     preset: PathOrUrl | None = None,
+    names: str | None = None,
     switch: Settings = (),
+    dialect: DialectName = "auto",
+    lora: PathOrUrl | None = None,
+    lora_alpha: float = 0.0,
     training_config: PathOrUrl | None = None,
     config_json: PathOrUrl | None = None,
     allow_model: Texts = (),
@@ -124,119 +131,134 @@ def convert(
         target_strategy: the same for the target; None: one rank with whole tensors.
         progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
         cancel: an event that ends the work with a StoppedError once it is set; the same call resumes.
-        auto_strategy: Without a named strategy, use the one beside a source of several ranks (../strategy, for example)
-            if it is the only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.
-        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
-            iteration: 40. None: the newest that every rank has, or the iteration that the tracker names.
-        source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
-        root: Where the model's tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined
-            by dots, such as state_dict or model.module. None: at the top.
+        auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
+            provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
+            consistent.
+        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; for a Checkpoint 2.0, the
+            iteration: 40. None: the newest step that every rank has, or the iteration in the tracker file.
+        source_prefix: Prefix of the source's files, such as CKP or CKP_1, if several runs saved into its folders.
+        root: Where the model's tensors are in a PyTorch file that holds more: the keys of their dict, joined by dots,
+            such as state_dict or model.module. None: at the top level.
         ranks: Convert only these target ranks (0-3,7), or files of a unified target, counted from 0; other machines
             convert the rest. None: all.
         integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
-            shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
-            if contents look whole and no shape is known, refuse.
-        unmatched: Parameters of the source's strategy that the target's lacks (optimizer state, often): drop and report
-            them, or fail.
+            says. no: ranks hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy;
+            fail if contents look whole and no shape is known.
+        unmatched: Parameters that only the source strategy has (often optimizer state): drop and report them, or fail.
         allow_missing: Patterns (adam_*) of target parameters that the source may lack.
-        shared_parameters: If several pipeline stages of the source hold a parameter, such as tied embeddings, with
-            different contents: first, take the first stage's; a number, that stage's; fail.
-        select: weights-only: without optimizer moments, gradient accumulators, loss scale and other training state.
+        shared_parameters: What to do if pipeline stages of the source hold different contents for the same parameter,
+            such as a tied embedding. first: take the first stage's; a number: take that stage's; fail: stop.
+        select: weights-only: leave out optimizer moments, gradient accumulators, loss scale and other training state.
         include: Patterns (model.layers.*) of source parameters to convert. Empty: all.
         exclude: Patterns of source parameters to leave out.
-        rename: OLD=NEW, a parameter's name and its new one; or re:PATTERN=NEW, a regular expression of whole names and
-            what they become, with its groups (re:layers\.(\d+)\.(.*)=h.\1.\2). The first match counts.
-        cast: PATTERN=DTYPE (*=bfloat16): floating-point parameters that get another dtype, rounded to the nearest. The
-            first match counts.
-        cast_overflow: If finite values become infinite in the dtype that they are cast to: fail, or allow it and report
-            how many do.
-        transpose: Patterns of parameters whose axes are reversed. The first match counts.
-        changes: A YAML or JSON file that declares all these changes, and splits and joins of fused parameters (qkv,
-            gate-up) as well. Options take precedence over it.
-        preset: The model's family (qwen3; reshard presets lists them), by which MindFormers' names and layouts become
-            Hugging Face's, or the other way round, as the source's names tell; or a document of your own.
-        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.
-        training_config: The training's YAML, from which the preset reads such facts.
-        config_json: The model's config.json, or its directory, for the numbers that the preset needs. None: the one in
+        rename: OLD=NEW, a parameter's name and its new name; or re:PATTERN=NEW, a regular expression that matches whole
+            names, and the new name, which may refer to groups (re:layers\.(\d+)\.(.*)=h.\1.\2). The first match counts.
+        cast: PATTERN=DTYPE (*=bfloat16): cast the floating-point parameters that match, rounding to nearest. The first
+            match counts.
+        cast_overflow: If a cast makes finite values infinite: fail, or allow it and report how many.
+        fp8: What to do with 8-bit weights that have a scale for each block. keep: copy both unchanged. dequantize: make
+            them bfloat16. auto: dequantize with a preset, else keep. quantize: make the linear layers of a Hugging Face
+            directory fp8, in blocks of 128 x 128 (unified layout only).
+        transpose: Patterns of parameters to transpose (reverse their axes). The first match counts.
+        changes: A YAML or JSON file with these changes, and with splits and joins of fused parameters (qkv, gate-up).
+            Options take precedence over it.
+        preset: The model's family (qwen3; 'reshard presets' lists them), or a preset file of your own: converts names
+            and layouts of MindFormers, Megatron or torchtitan to Hugging Face's, or the other way round, depending on
+            the source's names.
+        names: Whose names the target gets: hf, mindformers, megatron or titan, if the preset has them, or one of its
+            worlds (mcore, legacy). None: Hugging Face's, or MindFormers' if the source has Hugging Face's.
+        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not show; names=WORLD says whose names
+            the source has, where they do not show it.
+        dialect: How the target's Hugging Face directory names experts. hub: one by one, as files on the hub.
+            transformers5: all of a layer in one parameter, as transformers 5 has them in memory. auto: as the directory
+            that the target is modelled on, or else hub.
+        lora: A LoRA adapter to merge into the source's weights, before all other changes, or after the preset's if it
+            has the names that these make: a directory of PEFT's or MindFormers', or the source itself, if its files
+            have both.
+        lora_alpha: Alpha of an adapter whose files do not state it. 0: take it from them or the training's YAML.
+        training_config: The training's YAML, from which the preset's switches and the adapter's alpha are taken.
+        config_json: The model's config.json, or its directory, with the numbers that the preset needs. None: the one in
             the directory that the target is modelled on, or beside the source.
-        allow_model: A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model
-            must have the names and layouts of the preset's family.
-        layout: ranks: a file for each target rank. unified: whole tensors, each in one of a few .safetensors files with
-            an index, as Hugging Face's loaders want them. checkpoint2: MindFormers' Checkpoint 2.0,
-            TARGET/iteration_00000040 with metadata, and a tracker that names it; or TARGET itself, if that is its name.
-            torch_dist: Megatron-Core's distributed checkpoint (--ckpt-format torch_dist), which any number of its ranks
-            can load: TARGET/iter_0000040 with .distcp files, common.pt and metadata, or TARGET/release, and a tracker.
-            dcp: PyTorch's Distributed Checkpoint, .distcp files and .metadata, which any number of processes can load.
-            megatron: Megatron-Core's files of ranks (--ckpt-format torch), which MindSpeed loads as well:
-            TARGET/iter_0000040/mp_rank_00/model_optim_rng.pt or TARGET/release/…, and a tracker that names it.
-            universal: DeepSpeed's universal checkpoint, TARGET/global_step40_universal with a file for each tensor,
-            which trainings of any world size and ZeRO stage load, and latest_universal that names it.
+        allow_model: A model_type (kimi_k2) to accept although the preset does not list it: the model must have the
+            names and layouts of the preset's family.
+        layout: ranks: one file per target rank. unified: whole tensors in a few .safetensors files with an index, as
+            Hugging Face's loaders expect. checkpoint2: MindFormers' Checkpoint 2.0, in TARGET/iteration_00000040 with a
+            tracker file beside it, or in TARGET itself if it has such a name. torch_dist: Megatron-Core's distributed
+            checkpoint (--ckpt-format torch_dist), which any number of ranks can load, in TARGET/iter_0000040 or
+            TARGET/release, with a tracker file. dcp: PyTorch's Distributed Checkpoint (.distcp files and .metadata),
+            which any number of processes can load. megatron: Megatron-Core's per-rank files (--ckpt-format torch),
+            which MindSpeed also loads, in TARGET/iter_0000040 or TARGET/release, with a tracker file. universal:
+            DeepSpeed's universal checkpoint, which any world size and ZeRO stage can load, in
+            TARGET/global_step40_universal with a file for each tensor, and the tracker latest_universal.
         iteration: Number of the iteration to write (checkpoint2, megatron, torch_dist and universal layouts only).
-            None: the source's, or the one in TARGET's name; else Megatron's release, or 0.
-        optimizer_step: How many steps the optimizer has made whose moments are converted (universal layout only): those
-            of the training, without skipped ones. 0: as the source says.
-        attention_heads: Number of attention heads, if neither shapes nor the source's own arguments tell it (megatron
+            None: the one in TARGET's name, or the source's; otherwise a release (Megatron) or 0.
+        optimizer_step: Number of optimizer steps behind the converted moments, without skipped ones (universal layout
+            only). 0: as recorded in the source.
+        attention_heads: Number of attention heads, if neither shapes nor the source's own arguments show it (megatron
             and torch_dist layouts only).
         tensor_parallel: Size of tensor parallelism (megatron layout only).
         pipeline_parallel: Number of pipeline stages (megatron layout only).
-        virtual_pipeline: Chunks of layers of each pipeline stage, as of Megatron's
-            --num-virtual-stages-per-pipeline-rank (megatron layout only).
+        virtual_pipeline: Megatron's --num-virtual-stages-per-pipeline-rank: chunks of layers per pipeline stage
+            (megatron layout only).
         expert_parallel: Size of expert parallelism (megatron layout only).
-        expert_tensor_parallel: Size of tensor parallelism of experts (megatron layout only). 0: that of all else.
-        pipeline_first_layers: Layers of the first pipeline stage, if others have more or fewer (megatron layout only).
-        pipeline_last_layers: Layers of the last pipeline stage, if others have more or fewer (megatron layout only).
-        pad_vocab_to: Rows of embedding and output layer, which the last one fills up (megatron layout only). Megatron
-            wants a multiple of --make-vocab-size-divisible-by and the size of tensor parallelism. 0: as many as there
-            are.
-        shards: Number of files to divide the rows of every tensor among, as FSDP does (dcp without a target strategy,
-            and torch_dist only). 0: 8.
-        transformer_impl: Megatron's --transformer-impl of the training that loads the target: layers with experts have
-            their norms under other names (torch_dist layout only). source: as the source's own arguments say, else
-            transformer_engine.
-        common: KEY=VALUE (loss_scale=65536, epoch_num=null) for common.json, in place of the source's value
+        expert_tensor_parallel: Size of tensor parallelism for experts (megatron layout only). 0: the same as for
+            everything else.
+        pipeline_first_layers: Number of layers in the first pipeline stage, if it differs from the others (megatron
+            layout only).
+        pipeline_last_layers: Number of layers in the last pipeline stage, if it differs from the others (megatron
+            layout only).
+        pad_vocab_to: Pad embedding and output layer to this many rows by repeating the last one (megatron layout only).
+            Megatron needs a multiple of --make-vocab-size-divisible-by times the size of tensor parallelism. 0: no
+            padding.
+        shards: Number of files among which to divide the rows of every tensor, as FSDP does (torch_dist, and dcp
+            without a target strategy). 0: 8.
+        transformer_impl: The --transformer-impl of the Megatron training that loads the target, which determines the
+            names of norms in layers with experts (torch_dist layout only). source: from the source's own arguments,
+            otherwise transformer_engine.
+        common: KEY=VALUE (loss_scale=65536, epoch_num=null) to write into common.json, replacing the source's value
             (checkpoint2 layout only).
-        like: Hugging Face directory to model the target on (unified layout only). Its config.json, with the dtype that
-            is written, and its tokenizer are copied; names, shapes and dtypes must match its weights, if it has any.
-            None: the one that the source brings beside its files, if it brings one.
+        like: Hugging Face directory to model the target on (unified layout only). Its tokenizer and config.json are
+            copied, the latter with the dtype that is written; if it has weights, names, shapes and dtypes must match
+            them. None: the one that lies beside the source's files, if any.
         max_shard_size: Maximum shard size (unified layout only): 5GB, 512MiB. A larger tensor gets a file of its own.
         unified_naming: File names (unified layout only). huggingface: model-00001-of-00003.safetensors and
             model.safetensors.index.json. mindspore: part0.safetensors and param_name_map.json.
-        format: Kind of the target's files; same: the source's.
+        format: Format of the target's files; same: the source's format.
         prefix: Target files are rank_{r}/{prefix}{r}.{format}.
-        append_info: NAME=VALUE (epoch_num=5) for every target file, in place of the source's value of that name. A
-            value is true or false, a number, or else text; after text: it is always text (version=text:2.0).
-        write_crc: Give the target's files a CRC, which MindSpore checks with crc_check. For .safetensors files the
+        append_info: NAME=VALUE (epoch_num=5) to write into every target file, replacing the source's value. Values are
+            true, false, a number or text; the prefix text: makes any value a text (version=text:2.0).
+        write_crc: Add a CRC to the target's files, which MindSpore checks with crc_check. For .safetensors files, the
             source is read twice.
-        encrypt_key: Encrypt the target's files and their records with the key of this reference: env:NAME, file:PATH or
-            block:NAME. The key is the UTF-8 bytes of the value, unless that begins with hex: or base64:. None: the
-            target is not encrypted.
+        encrypt_key: Reference to the key that encrypts the target's files and their records: env:NAME, file:PATH or
+            block:NAME. The key is the value in UTF-8, unless it begins with hex: or base64:. None: the target is not
+            encrypted.
         encrypt_mode: How the target is encrypted.
-        remove_redundancy: Keep a slice that several target ranks share on some of them only; MindSpore loads such a
-            checkpoint with remove_redundancy=True.
-        replicas: Copies of each slice to keep when redundancy is removed.
-        decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the UTF-8
-            bytes of the value, unless that begins with hex: or base64:. None: the source is not encrypted.
+        remove_redundancy: Write each slice that several target ranks share on only one of them (see 'replicas');
+            MindSpore loads such a checkpoint with remove_redundancy=True.
+        replicas: Number of copies of each slice to keep when redundancy is removed.
+        decrypt_key: Reference to the key of an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
+            value in UTF-8, unless it begins with hex: or base64:. None: the source is not encrypted.
         decrypt_mode: How an encrypted source is encrypted.
-        recover: If source files are missing, truncated, fail their CRC or are named as faulty, read their slices from
+        recover: If source files are missing, truncated, fail their CRC or are listed as faulty, read their slices from
             other ranks that hold the same, and report it.
         fault_ranks: Source ranks (3,7) whose files to ignore; needs 'recover'.
         verify: structure: names, dtypes and shapes. checksum: also every byte, read back from the target. content: also
-            every value of every copy, against the source's. none: no check.
-        check_crc: Check the CRC of source files that carry one, before anything is planned or written: reads them whole
-            once more. Tensors of DCP are checked as they are converted.
+            every value of every copy, compared with the source. none: no check.
+        check_crc: Before planning, check the CRC of source files that have one, which reads them completely once more.
+            DCP tensors are checked while they are converted.
         check_replicas: Compare all replicas of each slice in the source; fail if they differ.
-        trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
-            parameters that it gives them.
-        overwrite: Replace the checkpoint at the target; it stays until the new one is complete.
-        workers: Threads, for as many ranks at once, or several for one; with Dask, of all its processes together. 0:
-            one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
-            where they mostly wait for answers.
-        memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
-        bandwidth_limit: What is sent to remote storages, and received from them, by a process in a second: 10M, 512k,
-            or 1M:10M for sending and receiving, as rclone's bwlimit. None: no limit.
-        source_storage: Credential reference for the source, its strategy and the changes: env:NAME, file:PATH or
-            block:NAME, whose value is a JSON object of fsspec's storage options. None: taken from the environment.
-        target_storage: Credential reference for the target and its strategy, in the same forms.
+        trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
+            that they should have.
+        overwrite: Replace the checkpoint at the target, which is kept until the new one is complete.
+        workers: Number of threads; with Dask, of all its processes together. 0: one per core (with Dask: all that its
+            workers have), but at least 8 if source or target is on remote storage, where threads mostly wait.
+        memory_limit: Memory for the buffers of all workers of a process, at least 16MiB: 2GiB, 512MiB.
+        bandwidth_limit: Bytes per second that a process sends to and receives from remote storage, like rclone's
+            bwlimit: 10M, 512k, or 1M:10M for sending and receiving. None: no limit.
+        source_storage: Reference to credentials for the source, its strategy and the file of changes: env:NAME,
+            file:PATH or block:NAME, whose value is a JSON object of fsspec storage options. None: taken from the
+            environment.
+        target_storage: Reference to credentials for the target and its strategy, in the same forms.
 
     Raises:
         InputError: options, or the files they name, are wrong.
@@ -267,10 +289,15 @@ def convert_latest(
     rename: Rules = (),
     cast: Rules = (),
     cast_overflow: OverflowPolicyName = "fail",
+    fp8: Fp8Name = "auto",
     transpose: Texts = (),
     changes: PathOrUrl | None = None,
     preset: PathOrUrl | None = None,
+    names: str | None = None,
     switch: Settings = (),
+    dialect: DialectName = "auto",
+    lora: PathOrUrl | None = None,
+    lora_alpha: float = 0.0,
     training_config: PathOrUrl | None = None,
     config_json: PathOrUrl | None = None,
     allow_model: Texts = (),
@@ -325,113 +352,128 @@ def convert_latest(
         target_strategy: the same for the target; None: one rank with whole tensors.
         progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
         cancel: an event that ends the work with a StoppedError once it is set; the same call resumes.
-        auto_strategy: Without a named strategy, use the one beside a source of several ranks (../strategy, for example)
-            if it is the only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.
-        source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
+        auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
+            provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
+            consistent.
+        source_prefix: Prefix of the source's files, such as CKP or CKP_1, if several runs saved into its folders.
         integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
-            shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
-            if contents look whole and no shape is known, refuse.
-        unmatched: Parameters of the source's strategy that the target's lacks (optimizer state, often): drop and report
-            them, or fail.
+            says. no: ranks hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy;
+            fail if contents look whole and no shape is known.
+        unmatched: Parameters that only the source strategy has (often optimizer state): drop and report them, or fail.
         allow_missing: Patterns (adam_*) of target parameters that the source may lack.
-        shared_parameters: If several pipeline stages of the source hold a parameter, such as tied embeddings, with
-            different contents: first, take the first stage's; a number, that stage's; fail.
-        select: weights-only: without optimizer moments, gradient accumulators, loss scale and other training state.
+        shared_parameters: What to do if pipeline stages of the source hold different contents for the same parameter,
+            such as a tied embedding. first: take the first stage's; a number: take that stage's; fail: stop.
+        select: weights-only: leave out optimizer moments, gradient accumulators, loss scale and other training state.
         include: Patterns (model.layers.*) of source parameters to convert. Empty: all.
         exclude: Patterns of source parameters to leave out.
-        rename: OLD=NEW, a parameter's name and its new one; or re:PATTERN=NEW, a regular expression of whole names and
-            what they become, with its groups (re:layers\.(\d+)\.(.*)=h.\1.\2). The first match counts.
-        cast: PATTERN=DTYPE (*=bfloat16): floating-point parameters that get another dtype, rounded to the nearest. The
-            first match counts.
-        cast_overflow: If finite values become infinite in the dtype that they are cast to: fail, or allow it and report
-            how many do.
-        transpose: Patterns of parameters whose axes are reversed. The first match counts.
-        changes: A YAML or JSON file that declares all these changes, and splits and joins of fused parameters (qkv,
-            gate-up) as well. Options take precedence over it.
-        preset: The model's family (qwen3; reshard presets lists them), by which MindFormers' names and layouts become
-            Hugging Face's, or the other way round, as the source's names tell; or a document of your own.
-        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.
-        training_config: The training's YAML, from which the preset reads such facts.
-        config_json: The model's config.json, or its directory, for the numbers that the preset needs. None: the one in
+        rename: OLD=NEW, a parameter's name and its new name; or re:PATTERN=NEW, a regular expression that matches whole
+            names, and the new name, which may refer to groups (re:layers\.(\d+)\.(.*)=h.\1.\2). The first match counts.
+        cast: PATTERN=DTYPE (*=bfloat16): cast the floating-point parameters that match, rounding to nearest. The first
+            match counts.
+        cast_overflow: If a cast makes finite values infinite: fail, or allow it and report how many.
+        fp8: What to do with 8-bit weights that have a scale for each block. keep: copy both unchanged. dequantize: make
+            them bfloat16. auto: dequantize with a preset, else keep. quantize: make the linear layers of a Hugging Face
+            directory fp8, in blocks of 128 x 128 (unified layout only).
+        transpose: Patterns of parameters to transpose (reverse their axes). The first match counts.
+        changes: A YAML or JSON file with these changes, and with splits and joins of fused parameters (qkv, gate-up).
+            Options take precedence over it.
+        preset: The model's family (qwen3; 'reshard presets' lists them), or a preset file of your own: converts names
+            and layouts of MindFormers, Megatron or torchtitan to Hugging Face's, or the other way round, depending on
+            the source's names.
+        names: Whose names the target gets: hf, mindformers, megatron or titan, if the preset has them, or one of its
+            worlds (mcore, legacy). None: Hugging Face's, or MindFormers' if the source has Hugging Face's.
+        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not show; names=WORLD says whose names
+            the source has, where they do not show it.
+        dialect: How the target's Hugging Face directory names experts. hub: one by one, as files on the hub.
+            transformers5: all of a layer in one parameter, as transformers 5 has them in memory. auto: as the directory
+            that the target is modelled on, or else hub.
+        lora: A LoRA adapter to merge into the source's weights, before all other changes, or after the preset's if it
+            has the names that these make: a directory of PEFT's or MindFormers', or the source itself, if its files
+            have both.
+        lora_alpha: Alpha of an adapter whose files do not state it. 0: take it from them or the training's YAML.
+        training_config: The training's YAML, from which the preset's switches and the adapter's alpha are taken.
+        config_json: The model's config.json, or its directory, with the numbers that the preset needs. None: the one in
             the directory that the target is modelled on, or beside the source.
-        allow_model: A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model
-            must have the names and layouts of the preset's family.
-        layout: ranks: a file for each target rank. unified: whole tensors, each in one of a few .safetensors files with
-            an index, as Hugging Face's loaders want them. checkpoint2: MindFormers' Checkpoint 2.0,
-            TARGET/iteration_00000040 with metadata, and a tracker that names it; or TARGET itself, if that is its name.
-            torch_dist: Megatron-Core's distributed checkpoint (--ckpt-format torch_dist), which any number of its ranks
-            can load: TARGET/iter_0000040 with .distcp files, common.pt and metadata, or TARGET/release, and a tracker.
-            dcp: PyTorch's Distributed Checkpoint, .distcp files and .metadata, which any number of processes can load.
-            megatron: Megatron-Core's files of ranks (--ckpt-format torch), which MindSpeed loads as well:
-            TARGET/iter_0000040/mp_rank_00/model_optim_rng.pt or TARGET/release/…, and a tracker that names it.
-            universal: DeepSpeed's universal checkpoint, TARGET/global_step40_universal with a file for each tensor,
-            which trainings of any world size and ZeRO stage load, and latest_universal that names it.
-        attention_heads: Number of attention heads, if neither shapes nor the source's own arguments tell it (megatron
+        allow_model: A model_type (kimi_k2) to accept although the preset does not list it: the model must have the
+            names and layouts of the preset's family.
+        layout: ranks: one file per target rank. unified: whole tensors in a few .safetensors files with an index, as
+            Hugging Face's loaders expect. checkpoint2: MindFormers' Checkpoint 2.0, in TARGET/iteration_00000040 with a
+            tracker file beside it, or in TARGET itself if it has such a name. torch_dist: Megatron-Core's distributed
+            checkpoint (--ckpt-format torch_dist), which any number of ranks can load, in TARGET/iter_0000040 or
+            TARGET/release, with a tracker file. dcp: PyTorch's Distributed Checkpoint (.distcp files and .metadata),
+            which any number of processes can load. megatron: Megatron-Core's per-rank files (--ckpt-format torch),
+            which MindSpeed also loads, in TARGET/iter_0000040 or TARGET/release, with a tracker file. universal:
+            DeepSpeed's universal checkpoint, which any world size and ZeRO stage can load, in
+            TARGET/global_step40_universal with a file for each tensor, and the tracker latest_universal.
+        attention_heads: Number of attention heads, if neither shapes nor the source's own arguments show it (megatron
             and torch_dist layouts only).
         tensor_parallel: Size of tensor parallelism (megatron layout only).
         pipeline_parallel: Number of pipeline stages (megatron layout only).
-        virtual_pipeline: Chunks of layers of each pipeline stage, as of Megatron's
-            --num-virtual-stages-per-pipeline-rank (megatron layout only).
+        virtual_pipeline: Megatron's --num-virtual-stages-per-pipeline-rank: chunks of layers per pipeline stage
+            (megatron layout only).
         expert_parallel: Size of expert parallelism (megatron layout only).
-        expert_tensor_parallel: Size of tensor parallelism of experts (megatron layout only). 0: that of all else.
-        pipeline_first_layers: Layers of the first pipeline stage, if others have more or fewer (megatron layout only).
-        pipeline_last_layers: Layers of the last pipeline stage, if others have more or fewer (megatron layout only).
-        pad_vocab_to: Rows of embedding and output layer, which the last one fills up (megatron layout only). Megatron
-            wants a multiple of --make-vocab-size-divisible-by and the size of tensor parallelism. 0: as many as there
-            are.
-        shards: Number of files to divide the rows of every tensor among, as FSDP does (dcp without a target strategy,
-            and torch_dist only). 0: 8.
-        transformer_impl: Megatron's --transformer-impl of the training that loads the target: layers with experts have
-            their norms under other names (torch_dist layout only). source: as the source's own arguments say, else
-            transformer_engine.
-        common: KEY=VALUE (loss_scale=65536, epoch_num=null) for common.json, in place of the source's value
+        expert_tensor_parallel: Size of tensor parallelism for experts (megatron layout only). 0: the same as for
+            everything else.
+        pipeline_first_layers: Number of layers in the first pipeline stage, if it differs from the others (megatron
+            layout only).
+        pipeline_last_layers: Number of layers in the last pipeline stage, if it differs from the others (megatron
+            layout only).
+        pad_vocab_to: Pad embedding and output layer to this many rows by repeating the last one (megatron layout only).
+            Megatron needs a multiple of --make-vocab-size-divisible-by times the size of tensor parallelism. 0: no
+            padding.
+        shards: Number of files among which to divide the rows of every tensor, as FSDP does (torch_dist, and dcp
+            without a target strategy). 0: 8.
+        transformer_impl: The --transformer-impl of the Megatron training that loads the target, which determines the
+            names of norms in layers with experts (torch_dist layout only). source: from the source's own arguments,
+            otherwise transformer_engine.
+        common: KEY=VALUE (loss_scale=65536, epoch_num=null) to write into common.json, replacing the source's value
             (checkpoint2 layout only).
-        like: Hugging Face directory to model the target on (unified layout only). Its config.json, with the dtype that
-            is written, and its tokenizer are copied; names, shapes and dtypes must match its weights, if it has any.
-            None: the one that the source brings beside its files, if it brings one.
+        like: Hugging Face directory to model the target on (unified layout only). Its tokenizer and config.json are
+            copied, the latter with the dtype that is written; if it has weights, names, shapes and dtypes must match
+            them. None: the one that lies beside the source's files, if any.
         max_shard_size: Maximum shard size (unified layout only): 5GB, 512MiB. A larger tensor gets a file of its own.
         unified_naming: File names (unified layout only). huggingface: model-00001-of-00003.safetensors and
             model.safetensors.index.json. mindspore: part0.safetensors and param_name_map.json.
-        format: Kind of the target's files; same: the source's.
+        format: Format of the target's files; same: the source's format.
         prefix: Target files are rank_{r}/{prefix}{r}.{format}.
-        append_info: NAME=VALUE (epoch_num=5) for every target file, in place of the source's value of that name. A
-            value is true or false, a number, or else text; after text: it is always text (version=text:2.0).
-        write_crc: Give the target's files a CRC, which MindSpore checks with crc_check. For .safetensors files the
+        append_info: NAME=VALUE (epoch_num=5) to write into every target file, replacing the source's value. Values are
+            true, false, a number or text; the prefix text: makes any value a text (version=text:2.0).
+        write_crc: Add a CRC to the target's files, which MindSpore checks with crc_check. For .safetensors files, the
             source is read twice.
-        encrypt_key: Encrypt the target's files and their records with the key of this reference: env:NAME, file:PATH or
-            block:NAME. The key is the UTF-8 bytes of the value, unless that begins with hex: or base64:. None: the
-            target is not encrypted.
+        encrypt_key: Reference to the key that encrypts the target's files and their records: env:NAME, file:PATH or
+            block:NAME. The key is the value in UTF-8, unless it begins with hex: or base64:. None: the target is not
+            encrypted.
         encrypt_mode: How the target is encrypted.
-        remove_redundancy: Keep a slice that several target ranks share on some of them only; MindSpore loads such a
-            checkpoint with remove_redundancy=True.
-        replicas: Copies of each slice to keep when redundancy is removed.
-        decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the UTF-8
-            bytes of the value, unless that begins with hex: or base64:. None: the source is not encrypted.
+        remove_redundancy: Write each slice that several target ranks share on only one of them (see 'replicas');
+            MindSpore loads such a checkpoint with remove_redundancy=True.
+        replicas: Number of copies of each slice to keep when redundancy is removed.
+        decrypt_key: Reference to the key of an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
+            value in UTF-8, unless it begins with hex: or base64:. None: the source is not encrypted.
         decrypt_mode: How an encrypted source is encrypted.
         verify: structure: names, dtypes and shapes. checksum: also every byte, read back from the target. content: also
-            every value of every copy, against the source's. none: no check.
-        check_crc: Check the CRC of source files that carry one, before anything is planned or written: reads them whole
-            once more. Tensors of DCP are checked as they are converted.
+            every value of every copy, compared with the source. none: no check.
+        check_crc: Before planning, check the CRC of source files that have one, which reads them completely once more.
+            DCP tensors are checked while they are converted.
         check_replicas: Compare all replicas of each slice in the source; fail if they differ.
-        trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
-            parameters that it gives them.
-        dry_run: Report what would be done; write, remove and wait for nothing.
-        settle_seconds: Seconds without a change to any of its files after which a step is complete.
-        patience_seconds: An incomplete newer step is awaited while it keeps changing; seconds without a change after
-            which it is skipped.
-        keep_checkpoint_max: How many conversions of this source to keep in the target, the newest; older ones are
-            removed even while somebody reads them. 0: all.
-        keep_checkpoint_per_n_minutes: Of conversions that were made within so many minutes keep one, and always the
-            newest. Counts only if 'keep at most' is 0. 0: keep all.
-        workers: Threads, for as many ranks at once, or several for one; with Dask, of all its processes together. 0:
-            one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
-            where they mostly wait for answers.
-        memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
-        bandwidth_limit: What is sent to remote storages, and received from them, by a process in a second: 10M, 512k,
-            or 1M:10M for sending and receiving, as rclone's bwlimit. None: no limit.
-        source_storage: Credential reference for the source, its strategy and the changes: env:NAME, file:PATH or
-            block:NAME, whose value is a JSON object of fsspec's storage options. None: taken from the environment.
-        target_storage: Credential reference for the target and its strategy, in the same forms.
+        trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
+            that they should have.
+        dry_run: Report what would be done, without writing, removing or waiting.
+        settle_seconds: A step is complete once none of its files has changed for this many seconds.
+        patience_seconds: Wait for a newer, incomplete step as long as it keeps changing; skip it after this many
+            seconds without a change.
+        keep_checkpoint_max: Keep this many conversions of this source in the target, the newest ones; older ones are
+            removed, even while somebody reads them. 0: keep all.
+        keep_checkpoint_per_n_minutes: Keep one conversion per this many minutes, and always the newest. Ignored if a
+            maximum number of conversions is set. 0: keep all.
+        workers: Number of threads; with Dask, of all its processes together. 0: one per core (with Dask: all that its
+            workers have), but at least 8 if source or target is on remote storage, where threads mostly wait.
+        memory_limit: Memory for the buffers of all workers of a process, at least 16MiB: 2GiB, 512MiB.
+        bandwidth_limit: Bytes per second that a process sends to and receives from remote storage, like rclone's
+            bwlimit: 10M, 512k, or 1M:10M for sending and receiving. None: no limit.
+        source_storage: Reference to credentials for the source, its strategy and the file of changes: env:NAME,
+            file:PATH or block:NAME, whose value is a JSON object of fsspec storage options. None: taken from the
+            environment.
+        target_storage: Reference to credentials for the target and its strategy, in the same forms.
 
     Raises:
         InputError: options, or the files they name, are wrong.
@@ -463,10 +505,15 @@ def plan(
     rename: Rules = (),
     cast: Rules = (),
     cast_overflow: OverflowPolicyName = "fail",
+    fp8: Fp8Name = "auto",
     transpose: Texts = (),
     changes: PathOrUrl | None = None,
     preset: PathOrUrl | None = None,
+    names: str | None = None,
     switch: Settings = (),
+    dialect: DialectName = "auto",
+    lora: PathOrUrl | None = None,
+    lora_alpha: float = 0.0,
     training_config: PathOrUrl | None = None,
     config_json: PathOrUrl | None = None,
     allow_model: Texts = (),
@@ -519,119 +566,134 @@ def plan(
         source_strategy: a strategy file, or a directory of the ranks' strategy files; None: what reshard recorded, or
             one rank with whole tensors.
         target_strategy: the same for the target; None: one rank with whole tensors.
-        auto_strategy: Without a named strategy, use the one beside a source of several ranks (../strategy, for example)
-            if it is the only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.
-        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
-            iteration: 40. None: the newest that every rank has, or the iteration that the tracker names.
-        source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
-        root: Where the model's tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined
-            by dots, such as state_dict or model.module. None: at the top.
+        auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
+            provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
+            consistent.
+        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; for a Checkpoint 2.0, the
+            iteration: 40. None: the newest step that every rank has, or the iteration in the tracker file.
+        source_prefix: Prefix of the source's files, such as CKP or CKP_1, if several runs saved into its folders.
+        root: Where the model's tensors are in a PyTorch file that holds more: the keys of their dict, joined by dots,
+            such as state_dict or model.module. None: at the top level.
         ranks: Convert only these target ranks (0-3,7), or files of a unified target, counted from 0; other machines
             convert the rest. None: all.
         integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
-            shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
-            if contents look whole and no shape is known, refuse.
-        unmatched: Parameters of the source's strategy that the target's lacks (optimizer state, often): drop and report
-            them, or fail.
+            says. no: ranks hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy;
+            fail if contents look whole and no shape is known.
+        unmatched: Parameters that only the source strategy has (often optimizer state): drop and report them, or fail.
         allow_missing: Patterns (adam_*) of target parameters that the source may lack.
-        shared_parameters: If several pipeline stages of the source hold a parameter, such as tied embeddings, with
-            different contents: first, take the first stage's; a number, that stage's; fail.
-        select: weights-only: without optimizer moments, gradient accumulators, loss scale and other training state.
+        shared_parameters: What to do if pipeline stages of the source hold different contents for the same parameter,
+            such as a tied embedding. first: take the first stage's; a number: take that stage's; fail: stop.
+        select: weights-only: leave out optimizer moments, gradient accumulators, loss scale and other training state.
         include: Patterns (model.layers.*) of source parameters to convert. Empty: all.
         exclude: Patterns of source parameters to leave out.
-        rename: OLD=NEW, a parameter's name and its new one; or re:PATTERN=NEW, a regular expression of whole names and
-            what they become, with its groups (re:layers\.(\d+)\.(.*)=h.\1.\2). The first match counts.
-        cast: PATTERN=DTYPE (*=bfloat16): floating-point parameters that get another dtype, rounded to the nearest. The
-            first match counts.
-        cast_overflow: If finite values become infinite in the dtype that they are cast to: fail, or allow it and report
-            how many do.
-        transpose: Patterns of parameters whose axes are reversed. The first match counts.
-        changes: A YAML or JSON file that declares all these changes, and splits and joins of fused parameters (qkv,
-            gate-up) as well. Options take precedence over it.
-        preset: The model's family (qwen3; reshard presets lists them), by which MindFormers' names and layouts become
-            Hugging Face's, or the other way round, as the source's names tell; or a document of your own.
-        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.
-        training_config: The training's YAML, from which the preset reads such facts.
-        config_json: The model's config.json, or its directory, for the numbers that the preset needs. None: the one in
+        rename: OLD=NEW, a parameter's name and its new name; or re:PATTERN=NEW, a regular expression that matches whole
+            names, and the new name, which may refer to groups (re:layers\.(\d+)\.(.*)=h.\1.\2). The first match counts.
+        cast: PATTERN=DTYPE (*=bfloat16): cast the floating-point parameters that match, rounding to nearest. The first
+            match counts.
+        cast_overflow: If a cast makes finite values infinite: fail, or allow it and report how many.
+        fp8: What to do with 8-bit weights that have a scale for each block. keep: copy both unchanged. dequantize: make
+            them bfloat16. auto: dequantize with a preset, else keep. quantize: make the linear layers of a Hugging Face
+            directory fp8, in blocks of 128 x 128 (unified layout only).
+        transpose: Patterns of parameters to transpose (reverse their axes). The first match counts.
+        changes: A YAML or JSON file with these changes, and with splits and joins of fused parameters (qkv, gate-up).
+            Options take precedence over it.
+        preset: The model's family (qwen3; 'reshard presets' lists them), or a preset file of your own: converts names
+            and layouts of MindFormers, Megatron or torchtitan to Hugging Face's, or the other way round, depending on
+            the source's names.
+        names: Whose names the target gets: hf, mindformers, megatron or titan, if the preset has them, or one of its
+            worlds (mcore, legacy). None: Hugging Face's, or MindFormers' if the source has Hugging Face's.
+        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not show; names=WORLD says whose names
+            the source has, where they do not show it.
+        dialect: How the target's Hugging Face directory names experts. hub: one by one, as files on the hub.
+            transformers5: all of a layer in one parameter, as transformers 5 has them in memory. auto: as the directory
+            that the target is modelled on, or else hub.
+        lora: A LoRA adapter to merge into the source's weights, before all other changes, or after the preset's if it
+            has the names that these make: a directory of PEFT's or MindFormers', or the source itself, if its files
+            have both.
+        lora_alpha: Alpha of an adapter whose files do not state it. 0: take it from them or the training's YAML.
+        training_config: The training's YAML, from which the preset's switches and the adapter's alpha are taken.
+        config_json: The model's config.json, or its directory, with the numbers that the preset needs. None: the one in
             the directory that the target is modelled on, or beside the source.
-        allow_model: A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model
-            must have the names and layouts of the preset's family.
-        layout: ranks: a file for each target rank. unified: whole tensors, each in one of a few .safetensors files with
-            an index, as Hugging Face's loaders want them. checkpoint2: MindFormers' Checkpoint 2.0,
-            TARGET/iteration_00000040 with metadata, and a tracker that names it; or TARGET itself, if that is its name.
-            torch_dist: Megatron-Core's distributed checkpoint (--ckpt-format torch_dist), which any number of its ranks
-            can load: TARGET/iter_0000040 with .distcp files, common.pt and metadata, or TARGET/release, and a tracker.
-            dcp: PyTorch's Distributed Checkpoint, .distcp files and .metadata, which any number of processes can load.
-            megatron: Megatron-Core's files of ranks (--ckpt-format torch), which MindSpeed loads as well:
-            TARGET/iter_0000040/mp_rank_00/model_optim_rng.pt or TARGET/release/…, and a tracker that names it.
-            universal: DeepSpeed's universal checkpoint, TARGET/global_step40_universal with a file for each tensor,
-            which trainings of any world size and ZeRO stage load, and latest_universal that names it.
+        allow_model: A model_type (kimi_k2) to accept although the preset does not list it: the model must have the
+            names and layouts of the preset's family.
+        layout: ranks: one file per target rank. unified: whole tensors in a few .safetensors files with an index, as
+            Hugging Face's loaders expect. checkpoint2: MindFormers' Checkpoint 2.0, in TARGET/iteration_00000040 with a
+            tracker file beside it, or in TARGET itself if it has such a name. torch_dist: Megatron-Core's distributed
+            checkpoint (--ckpt-format torch_dist), which any number of ranks can load, in TARGET/iter_0000040 or
+            TARGET/release, with a tracker file. dcp: PyTorch's Distributed Checkpoint (.distcp files and .metadata),
+            which any number of processes can load. megatron: Megatron-Core's per-rank files (--ckpt-format torch),
+            which MindSpeed also loads, in TARGET/iter_0000040 or TARGET/release, with a tracker file. universal:
+            DeepSpeed's universal checkpoint, which any world size and ZeRO stage can load, in
+            TARGET/global_step40_universal with a file for each tensor, and the tracker latest_universal.
         iteration: Number of the iteration to write (checkpoint2, megatron, torch_dist and universal layouts only).
-            None: the source's, or the one in TARGET's name; else Megatron's release, or 0.
-        optimizer_step: How many steps the optimizer has made whose moments are converted (universal layout only): those
-            of the training, without skipped ones. 0: as the source says.
-        attention_heads: Number of attention heads, if neither shapes nor the source's own arguments tell it (megatron
+            None: the one in TARGET's name, or the source's; otherwise a release (Megatron) or 0.
+        optimizer_step: Number of optimizer steps behind the converted moments, without skipped ones (universal layout
+            only). 0: as recorded in the source.
+        attention_heads: Number of attention heads, if neither shapes nor the source's own arguments show it (megatron
             and torch_dist layouts only).
         tensor_parallel: Size of tensor parallelism (megatron layout only).
         pipeline_parallel: Number of pipeline stages (megatron layout only).
-        virtual_pipeline: Chunks of layers of each pipeline stage, as of Megatron's
-            --num-virtual-stages-per-pipeline-rank (megatron layout only).
+        virtual_pipeline: Megatron's --num-virtual-stages-per-pipeline-rank: chunks of layers per pipeline stage
+            (megatron layout only).
         expert_parallel: Size of expert parallelism (megatron layout only).
-        expert_tensor_parallel: Size of tensor parallelism of experts (megatron layout only). 0: that of all else.
-        pipeline_first_layers: Layers of the first pipeline stage, if others have more or fewer (megatron layout only).
-        pipeline_last_layers: Layers of the last pipeline stage, if others have more or fewer (megatron layout only).
-        pad_vocab_to: Rows of embedding and output layer, which the last one fills up (megatron layout only). Megatron
-            wants a multiple of --make-vocab-size-divisible-by and the size of tensor parallelism. 0: as many as there
-            are.
-        shards: Number of files to divide the rows of every tensor among, as FSDP does (dcp without a target strategy,
-            and torch_dist only). 0: 8.
-        transformer_impl: Megatron's --transformer-impl of the training that loads the target: layers with experts have
-            their norms under other names (torch_dist layout only). source: as the source's own arguments say, else
-            transformer_engine.
-        common: KEY=VALUE (loss_scale=65536, epoch_num=null) for common.json, in place of the source's value
+        expert_tensor_parallel: Size of tensor parallelism for experts (megatron layout only). 0: the same as for
+            everything else.
+        pipeline_first_layers: Number of layers in the first pipeline stage, if it differs from the others (megatron
+            layout only).
+        pipeline_last_layers: Number of layers in the last pipeline stage, if it differs from the others (megatron
+            layout only).
+        pad_vocab_to: Pad embedding and output layer to this many rows by repeating the last one (megatron layout only).
+            Megatron needs a multiple of --make-vocab-size-divisible-by times the size of tensor parallelism. 0: no
+            padding.
+        shards: Number of files among which to divide the rows of every tensor, as FSDP does (torch_dist, and dcp
+            without a target strategy). 0: 8.
+        transformer_impl: The --transformer-impl of the Megatron training that loads the target, which determines the
+            names of norms in layers with experts (torch_dist layout only). source: from the source's own arguments,
+            otherwise transformer_engine.
+        common: KEY=VALUE (loss_scale=65536, epoch_num=null) to write into common.json, replacing the source's value
             (checkpoint2 layout only).
-        like: Hugging Face directory to model the target on (unified layout only). Its config.json, with the dtype that
-            is written, and its tokenizer are copied; names, shapes and dtypes must match its weights, if it has any.
-            None: the one that the source brings beside its files, if it brings one.
+        like: Hugging Face directory to model the target on (unified layout only). Its tokenizer and config.json are
+            copied, the latter with the dtype that is written; if it has weights, names, shapes and dtypes must match
+            them. None: the one that lies beside the source's files, if any.
         max_shard_size: Maximum shard size (unified layout only): 5GB, 512MiB. A larger tensor gets a file of its own.
         unified_naming: File names (unified layout only). huggingface: model-00001-of-00003.safetensors and
             model.safetensors.index.json. mindspore: part0.safetensors and param_name_map.json.
-        format: Kind of the target's files; same: the source's.
+        format: Format of the target's files; same: the source's format.
         prefix: Target files are rank_{r}/{prefix}{r}.{format}.
-        append_info: NAME=VALUE (epoch_num=5) for every target file, in place of the source's value of that name. A
-            value is true or false, a number, or else text; after text: it is always text (version=text:2.0).
-        write_crc: Give the target's files a CRC, which MindSpore checks with crc_check. For .safetensors files the
+        append_info: NAME=VALUE (epoch_num=5) to write into every target file, replacing the source's value. Values are
+            true, false, a number or text; the prefix text: makes any value a text (version=text:2.0).
+        write_crc: Add a CRC to the target's files, which MindSpore checks with crc_check. For .safetensors files, the
             source is read twice.
-        encrypt_key: Encrypt the target's files and their records with the key of this reference: env:NAME, file:PATH or
-            block:NAME. The key is the UTF-8 bytes of the value, unless that begins with hex: or base64:. None: the
-            target is not encrypted.
+        encrypt_key: Reference to the key that encrypts the target's files and their records: env:NAME, file:PATH or
+            block:NAME. The key is the value in UTF-8, unless it begins with hex: or base64:. None: the target is not
+            encrypted.
         encrypt_mode: How the target is encrypted.
-        remove_redundancy: Keep a slice that several target ranks share on some of them only; MindSpore loads such a
-            checkpoint with remove_redundancy=True.
-        replicas: Copies of each slice to keep when redundancy is removed.
-        decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the UTF-8
-            bytes of the value, unless that begins with hex: or base64:. None: the source is not encrypted.
+        remove_redundancy: Write each slice that several target ranks share on only one of them (see 'replicas');
+            MindSpore loads such a checkpoint with remove_redundancy=True.
+        replicas: Number of copies of each slice to keep when redundancy is removed.
+        decrypt_key: Reference to the key of an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
+            value in UTF-8, unless it begins with hex: or base64:. None: the source is not encrypted.
         decrypt_mode: How an encrypted source is encrypted.
-        recover: If source files are missing, truncated, fail their CRC or are named as faulty, read their slices from
+        recover: If source files are missing, truncated, fail their CRC or are listed as faulty, read their slices from
             other ranks that hold the same, and report it.
         fault_ranks: Source ranks (3,7) whose files to ignore; needs 'recover'.
         verify: structure: names, dtypes and shapes. checksum: also every byte, read back from the target. content: also
-            every value of every copy, against the source's. none: no check.
-        check_crc: Check the CRC of source files that carry one, before anything is planned or written: reads them whole
-            once more. Tensors of DCP are checked as they are converted.
+            every value of every copy, compared with the source. none: no check.
+        check_crc: Before planning, check the CRC of source files that have one, which reads them completely once more.
+            DCP tensors are checked while they are converted.
         check_replicas: Compare all replicas of each slice in the source; fail if they differ.
-        trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
-            parameters that it gives them.
-        overwrite: Replace the checkpoint at the target; it stays until the new one is complete.
-        workers: Threads, for as many ranks at once, or several for one; with Dask, of all its processes together. 0:
-            one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
-            where they mostly wait for answers.
-        memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
-        bandwidth_limit: What is sent to remote storages, and received from them, by a process in a second: 10M, 512k,
-            or 1M:10M for sending and receiving, as rclone's bwlimit. None: no limit.
-        source_storage: Credential reference for the source, its strategy and the changes: env:NAME, file:PATH or
-            block:NAME, whose value is a JSON object of fsspec's storage options. None: taken from the environment.
-        target_storage: Credential reference for the target and its strategy, in the same forms.
+        trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
+            that they should have.
+        overwrite: Replace the checkpoint at the target, which is kept until the new one is complete.
+        workers: Number of threads; with Dask, of all its processes together. 0: one per core (with Dask: all that its
+            workers have), but at least 8 if source or target is on remote storage, where threads mostly wait.
+        memory_limit: Memory for the buffers of all workers of a process, at least 16MiB: 2GiB, 512MiB.
+        bandwidth_limit: Bytes per second that a process sends to and receives from remote storage, like rclone's
+            bwlimit: 10M, 512k, or 1M:10M for sending and receiving. None: no limit.
+        source_storage: Reference to credentials for the source, its strategy and the file of changes: env:NAME,
+            file:PATH or block:NAME, whose value is a JSON object of fsspec storage options. None: taken from the
+            environment.
+        target_storage: Reference to credentials for the target and its strategy, in the same forms.
 
     Raises:
         InputError: options, or the files they name, are wrong.
@@ -662,10 +724,14 @@ def load_rank(
     rename: Rules = (),
     cast: Rules = (),
     cast_overflow: OverflowPolicyName = "fail",
+    fp8: Fp8Name = "auto",
     transpose: Texts = (),
     changes: PathOrUrl | None = None,
     preset: PathOrUrl | None = None,
     switch: Settings = (),
+    dialect: DialectName = "auto",
+    lora: PathOrUrl | None = None,
+    lora_alpha: float = 0.0,
     training_config: PathOrUrl | None = None,
     config_json: PathOrUrl | None = None,
     allow_model: Texts = (),
@@ -692,63 +758,74 @@ def load_rank(
             one rank with whole tensors.
         target_strategy: how the parameters are to be sharded, in the same forms; None: one rank with whole tensors.
         names: names in the target of the parameters to load; None: all.
-        auto_strategy: Without a named strategy, use the one beside a source of several ranks (../strategy, for example)
-            if it is the only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.
-        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
-            iteration: 40. None: the newest that every rank has, or the iteration that the tracker names.
-        source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
-        root: Where the model's tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined
-            by dots, such as state_dict or model.module. None: at the top.
+        auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
+            provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
+            consistent.
+        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; for a Checkpoint 2.0, the
+            iteration: 40. None: the newest step that every rank has, or the iteration in the tracker file.
+        source_prefix: Prefix of the source's files, such as CKP or CKP_1, if several runs saved into its folders.
+        root: Where the model's tensors are in a PyTorch file that holds more: the keys of their dict, joined by dots,
+            such as state_dict or model.module. None: at the top level.
         integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
-            shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
-            if contents look whole and no shape is known, refuse.
-        unmatched: Parameters of the source's strategy that the target's lacks (optimizer state, often): drop and report
-            them, or fail.
+            says. no: ranks hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy;
+            fail if contents look whole and no shape is known.
+        unmatched: Parameters that only the source strategy has (often optimizer state): drop and report them, or fail.
         allow_missing: Patterns (adam_*) of target parameters that the source may lack.
-        shared_parameters: If several pipeline stages of the source hold a parameter, such as tied embeddings, with
-            different contents: first, take the first stage's; a number, that stage's; fail.
-        select: weights-only: without optimizer moments, gradient accumulators, loss scale and other training state.
+        shared_parameters: What to do if pipeline stages of the source hold different contents for the same parameter,
+            such as a tied embedding. first: take the first stage's; a number: take that stage's; fail: stop.
+        select: weights-only: leave out optimizer moments, gradient accumulators, loss scale and other training state.
         include: Patterns (model.layers.*) of source parameters to convert. Empty: all.
         exclude: Patterns of source parameters to leave out.
-        rename: OLD=NEW, a parameter's name and its new one; or re:PATTERN=NEW, a regular expression of whole names and
-            what they become, with its groups (re:layers\.(\d+)\.(.*)=h.\1.\2). The first match counts.
-        cast: PATTERN=DTYPE (*=bfloat16): floating-point parameters that get another dtype, rounded to the nearest. The
-            first match counts.
-        cast_overflow: If finite values become infinite in the dtype that they are cast to: fail, or allow it and report
-            how many do.
-        transpose: Patterns of parameters whose axes are reversed. The first match counts.
-        changes: A YAML or JSON file that declares all these changes, and splits and joins of fused parameters (qkv,
-            gate-up) as well. Options take precedence over it.
-        preset: The model's family (qwen3; reshard presets lists them), by which MindFormers' names and layouts become
-            Hugging Face's, or the other way round, as the source's names tell; or a document of your own.
-        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.
-        training_config: The training's YAML, from which the preset reads such facts.
-        config_json: The model's config.json, or its directory, for the numbers that the preset needs. None: the one in
+        rename: OLD=NEW, a parameter's name and its new name; or re:PATTERN=NEW, a regular expression that matches whole
+            names, and the new name, which may refer to groups (re:layers\.(\d+)\.(.*)=h.\1.\2). The first match counts.
+        cast: PATTERN=DTYPE (*=bfloat16): cast the floating-point parameters that match, rounding to nearest. The first
+            match counts.
+        cast_overflow: If a cast makes finite values infinite: fail, or allow it and report how many.
+        fp8: What to do with 8-bit weights that have a scale for each block. keep: copy both unchanged. dequantize: make
+            them bfloat16. auto: dequantize with a preset, else keep. quantize: make the linear layers of a Hugging Face
+            directory fp8, in blocks of 128 x 128 (unified layout only).
+        transpose: Patterns of parameters to transpose (reverse their axes). The first match counts.
+        changes: A YAML or JSON file with these changes, and with splits and joins of fused parameters (qkv, gate-up).
+            Options take precedence over it.
+        preset: The model's family (qwen3; 'reshard presets' lists them), or a preset file of your own: converts names
+            and layouts of MindFormers, Megatron or torchtitan to Hugging Face's, or the other way round, depending on
+            the source's names.
+        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not show; names=WORLD says whose names
+            the source has, where they do not show it.
+        dialect: How the target's Hugging Face directory names experts. hub: one by one, as files on the hub.
+            transformers5: all of a layer in one parameter, as transformers 5 has them in memory. auto: as the directory
+            that the target is modelled on, or else hub.
+        lora: A LoRA adapter to merge into the source's weights, before all other changes, or after the preset's if it
+            has the names that these make: a directory of PEFT's or MindFormers', or the source itself, if its files
+            have both.
+        lora_alpha: Alpha of an adapter whose files do not state it. 0: take it from them or the training's YAML.
+        training_config: The training's YAML, from which the preset's switches and the adapter's alpha are taken.
+        config_json: The model's config.json, or its directory, with the numbers that the preset needs. None: the one in
             the directory that the target is modelled on, or beside the source.
-        allow_model: A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model
-            must have the names and layouts of the preset's family.
-        append_info: NAME=VALUE (epoch_num=5) for every target file, in place of the source's value of that name. A
-            value is true or false, a number, or else text; after text: it is always text (version=text:2.0).
-        decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the UTF-8
-            bytes of the value, unless that begins with hex: or base64:. None: the source is not encrypted.
+        allow_model: A model_type (kimi_k2) to accept although the preset does not list it: the model must have the
+            names and layouts of the preset's family.
+        append_info: NAME=VALUE (epoch_num=5) to write into every target file, replacing the source's value. Values are
+            true, false, a number or text; the prefix text: makes any value a text (version=text:2.0).
+        decrypt_key: Reference to the key of an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
+            value in UTF-8, unless it begins with hex: or base64:. None: the source is not encrypted.
         decrypt_mode: How an encrypted source is encrypted.
-        recover: If source files are missing, truncated, fail their CRC or are named as faulty, read their slices from
+        recover: If source files are missing, truncated, fail their CRC or are listed as faulty, read their slices from
             other ranks that hold the same, and report it.
         fault_ranks: Source ranks (3,7) whose files to ignore; needs 'recover'.
-        check_crc: Check the CRC of source files that carry one, before anything is planned or written: reads them whole
-            once more. Tensors of DCP are checked as they are converted.
+        check_crc: Before planning, check the CRC of source files that have one, which reads them completely once more.
+            DCP tensors are checked while they are converted.
         check_replicas: Compare all replicas of each slice in the source; fail if they differ.
-        trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
-            parameters that it gives them.
-        workers: Threads, for as many ranks at once, or several for one; with Dask, of all its processes together. 0:
-            one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
-            where they mostly wait for answers.
-        memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
-        bandwidth_limit: What is sent to remote storages, and received from them, by a process in a second: 10M, 512k,
-            or 1M:10M for sending and receiving, as rclone's bwlimit. None: no limit.
-        source_storage: Credential reference for the source, its strategy and the changes: env:NAME, file:PATH or
-            block:NAME, whose value is a JSON object of fsspec's storage options. None: taken from the environment.
-        target_storage: Credential reference for the target and its strategy, in the same forms.
+        trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
+            that they should have.
+        workers: Number of threads; with Dask, of all its processes together. 0: one per core (with Dask: all that its
+            workers have), but at least 8 if source or target is on remote storage, where threads mostly wait.
+        memory_limit: Memory for the buffers of all workers of a process, at least 16MiB: 2GiB, 512MiB.
+        bandwidth_limit: Bytes per second that a process sends to and receives from remote storage, like rclone's
+            bwlimit: 10M, 512k, or 1M:10M for sending and receiving. None: no limit.
+        source_storage: Reference to credentials for the source, its strategy and the file of changes: env:NAME,
+            file:PATH or block:NAME, whose value is a JSON object of fsspec storage options. None: taken from the
+            environment.
+        target_storage: Reference to credentials for the target and its strategy, in the same forms.
 
     Raises:
         InputError: options, or the files they name, are wrong; or the target has no such rank, or parameter.
@@ -777,10 +854,14 @@ def plan_load(
     rename: Rules = (),
     cast: Rules = (),
     cast_overflow: OverflowPolicyName = "fail",
+    fp8: Fp8Name = "auto",
     transpose: Texts = (),
     changes: PathOrUrl | None = None,
     preset: PathOrUrl | None = None,
     switch: Settings = (),
+    dialect: DialectName = "auto",
+    lora: PathOrUrl | None = None,
+    lora_alpha: float = 0.0,
     training_config: PathOrUrl | None = None,
     config_json: PathOrUrl | None = None,
     allow_model: Texts = (),
@@ -807,63 +888,74 @@ def plan_load(
         source_strategy: a strategy file, or a directory of the ranks' strategy files; None: what reshard recorded, or
             one rank with whole tensors.
         target_strategy: how the parameters are to be sharded, in the same forms; None: one rank with whole tensors.
-        auto_strategy: Without a named strategy, use the one beside a source of several ranks (../strategy, for example)
-            if it is the only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.
-        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
-            iteration: 40. None: the newest that every rank has, or the iteration that the tracker names.
-        source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
-        root: Where the model's tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined
-            by dots, such as state_dict or model.module. None: at the top.
+        auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
+            provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
+            consistent.
+        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; for a Checkpoint 2.0, the
+            iteration: 40. None: the newest step that every rank has, or the iteration in the tracker file.
+        source_prefix: Prefix of the source's files, such as CKP or CKP_1, if several runs saved into its folders.
+        root: Where the model's tensors are in a PyTorch file that holds more: the keys of their dict, joined by dots,
+            such as state_dict or model.module. None: at the top level.
         integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
-            shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
-            if contents look whole and no shape is known, refuse.
-        unmatched: Parameters of the source's strategy that the target's lacks (optimizer state, often): drop and report
-            them, or fail.
+            says. no: ranks hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy;
+            fail if contents look whole and no shape is known.
+        unmatched: Parameters that only the source strategy has (often optimizer state): drop and report them, or fail.
         allow_missing: Patterns (adam_*) of target parameters that the source may lack.
-        shared_parameters: If several pipeline stages of the source hold a parameter, such as tied embeddings, with
-            different contents: first, take the first stage's; a number, that stage's; fail.
-        select: weights-only: without optimizer moments, gradient accumulators, loss scale and other training state.
+        shared_parameters: What to do if pipeline stages of the source hold different contents for the same parameter,
+            such as a tied embedding. first: take the first stage's; a number: take that stage's; fail: stop.
+        select: weights-only: leave out optimizer moments, gradient accumulators, loss scale and other training state.
         include: Patterns (model.layers.*) of source parameters to convert. Empty: all.
         exclude: Patterns of source parameters to leave out.
-        rename: OLD=NEW, a parameter's name and its new one; or re:PATTERN=NEW, a regular expression of whole names and
-            what they become, with its groups (re:layers\.(\d+)\.(.*)=h.\1.\2). The first match counts.
-        cast: PATTERN=DTYPE (*=bfloat16): floating-point parameters that get another dtype, rounded to the nearest. The
-            first match counts.
-        cast_overflow: If finite values become infinite in the dtype that they are cast to: fail, or allow it and report
-            how many do.
-        transpose: Patterns of parameters whose axes are reversed. The first match counts.
-        changes: A YAML or JSON file that declares all these changes, and splits and joins of fused parameters (qkv,
-            gate-up) as well. Options take precedence over it.
-        preset: The model's family (qwen3; reshard presets lists them), by which MindFormers' names and layouts become
-            Hugging Face's, or the other way round, as the source's names tell; or a document of your own.
-        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.
-        training_config: The training's YAML, from which the preset reads such facts.
-        config_json: The model's config.json, or its directory, for the numbers that the preset needs. None: the one in
+        rename: OLD=NEW, a parameter's name and its new name; or re:PATTERN=NEW, a regular expression that matches whole
+            names, and the new name, which may refer to groups (re:layers\.(\d+)\.(.*)=h.\1.\2). The first match counts.
+        cast: PATTERN=DTYPE (*=bfloat16): cast the floating-point parameters that match, rounding to nearest. The first
+            match counts.
+        cast_overflow: If a cast makes finite values infinite: fail, or allow it and report how many.
+        fp8: What to do with 8-bit weights that have a scale for each block. keep: copy both unchanged. dequantize: make
+            them bfloat16. auto: dequantize with a preset, else keep. quantize: make the linear layers of a Hugging Face
+            directory fp8, in blocks of 128 x 128 (unified layout only).
+        transpose: Patterns of parameters to transpose (reverse their axes). The first match counts.
+        changes: A YAML or JSON file with these changes, and with splits and joins of fused parameters (qkv, gate-up).
+            Options take precedence over it.
+        preset: The model's family (qwen3; 'reshard presets' lists them), or a preset file of your own: converts names
+            and layouts of MindFormers, Megatron or torchtitan to Hugging Face's, or the other way round, depending on
+            the source's names.
+        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not show; names=WORLD says whose names
+            the source has, where they do not show it.
+        dialect: How the target's Hugging Face directory names experts. hub: one by one, as files on the hub.
+            transformers5: all of a layer in one parameter, as transformers 5 has them in memory. auto: as the directory
+            that the target is modelled on, or else hub.
+        lora: A LoRA adapter to merge into the source's weights, before all other changes, or after the preset's if it
+            has the names that these make: a directory of PEFT's or MindFormers', or the source itself, if its files
+            have both.
+        lora_alpha: Alpha of an adapter whose files do not state it. 0: take it from them or the training's YAML.
+        training_config: The training's YAML, from which the preset's switches and the adapter's alpha are taken.
+        config_json: The model's config.json, or its directory, with the numbers that the preset needs. None: the one in
             the directory that the target is modelled on, or beside the source.
-        allow_model: A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model
-            must have the names and layouts of the preset's family.
-        append_info: NAME=VALUE (epoch_num=5) for every target file, in place of the source's value of that name. A
-            value is true or false, a number, or else text; after text: it is always text (version=text:2.0).
-        decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the UTF-8
-            bytes of the value, unless that begins with hex: or base64:. None: the source is not encrypted.
+        allow_model: A model_type (kimi_k2) to accept although the preset does not list it: the model must have the
+            names and layouts of the preset's family.
+        append_info: NAME=VALUE (epoch_num=5) to write into every target file, replacing the source's value. Values are
+            true, false, a number or text; the prefix text: makes any value a text (version=text:2.0).
+        decrypt_key: Reference to the key of an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
+            value in UTF-8, unless it begins with hex: or base64:. None: the source is not encrypted.
         decrypt_mode: How an encrypted source is encrypted.
-        recover: If source files are missing, truncated, fail their CRC or are named as faulty, read their slices from
+        recover: If source files are missing, truncated, fail their CRC or are listed as faulty, read their slices from
             other ranks that hold the same, and report it.
         fault_ranks: Source ranks (3,7) whose files to ignore; needs 'recover'.
-        check_crc: Check the CRC of source files that carry one, before anything is planned or written: reads them whole
-            once more. Tensors of DCP are checked as they are converted.
+        check_crc: Before planning, check the CRC of source files that have one, which reads them completely once more.
+            DCP tensors are checked while they are converted.
         check_replicas: Compare all replicas of each slice in the source; fail if they differ.
-        trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
-            parameters that it gives them.
-        workers: Threads, for as many ranks at once, or several for one; with Dask, of all its processes together. 0:
-            one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
-            where they mostly wait for answers.
-        memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
-        bandwidth_limit: What is sent to remote storages, and received from them, by a process in a second: 10M, 512k,
-            or 1M:10M for sending and receiving, as rclone's bwlimit. None: no limit.
-        source_storage: Credential reference for the source, its strategy and the changes: env:NAME, file:PATH or
-            block:NAME, whose value is a JSON object of fsspec's storage options. None: taken from the environment.
-        target_storage: Credential reference for the target and its strategy, in the same forms.
+        trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
+            that they should have.
+        workers: Number of threads; with Dask, of all its processes together. 0: one per core (with Dask: all that its
+            workers have), but at least 8 if source or target is on remote storage, where threads mostly wait.
+        memory_limit: Memory for the buffers of all workers of a process, at least 16MiB: 2GiB, 512MiB.
+        bandwidth_limit: Bytes per second that a process sends to and receives from remote storage, like rclone's
+            bwlimit: 10M, 512k, or 1M:10M for sending and receiving. None: no limit.
+        source_storage: Reference to credentials for the source, its strategy and the file of changes: env:NAME,
+            file:PATH or block:NAME, whose value is a JSON object of fsspec storage options. None: taken from the
+            environment.
+        target_storage: Reference to credentials for the target and its strategy, in the same forms.
 
     Raises:
         InputError: options, or the files they name, are wrong.
@@ -910,29 +1002,30 @@ def open(  # noqa: A001
         strategy: how it is sharded: a strategy file, or a directory of the ranks' strategy files; None: by its own
             records or metadata, else not at all.
         storage: name of its storage options: `env:NAME`, `file:PATH` or `block:NAME`.
-        auto_strategy: Without a named strategy, use the one beside a source of several ranks (../strategy, for example)
-            if it is the only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.
-        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
-            iteration: 40. None: the newest that every rank has, or the iteration that the tracker names.
-        root: Where the model's tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined
-            by dots, such as state_dict or model.module. None: at the top.
-        source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
+        auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
+            provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
+            consistent.
+        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; for a Checkpoint 2.0, the
+            iteration: 40. None: the newest step that every rank has, or the iteration in the tracker file.
+        root: Where the model's tensors are in a PyTorch file that holds more: the keys of their dict, joined by dots,
+            such as state_dict or model.module. None: at the top level.
+        source_prefix: Prefix of the source's files, such as CKP or CKP_1, if several runs saved into its folders.
         integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
-            shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
-            if contents look whole and no shape is known, refuse.
-        trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
-            parameters that it gives them.
-        recover: If source files are missing, truncated, fail their CRC or are named as faulty, read their slices from
+            says. no: ranks hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy;
+            fail if contents look whole and no shape is known.
+        trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
+            that they should have.
+        recover: If source files are missing, truncated, fail their CRC or are listed as faulty, read their slices from
             other ranks that hold the same, and report it.
         fault_ranks: Source ranks (3,7) whose files to ignore; needs 'recover'.
         check_crc: Check the CRC of files that carry one: reads them whole.
-        decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the UTF-8
-            bytes of the value, unless that begins with hex: or base64:. None: the source is not encrypted.
+        decrypt_key: Reference to the key of an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
+            value in UTF-8, unless it begins with hex: or base64:. None: the source is not encrypted.
         decrypt_mode: How an encrypted source is encrypted.
-        workers: Threads that read headers. 0: one for each core.
+        workers: Number of threads that read headers. 0: one per core.
         memory_limit: Memory for the buffers of each thread that reads: 2GiB, 512MiB; arrays are not counted.
-        bandwidth_limit: What is sent to remote storages, and received from them, by a process in a second: 10M, 512k,
-            or 1M:10M for sending and receiving, as rclone's bwlimit. None: no limit.
+        bandwidth_limit: Bytes per second that a process sends to and receives from remote storage, like rclone's
+            bwlimit: 10M, 512k, or 1M:10M for sending and receiving. None: no limit.
 
     Raises:
         InputError: options are wrong, or the checkpoint cannot be used.
@@ -963,18 +1056,18 @@ def verify(
         progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
         cancel: an event that ends the work with a StoppedError once it is set.
         level: structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while
-            writing, and the CRC of files that have one. content: also every value against the source, which has to be
-            where it was.
-        decrypt_key: Key reference for an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is the UTF-8
-            bytes of the value, unless that begins with hex: or base64:. None: it is not encrypted.
+            writing, and the CRC of files that have one. content: also every value, compared with the source, which must
+            still be in its place.
+        decrypt_key: Reference to the key of an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is the
+            value in UTF-8, unless it begins with hex: or base64:. None: it is not encrypted.
         decrypt_mode: How an encrypted checkpoint is encrypted.
-        storage: Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec's
+        storage: Reference to credentials: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec
             storage options. None: taken from the environment.
-        source_storage: Credential reference for the source, which the level content reads, in the same forms.
-        source_decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
-            UTF-8 bytes of the value, unless that begins with hex: or base64:. None: the source is not encrypted.
+        source_storage: Reference to credentials for the source, which the level content reads, in the same forms.
+        source_decrypt_key: Reference to the key of an encrypted source: env:NAME, file:PATH or block:NAME. The key is
+            the value in UTF-8, unless it begins with hex: or base64:. None: the source is not encrypted.
         source_decrypt_mode: How an encrypted source is encrypted.
-        bandwidth_limit: What is received from remote storages in a second: 10M, as rclone's bwlimit.
+        bandwidth_limit: Bytes per second that are received from remote storage, like rclone's bwlimit: 10M.
 
     Raises:
         InputError: options are wrong, or the target has no manifest that can be read.
@@ -1006,7 +1099,11 @@ def diff(
     exclude: Texts = (),
     preset: PathOrUrl | None = None,
     changes: PathOrUrl | None = None,
+    names: str | None = None,
+    fp8: Fp8Name = "auto",
     switch: Settings = (),
+    lora: PathOrUrl | None = None,
+    lora_alpha: float = 0.0,
     training_config: PathOrUrl | None = None,
     config_json: PathOrUrl | None = None,
     allow_model: Texts = (),
@@ -1030,48 +1127,54 @@ def diff(
         strategy_b: how B is sharded.
         progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
         cancel: an event that ends the work with a StoppedError once it is set.
-        auto_strategy: Without a named strategy of a side, use the one beside a checkpoint of several ranks if it is the
-            only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.
-        step_a: Epoch and step, as in its file names: 10_5. None: the newest that every rank has.
+        auto_strategy: If no strategy is given for a side, use the one beside its checkpoint, provided that it is the
+            only one there, is older than the checkpoint, and 'reshard doctor' finds it consistent.
+        step_a: Epoch and step of A, as in its file names: 10_5. None: the newest that every rank has.
         step_b: Epoch and step of B.
-        root_a: Where the tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined by
-            dots, such as state_dict. None: at the top.
+        root_a: Where the tensors are in a PyTorch file that holds more: the keys of their dict, joined by dots, such as
+            state_dict. None: at the top level.
         root_b: The same in the files of B.
-        integrated_save_a: yes: every rank of A holds whole tensors (integrated_save), whatever its strategy shards. no:
-            ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; if contents
-            look whole and no shape is known, refuse.
+        integrated_save_a: yes: every rank of A holds whole tensors (integrated_save), whatever its strategy says. no:
+            ranks hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy; fail if
+            contents look whole and no shape is known.
         integrated_save_b: The same for the ranks of B.
-        trust_strategy_a: Keep to A's strategy although contents contradict it, or ranks lack parameters that it gives
-            them.
+        trust_strategy_a: Use A's strategy even if contents contradict it, or ranks lack parameters that they should
+            have.
         trust_strategy_b: The same for B.
         select: weights-only: do not compare optimizer moments, gradient accumulators, loss scale and other training
             state.
         include: Patterns (model.layers.*) of parameters to compare, by the names of A or of B. Empty: all.
         exclude: Patterns of parameters to ignore, by the names of A or of B.
-        preset: Compare what A becomes by this model family's preset (qwen3; reshard presets lists them): B may be its
-            export to Hugging Face's names, or what it was made from.
-        changes: Compare what A becomes by this document of declared changes, after a preset's if there is one: B may be
-            what was converted with it. Its selection holds for A.
-        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.
-        training_config: The training's YAML, from which the preset reads such facts.
+        preset: Compare B with A after this model family's preset (qwen3; 'reshard presets' lists them): B may be A's
+            export to Hugging Face's names, or what A was made from.
+        changes: Compare B with A after the changes in this file, and after the preset if one is given: B may be what
+            was converted with it. Its selection applies to A.
+        names: Whose names B has: hf, mindformers, megatron or titan, or another world of the preset (mcore, legacy).
+            None: Hugging Face's, or MindFormers' if A has Hugging Face's.
+        fp8: Compare what A becomes by this option of a conversion. quantize: B may be its export to fp8.
+        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not show.
+        lora: Compare what A becomes with this LoRA adapter merged, before all other changes, or after the preset's if
+            it has the names that these make.
+        lora_alpha: Alpha of an adapter whose files do not state it. 0: take it from them or the training's YAML.
+        training_config: The training's YAML, from which the preset reads such facts, and the adapter's alpha is taken.
         config_json: The model's config.json, or its directory, for the numbers that the preset needs. None: the one
             beside A or B.
-        allow_model: A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model
-            must have the names and layouts of the preset's family.
+        allow_model: A model_type (kimi_k2) to accept although the preset does not list it: the model must have the
+            names and layouts of the preset's family.
         ignore_dtype: Compare floating-point parameters of different dtypes after casting the wider dtype to the other.
-        decrypt_key_a: Key reference for an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is the
-            UTF-8 bytes of the value, unless that begins with hex: or base64:. None: it is not encrypted.
+        decrypt_key_a: Reference to the key of an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is
+            the value in UTF-8, unless it begins with hex: or base64:. None: it is not encrypted.
         decrypt_mode_a: How A is encrypted, if it is.
-        decrypt_key_b: Key reference for an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is the
-            UTF-8 bytes of the value, unless that begins with hex: or base64:. None: it is not encrypted.
+        decrypt_key_b: Reference to the key of an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is
+            the value in UTF-8, unless it begins with hex: or base64:. None: it is not encrypted.
         decrypt_mode_b: How B is encrypted, if it is.
-        storage_a: Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec's
+        storage_a: Reference to credentials: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec
             storage options. None: taken from the environment.
-        storage_b: Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec's
+        storage_b: Reference to credentials: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec
             storage options. None: taken from the environment.
-        workers: Threads. 0: one for each core.
-        memory_limit: Memory for the buffers of all workers: 2GiB, 512MiB. Less memory, fewer workers at once.
-        bandwidth_limit: What is received from remote storages in a second: 10M, as rclone's bwlimit.
+        workers: Number of threads. 0: one per core.
+        memory_limit: Memory for the buffers of all workers: 2GiB, 512MiB. With less memory, fewer work at once.
+        bandwidth_limit: Bytes per second that are received from remote storage, like rclone's bwlimit: 10M.
 
     Raises:
         InputError: options, or the files they name, are wrong.
@@ -1112,30 +1215,30 @@ def fingerprint(
         storage: name of its storage options: `env:NAME`, `file:PATH` or `block:NAME`.
         progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
         cancel: an event that ends the work with a StoppedError once it is set.
-        auto_strategy: Without a named strategy, use the one beside a source of several ranks (../strategy, for example)
-            if it is the only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.
+        auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
+            provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
+            consistent.
         integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
-            shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
-            if contents look whole and no shape is known, refuse.
-        trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
-            parameters that it gives them.
-        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
-            iteration: 40. None: the newest that every rank has, or the iteration that the tracker names.
-        source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
-        root: Where the model's tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined
-            by dots, such as state_dict or model.module. None: at the top.
+            says. no: ranks hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy;
+            fail if contents look whole and no shape is known.
+        trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
+            that they should have.
+        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; for a Checkpoint 2.0, the
+            iteration: 40. None: the newest step that every rank has, or the iteration in the tracker file.
+        source_prefix: Prefix of the source's files, such as CKP or CKP_1, if several runs saved into its folders.
+        root: Where the model's tensors are in a PyTorch file that holds more: the keys of their dict, joined by dots,
+            such as state_dict or model.module. None: at the top level.
         select: weights-only: without optimizer moments, gradient accumulators, loss scale and other training state.
         include: Patterns (model.layers.*) of its parameters. Empty: all.
         exclude: Patterns of parameters to leave out.
-        decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the UTF-8
-            bytes of the value, unless that begins with hex: or base64:. None: the source is not encrypted.
+        decrypt_key: Reference to the key of an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
+            value in UTF-8, unless it begins with hex: or base64:. None: the source is not encrypted.
         decrypt_mode: How an encrypted source is encrypted.
-        workers: Threads, for as many ranks at once, or several for one; with Dask, of all its processes together. 0:
-            one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
-            where they mostly wait for answers.
-        memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
-        bandwidth_limit: What is sent to remote storages, and received from them, by a process in a second: 10M, 512k,
-            or 1M:10M for sending and receiving, as rclone's bwlimit. None: no limit.
+        workers: Number of threads; with Dask, of all its processes together. 0: one per core (with Dask: all that its
+            workers have), but at least 8 if source or target is on remote storage, where threads mostly wait.
+        memory_limit: Memory for the buffers of all workers of a process, at least 16MiB: 2GiB, 512MiB.
+        bandwidth_limit: Bytes per second that a process sends to and receives from remote storage, like rclone's
+            bwlimit: 10M, 512k, or 1M:10M for sending and receiving. None: no limit.
 
     Raises:
         InputError: options, or the files they name, are wrong.
@@ -1175,30 +1278,30 @@ def scan(
         storage: name of its storage options: `env:NAME`, `file:PATH` or `block:NAME`.
         progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
         cancel: an event that ends the work with a StoppedError once it is set.
-        auto_strategy: Without a named strategy, use the one beside a source of several ranks (../strategy, for example)
-            if it is the only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.
+        auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
+            provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
+            consistent.
         integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
-            shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
-            if contents look whole and no shape is known, refuse.
-        trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
-            parameters that it gives them.
-        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
-            iteration: 40. None: the newest that every rank has, or the iteration that the tracker names.
-        source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
-        root: Where the model's tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined
-            by dots, such as state_dict or model.module. None: at the top.
+            says. no: ranks hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy;
+            fail if contents look whole and no shape is known.
+        trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
+            that they should have.
+        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; for a Checkpoint 2.0, the
+            iteration: 40. None: the newest step that every rank has, or the iteration in the tracker file.
+        source_prefix: Prefix of the source's files, such as CKP or CKP_1, if several runs saved into its folders.
+        root: Where the model's tensors are in a PyTorch file that holds more: the keys of their dict, joined by dots,
+            such as state_dict or model.module. None: at the top level.
         select: weights-only: without optimizer moments, gradient accumulators, loss scale and other training state.
         include: Patterns (model.layers.*) of its parameters. Empty: all.
         exclude: Patterns of parameters to leave out.
-        decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the UTF-8
-            bytes of the value, unless that begins with hex: or base64:. None: the source is not encrypted.
+        decrypt_key: Reference to the key of an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
+            value in UTF-8, unless it begins with hex: or base64:. None: the source is not encrypted.
         decrypt_mode: How an encrypted source is encrypted.
-        workers: Threads, for as many ranks at once, or several for one; with Dask, of all its processes together. 0:
-            one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
-            where they mostly wait for answers.
-        memory_limit: Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.
-        bandwidth_limit: What is sent to remote storages, and received from them, by a process in a second: 10M, 512k,
-            or 1M:10M for sending and receiving, as rclone's bwlimit. None: no limit.
+        workers: Number of threads; with Dask, of all its processes together. 0: one per core (with Dask: all that its
+            workers have), but at least 8 if source or target is on remote storage, where threads mostly wait.
+        memory_limit: Memory for the buffers of all workers of a process, at least 16MiB: 2GiB, 512MiB.
+        bandwidth_limit: Bytes per second that a process sends to and receives from remote storage, like rclone's
+            bwlimit: 10M, 512k, or 1M:10M for sending and receiving. None: no limit.
 
     Raises:
         InputError: options, or the files they name, are wrong.
@@ -1233,24 +1336,24 @@ def recover(
         strategy: how it is sharded: a strategy file, or a directory of the ranks' strategy files.
         group_info: files that tell which ranks hold the same, if there is no strategy.
         storage: name of the storage options of both: `env:NAME`, `file:PATH` or `block:NAME`.
-        auto_strategy: Without a named strategy, use the one beside a source of several ranks (../strategy, for example)
-            if it is the only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.
+        auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
+            provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
+            consistent.
         integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
-            shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
-            if contents look whole and no shape is known, refuse.
-        trust_strategy: Keep to the source's strategy although most sampled contents contradict it, or ranks lack
-            parameters that it gives them.
-        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
-            iteration: 40. None: the newest that every rank has, or the iteration that the tracker names.
-        source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
-        workers: Threads, for as many ranks at once, or several for one; with Dask, of all its processes together. 0:
-            one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote storage,
-            where they mostly wait for answers.
-        check_crc: Check the CRC of source files that carry one, before anything is planned or written: reads them whole
-            once more. Tensors of DCP are checked as they are converted.
+            says. no: ranks hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy;
+            fail if contents look whole and no shape is known.
+        trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
+            that they should have.
+        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; for a Checkpoint 2.0, the
+            iteration: 40. None: the newest step that every rank has, or the iteration in the tracker file.
+        source_prefix: Prefix of the source's files, such as CKP or CKP_1, if several runs saved into its folders.
+        workers: Number of threads; with Dask, of all its processes together. 0: one per core (with Dask: all that its
+            workers have), but at least 8 if source or target is on remote storage, where threads mostly wait.
+        check_crc: Before planning, check the CRC of source files that have one, which reads them completely once more.
+            DCP tensors are checked while they are converted.
         allow_missing: Patterns (adam_*) of target parameters that the source may lack.
-        decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the UTF-8
-            bytes of the value, unless that begins with hex: or base64:. None: the source is not encrypted.
+        decrypt_key: Reference to the key of an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
+            value in UTF-8, unless it begins with hex: or base64:. None: the source is not encrypted.
         decrypt_mode: How an encrypted source is encrypted.
         fault_ranks: Source ranks (3,7) whose files to ignore; needs 'recover'.
 
@@ -1290,26 +1393,27 @@ def doctor(
         strategy: the strategy to check: a file, or a directory of the ranks' strategy files; None: what reshard
             recorded.
         storage: name of the storage options of both: `env:NAME`, `file:PATH` or `block:NAME`.
-        auto_strategy: Without a named strategy, use the one beside a source of several ranks (../strategy, for example)
-            if it is the only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.
-        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint 2.0, the
-            iteration: 40. None: the newest that every rank has, or the iteration that the tracker names.
-        source_prefix: One of several runs in the source's folders: CKP or CKP_1, for example.
-        root: Where the model's tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined
-            by dots, such as state_dict or model.module. None: at the top.
+        auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
+            provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
+            consistent.
+        step: Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; for a Checkpoint 2.0, the
+            iteration: 40. None: the newest step that every rank has, or the iteration in the tracker file.
+        source_prefix: Prefix of the source's files, such as CKP or CKP_1, if several runs saved into its folders.
+        root: Where the model's tensors are in a PyTorch file that holds more: the keys of their dict, joined by dots,
+            such as state_dict or model.module. None: at the top level.
         integrated_save: yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy
-            shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does;
-            if contents look whole and no shape is known, refuse.
-        decrypt_key: Key reference for an encrypted source: env:NAME, file:PATH or block:NAME. The key is the UTF-8
-            bytes of the value, unless that begins with hex: or base64:. None: the source is not encrypted.
+            says. no: ranks hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy;
+            fail if contents look whole and no shape is known.
+        decrypt_key: Reference to the key of an encrypted source: env:NAME, file:PATH or block:NAME. The key is the
+            value in UTF-8, unless it begins with hex: or base64:. None: the source is not encrypted.
         decrypt_mode: How an encrypted source is encrypted.
         like: Compare the shapes of whole tensors with those of this model: a checkpoint of whole tensors, a Hugging
             Face directory, a DCP checkpoint, a Checkpoint 2.0, or a strategy in JSON.
-        preset: The model's family, whose names 'like' has, and whose config.json gives shapes.
-        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not hold.
+        preset: The model's family, if 'like' has Hugging Face's names; its config.json gives the shapes.
+        switch: NAME=VALUE, a fact that the preset needs and the checkpoint does not show.
         training_config: The training's YAML, from which the preset reads such facts.
-        allow_model: A model_type of config.json (kimi_k2) to convert although the preset does not list it: the model
-            must have the names and layouts of the preset's family.
+        allow_model: A model_type (kimi_k2) to accept although the preset does not list it: the model must have the
+            names and layouts of the preset's family.
 
     Raises:
         InputError: options are wrong, or source or strategy cannot be read at all.

@@ -7,12 +7,12 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from reshard.core.changes.changes import OverflowPolicy, Selection
+from reshard.core.changes.changes import Fp8, OverflowPolicy, Selection
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.torch_dist.options import TransformerImpl
 from reshard.core.layouts.unified.names import UnifiedNaming
-from reshard.core.request.changing import UnmatchedPolicy
+from reshard.core.request.changing import Dialect, UnmatchedPolicy
 from reshard.core.request.target import OutputFormat
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.strategy.integrated_save import IntegratedSave
@@ -31,7 +31,9 @@ Rules = str | Sequence[str] | Mapping[str, str]
 """Rules in their order: `{"*": "bfloat16"}`, `["*=bfloat16"]`, or a single one, `"*=bfloat16"`."""
 Settings = str | Sequence[str] | Mapping[str, str | int | float | bool | None]
 """Names with their values: `{"epoch_num": 5}`, `["epoch_num=5"]`, or a single one, `"epoch_num=5"`."""
+DialectName = Dialect | Literal["auto", "hub", "transformers5"]
 EncryptionModeName = EncryptionMode | Literal["AES-GCM", "AES-CBC", "SM4-CBC"]
+Fp8Name = Fp8 | Literal["auto", "keep", "dequantize", "quantize"]
 IntegratedSaveName = IntegratedSave | Literal["auto", "yes", "no"]
 OutputFormatName = OutputFormat | Literal["same", "ckpt", "safetensors"]
 OverflowPolicyName = OverflowPolicy | Literal["fail", "allow"]

@@ -301,8 +301,8 @@ DaskScheduler = Annotated[
 StorageName = Annotated[
     str,
     Field(
-        description="Credential reference: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec's "
-        "storage options. Empty: taken from the environment.",
+        description="Reference to credentials: env:NAME, file:PATH or block:NAME, whose value is a JSON object of "
+        "fsspec storage options. Empty: taken from the environment.",
         json_schema_extra=STORAGE_NAME,
     ),
     AfterValidator(_check_storage_name),
@@ -310,15 +310,14 @@ StorageName = Annotated[
 ]
 """The storage of a request about one storage; others give it another title."""
 
-_KEY_ADVICE = (
-    "env:NAME, file:PATH or block:NAME. The key is the UTF-8 bytes of the value, unless that begins with hex: or "
-    "base64:."
+_KEY_ADVICE = "env:NAME, file:PATH or block:NAME. The key is the value in UTF-8, unless it begins with hex: or base64:."
+KEY_DESCRIPTION = f"Reference to the key of an encrypted checkpoint: {_KEY_ADVICE} Empty: it is not encrypted."
+SOURCE_KEY_DESCRIPTION = (
+    f"Reference to the key of an encrypted source: {_KEY_ADVICE} Empty: the source is not encrypted."
 )
-KEY_DESCRIPTION = f"Key reference for an encrypted checkpoint: {_KEY_ADVICE} Empty: it is not encrypted."
-SOURCE_KEY_DESCRIPTION = f"Key reference for an encrypted source: {_KEY_ADVICE} Empty: the source is not encrypted."
 TARGET_KEY_DESCRIPTION = (
-    "Encrypt the target's files and their records with the key of this reference: "
-    f"{_KEY_ADVICE} Empty: the target is not encrypted."
+    f"Reference to the key that encrypts the target's files and their records: {_KEY_ADVICE} Empty: the target is not "
+    "encrypted."
 )
 KeyName = Annotated[
     str,

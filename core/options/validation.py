@@ -15,6 +15,23 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _QUOTED = re.compile(r"'([^']*)'")
+_MEMBER = re.compile(r"<\w+\.\w+: ('[^']*')>")
+"""A member of an enumeration, as pydantic shows it where only some are allowed."""
+_MESSAGES = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "extra_forbidden": "there is no such option",
+    "greater_than_equal": "must be at least {ge}",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "less_than_equal": "must be at most {le}",
+    "list_type": "must be a list",
+    "missing": "is missing",
+    "string_too_short": "must not be empty",
+    "string_type": "must be a text",
+}
+"""pydantic's kind of error -> message in our words."""
 
 
 class RequestModel(BaseModel):
@@ -63,8 +80,16 @@ def describe_validation(error: ValidationError, name_of: Callable[[str], str]) -
         hidden = detail["type"] == "missing" or secret or isinstance(detail["input"], list | tuple)
         given = "" if hidden else f" {detail['input']!r}"
         meant = did_you_mean(str(detail["input"]), _choices(detail)) if given else ""
-        lines.append(f"{name_of(name)}{given}: {detail['msg'].removeprefix('Value error, ')}{meant}")
+        lines.append(f"{name_of(name)}{given}: {_problem(detail)}{meant}")
     return "\n".join(lines)
+
+
+def _problem(detail: "ErrorDetails") -> str:
+    message = _MESSAGES.get(detail["type"])
+    if message:
+        return message.format_map(detail.get("ctx", {}))
+    text = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return _MEMBER.sub(r"\1", text)
 
 
 def _choices(detail: "ErrorDetails") -> list[str]:

@@ -72,7 +72,7 @@ def _one_as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-PATH = Written(_path_as_text, "PathOrUrl")
+PATH = text_by(_path_as_text, "must be a path or URL", "PathOrUrl")
 TEXTS = Written(_one_as_list, "Texts")
 
 

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reshard.core.changes.changes import Selection
-from reshard.core.changes.option_types import ALLOW_MODEL_DESCRIPTION, AllowedModels, Preset, Switches
+from reshard.core.changes.changes import Fp8, Selection
+from reshard.core.changes.option_types import ALLOW_MODEL_DESCRIPTION, AllowedModels, Preset, Switches, WorldName
 from reshard.core.options.fields import (
     SIZE,
     SIZE_METAVAR,
@@ -30,41 +30,41 @@ class ComparisonRequest(RequestModel):
 
     a: RequiredUrl = Field(
         description="A checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, or one file; or "
-        "the JSON output of 'reshard fingerprint'. A path or any URL that fsspec knows, without a password."
+        "the JSON output of 'reshard fingerprint'. A path or any URL that fsspec supports, without a password."
     )
     b: RequiredUrl = Field(description="The other checkpoint, in the same forms.")
     strategy_a: Url = Field(
         default="",
         title="Strategy of A",
-        description="How A is sharded: a strategy file, or a directory of the ranks' strategy files. Empty: by its "
-        "own records if reshard made it, by what lies beside it, else not at all.",
+        description="How A is sharded: a strategy file, or a directory of the ranks' strategy files. Empty: taken from "
+        "A's own records or metadata, or from the strategy beside it; otherwise A must be a single rank.",
     )
     strategy_b: Url = Field(default="", title="Strategy of B", description="How B is sharded.")
     auto_strategy: bool = Field(
         default=True,
         title="Use strategies beside the checkpoints",
-        description="Without a named strategy of a side, use the one beside a checkpoint of several ranks if it is the "
-        "only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.",
+        description="If no strategy is given for a side, use the one beside its checkpoint, provided that it is the "
+        "only one there, is older than the checkpoint, and 'reshard doctor' finds it consistent.",
     )
     step_a: Step = Field(
         default="",
         title="Step of A",
-        description="Epoch and step, as in its file names: 10_5. Empty: the newest that every rank has.",
+        description="Epoch and step of A, as in its file names: 10_5. Empty: the newest that every rank has.",
     )
     step_b: Step = Field(default="", title="Step of B", description="Epoch and step of B.")
     root_a: str = Field(
         default="",
         title="Root of A",
-        description="Where the tensors are in PyTorch's files that hold more: the keys that lead to their dict, joined "
-        "by dots, such as state_dict. Empty: at the top.",
+        description="Where the tensors are in a PyTorch file that holds more: the keys of their dict, joined by dots, "
+        "such as state_dict. Empty: at the top level.",
     )
     root_b: str = Field(default="", title="Root of B", description="The same in the files of B.")
     integrated_save_a: YesOrNo = Field(
         default=IntegratedSave.AUTO,
         title="Integrated save of A",
-        description="yes: every rank of A holds whole tensors (integrated_save), whatever its strategy shards. no: "
-        "ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; if contents "
-        "look whole and no shape is known, refuse.",
+        description="yes: every rank of A holds whole tensors (integrated_save), whatever its strategy says. no: ranks "
+        "hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy; fail if contents "
+        "look whole and no shape is known.",
     )
     integrated_save_b: YesOrNo = Field(
         default=IntegratedSave.AUTO, title="Integrated save of B", description="The same for the ranks of B."
@@ -72,8 +72,7 @@ class ComparisonRequest(RequestModel):
     trust_strategy_a: bool = Field(
         default=False,
         title="Trust the strategy of A",
-        description="Keep to A's strategy although contents contradict it, or ranks lack parameters that it gives "
-        "them.",
+        description="Use A's strategy even if contents contradict it, or ranks lack parameters that they should have.",
     )
     trust_strategy_b: bool = Field(default=False, title="Trust the strategy of B", description="The same for B.")
     select: Selection = Field(
@@ -88,18 +87,45 @@ class ComparisonRequest(RequestModel):
     exclude: Patterns = Field(default=[], description="Patterns of parameters to ignore, by the names of A or of B.")
     preset: Preset = Field(
         default="",
-        description="Compare what A becomes by this model family's preset (qwen3; reshard presets lists them): B may "
-        "be its export to Hugging Face's names, or what it was made from.",
+        description="Compare B with A after this model family's preset (qwen3; 'reshard presets' lists them): B may be "
+        "A's export to Hugging Face's names, or what A was made from.",
     )
     changes: Url = Field(
         default="",
-        description="Compare what A becomes by this document of declared changes, after a preset's if there is one: B "
-        "may be what was converted with it. Its selection holds for A.",
+        description="Compare B with A after the changes in this file, and after the preset if one is given: B may be "
+        "what was converted with it. Its selection applies to A.",
+    )
+    names: WorldName = Field(
+        default="",
+        title="Names of B",
+        description="Whose names B has: hf, mindformers, megatron or titan, or another world of the preset (mcore, "
+        "legacy). Empty: Hugging Face's, or MindFormers' if A has Hugging Face's.",
+    )
+    fp8: Fp8 = Field(
+        default=Fp8.AUTO,
+        title="fp8",
+        description="Compare what A becomes by this option of a conversion. quantize: B may be its export to fp8.",
     )
     switch: Switches = Field(
-        default=[], description="NAME=VALUE, a fact that the preset needs and the checkpoint does not hold."
+        default=[], description="NAME=VALUE, a fact that the preset needs and the checkpoint does not show."
     )
-    training_config: Url = Field(default="", description="The training's YAML, from which the preset reads such facts.")
+    lora: Url = Field(
+        default="",
+        title="LoRA adapter",
+        description="Compare what A becomes with this LoRA adapter merged, before all other changes, or after the "
+        "preset's if it has the names that these make.",
+    )
+    lora_alpha: float = Field(
+        default=0.0,
+        title="LoRA's alpha",
+        ge=0,
+        allow_inf_nan=False,
+        description="Alpha of an adapter whose files do not state it. 0: take it from them or the training's YAML.",
+    )
+    training_config: Url = Field(
+        default="",
+        description="The training's YAML, from which the preset reads such facts, and the adapter's alpha is taken.",
+    )
     config_json: Url = Field(
         default="",
         title="config.json",
@@ -122,14 +148,14 @@ class ComparisonRequest(RequestModel):
     storage_a: StorageName = Field(default="", title="Storage of A")
     storage_b: StorageName = Field(default="", title="Storage of B")
     workers: Annotated[int, Metavar("N")] = Field(
-        default=0, ge=0, le=1024, description="Threads. 0: one for each core."
+        default=0, ge=0, le=1024, description="Number of threads. 0: one per core."
     )
     memory_limit: Annotated[str, SIZE, SIZE_METAVAR] = Field(
         default="2GiB",
-        description="Memory for the buffers of all workers: 2GiB, 512MiB. Less memory, fewer workers at once.",
+        description="Memory for the buffers of all workers: 2GiB, 512MiB. With less memory, fewer work at once.",
     )
     bandwidth_limit: BandwidthLimit = Field(
-        default="", description="What is received from remote storages in a second: 10M, as rclone's bwlimit."
+        default="", description="Bytes per second that are received from remote storage, like rclone's bwlimit: 10M."
     )
 
     def side(self, letter: Literal["a", "b"]) -> FingerprintRequest:

@@ -20,13 +20,13 @@ class FlowOptions(RequestModel):
 
     dask_scheduler: DaskScheduler = Field(
         default="",
-        description="Writers of the ranks: tcp://HOST:PORT, the workers of that Dask cluster; local, processes on "
+        description="What writes the ranks: tcp://HOST:PORT, the workers of that Dask cluster; local, processes on "
         "this machine. Empty: threads of the run's own process.",
     )
     concurrency_limit: Annotated[str, NAME_METAVAR] = Field(
         default="",
-        description="Name of a global concurrency limit of Prefect: a rank starts when one of its slots is free; runs "
-        "share the slots. Empty: none.",
+        description="Name of a Prefect global concurrency limit, whose slots all runs share: a rank starts when a slot "
+        "is free. Empty: no limit.",
     )
 
 
@@ -60,7 +60,7 @@ class ConversionRequest(FileChoice, ConversionOptions):
         "machines convert the rest. Empty: all.",
     )
     overwrite: bool = Field(
-        default=False, description="Replace the checkpoint at the target; it stays until the new one is complete."
+        default=False, description="Replace the checkpoint at the target, which is kept until the new one is complete."
     )
 
     _check_fault_ranks = field_validator("fault_ranks")(check_recovers)

@@ -25,6 +25,7 @@ def declared_changes(request: ConversionOptions) -> Changes:
             "transpose": transpose + document.transpose,
             "rename": (*map(parse_rename, request.rename), *document.rename),
             "cast": (*map(parse_cast, request.cast), *document.cast),
+            "fp8": _option_or(request.fp8, document.fp8, NO_CHANGES.fp8),
             "cast_overflow": _option_or(request.cast_overflow, document.cast_overflow, NO_CHANGES.cast_overflow),
         }
     )

@@ -15,8 +15,9 @@ GROUPS = {
         *("integrated_save", "unmatched", "allow_missing", "shared_parameters"),
     ),
     "Parameters and their changes": (
-        *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),
-        *("preset", "switch", "training_config", "config_json", "allow_model"),
+        *("select", "include", "exclude", "rename", "cast", "cast_overflow", "fp8", "transpose", "changes"),
+        *("preset", "names", "switch", "dialect", "lora", "lora_alpha"),
+        *("training_config", "config_json", "allow_model"),
     ),
     "Output": ("layout", *_OF_LAYOUTS, *_OF_FILES),
     "Encrypted and damaged sources": ("decrypt_key", "decrypt_mode", "recover", "fault_ranks"),

@@ -17,48 +17,48 @@ class LatestConversionRequest(ConversionOptions):
 
     source: RequiredUrl = Field(
         description="Where training saves: a directory with rank_0, rank_1, … in it, or a pattern with {rank}. A path "
-        "or any URL that fsspec knows, without a password."
+        "or any URL that fsspec supports, without a password."
     )
     target: RequiredUrl = Field(
-        description="The directory for the converted checkpoints: step 10_5 becomes TARGET/10_5; in the layout "
+        description="The directory for converted checkpoints: step 10_5 becomes TARGET/10_5; with the layout "
         "checkpoint2, iteration 40 becomes TARGET/iteration_00000040."
     )
     settle_seconds: Annotated[int, _SECONDS] = Field(
         default=60,
         title="Settling time",
         ge=0,
-        description="Seconds without a change to any of its files after which a step is complete.",
+        description="A step is complete once none of its files has changed for this many seconds.",
     )
     patience_seconds: Annotated[int, _SECONDS] = Field(
         default=600,
         title="Patience",
         ge=0,
         validate_default=True,
-        description="An incomplete newer step is awaited while it keeps changing; seconds without a change after "
-        "which it is skipped.",
+        description="Wait for a newer, incomplete step as long as it keeps changing; skip it after this many seconds "
+        "without a change.",
     )
     keep_checkpoint_max: Annotated[int, Metavar("N")] = Field(
         default=0,
         title="Keep at most",
         ge=0,
-        description="How many conversions of this source to keep in the target, the newest; older ones are removed "
-        "even while somebody reads them. 0: all.",
+        description="Keep this many conversions of this source in the target, the newest ones; older ones are removed, "
+        "even while somebody reads them. 0: keep all.",
     )
     keep_checkpoint_per_n_minutes: Annotated[int, Metavar("MINUTES")] = Field(
         default=0,
         title="Keep one per so many minutes",
         ge=0,
-        description="Of conversions that were made within so many minutes keep one, and always the newest. Counts "
-        "only if 'keep at most' is 0. 0: keep all.",
+        description="Keep one conversion per this many minutes, and always the newest. Ignored if a maximum number of "
+        "conversions is set. 0: keep all.",
     )
-    dry_run: bool = Field(default=False, description="Report what would be done; write, remove and wait for nothing.")
+    dry_run: bool = Field(default=False, description="Report what would be done, without writing, removing or waiting.")
 
     @field_validator("patience_seconds")
     @classmethod
     def _check_patience(cls, value: int, info: ValidationInfo) -> int:
         settle_seconds = info.data.get("settle_seconds", 0)
         if value < settle_seconds:
-            raise ValueError(f"must be at least the settling time, {settle_seconds}: no step could be awaited")
+            raise ValueError(f"must be at least the settling time, {settle_seconds}, or no step is ever waited for")
         return value
 
     @field_validator("layout")

@@ -46,29 +46,32 @@ class SourcePlace(RequestModel):
 
     source: RequiredUrl = Field(
         description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, one file, a "
-        "directory of whole tensors with an index, as Hugging Face's, a Checkpoint 2.0 of MindFormers, or what "
-        "PyTorch's trainings save: a Distributed Checkpoint (DCP), ranks' files of Megatron, FSDP or DeepSpeed, a "
-        "state dict. A path or any URL that fsspec knows, without a password."
+        "directory of whole tensors with an index, like Hugging Face's, a MindFormers Checkpoint 2.0, or a PyTorch "
+        "checkpoint: a Distributed Checkpoint (DCP), the ranks' files of Megatron, FSDP or DeepSpeed, or a state dict. "
+        "A path or any URL that fsspec supports, without a password."
     )
     source_strategy: Url = Field(
         default="",
         description="How the source is sharded: a strategy file, or a directory of the ranks' strategy files. Empty: "
-        "by its own records if reshard made it, by its metadata if it is a Checkpoint 2.0 or DCP, by what lies beside "
-        "it, else not at all, one rank.",
+        "taken from the source's own records or metadata, or from the strategy beside it; a source with none of these "
+        "must be a single rank.",
     )
     auto_strategy: bool = Field(
         default=True,
         title="Use the strategy beside the source",
-        description="Without a named strategy, use the one beside a source of several ranks (../strategy, for "
-        "example) if it is the only one there, older than the checkpoint, and 'reshard doctor' finds it consistent.",
+        description="If no source strategy is given, use the one beside the source (../strategy, for example), "
+        "provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it "
+        "consistent.",
     )
     source_storage: StorageName = Field(
         default="",
-        description="Credential reference for the source, its strategy and the changes: env:NAME, file:PATH or "
-        "block:NAME, whose value is a JSON object of fsspec's storage options. Empty: taken from the environment.",
+        description="Reference to credentials for the source, its strategy and the file of changes: env:NAME, "
+        "file:PATH or block:NAME, whose value is a JSON object of fsspec storage options. Empty: taken from the "
+        "environment.",
     )
     source_prefix: str = Field(
-        default="", description="One of several runs in the source's folders: CKP or CKP_1, for example."
+        default="",
+        description="Prefix of the source's files, such as CKP or CKP_1, if several runs saved into its folders.",
     )
 
 
@@ -79,18 +82,17 @@ class Resources(RequestModel):
         default=0,
         ge=0,
         le=1024,
-        description="Threads, for as many ranks at once, or several for one; with Dask, of all its processes "
-        "together. 0: one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote "
-        "storage, where they mostly wait for answers.",
+        description="Number of threads; with Dask, of all its processes together. 0: one per core (with Dask: all that "
+        "its workers have), but at least 8 if source or target is on remote storage, where threads mostly wait.",
     )
     memory_limit: MemoryLimit = Field(
-        default="2GiB", description="Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB."
+        default="2GiB", description="Memory for the buffers of all workers of a process, at least 16MiB: 2GiB, 512MiB."
     )
 
     bandwidth_limit: BandwidthLimit = Field(
         default="",
-        description="What is sent to remote storages, and received from them, by a process in a second: 10M, 512k, "
-        "or 1M:10M for sending and receiving, as rclone's bwlimit. Empty: no limit.",
+        description="Bytes per second that a process sends to and receives from remote storage, like rclone's "
+        "bwlimit: 10M, 512k, or 1M:10M for sending and receiving. Empty: no limit.",
     )
 
     @property
@@ -110,8 +112,8 @@ class SourceChecks(RequestModel):
     check_crc: bool = Field(
         default=True,
         title="Check CRC",
-        description="Check the CRC of source files that carry one, before anything is planned or written: reads them "
-        "whole once more. Tensors of DCP are checked as they are converted.",
+        description="Before planning, check the CRC of source files that have one, which reads them completely once "
+        "more. DCP tensors are checked while they are converted.",
     )
     allow_missing: Annotated[list[str], TEXTS, Metavar("PATTERN")] = Field(
         default=[],
@@ -125,13 +127,13 @@ class SourceChecks(RequestModel):
     integrated_save: YesOrNo = Field(
         default=IntegratedSave.AUTO,
         description="yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy "
-        "shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; "
-        "if contents look whole and no shape is known, refuse.",
+        "says. no: ranks hold slices, even if these are equal. auto: known shapes decide, otherwise the strategy; fail "
+        "if contents look whole and no shape is known.",
     )
     trust_strategy: bool = Field(
         default=False,
-        description="Keep to the source's strategy although most sampled contents contradict it, or ranks lack "
-        "parameters that it gives them.",
+        description="Use the source strategy even if most sampled contents contradict it, or ranks lack parameters "
+        "that they should have.",
     )
     check_replicas: bool = Field(
         default=False, description="Compare all replicas of each slice in the source; fail if they differ."
@@ -147,17 +149,17 @@ class FileChoice(RequestModel):
 
     step: Step = Field(
         default="",
-        description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint "
-        "2.0, the iteration: 40. Empty: the newest that every rank has, or the iteration that the tracker names.",
+        description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; for a Checkpoint "
+        "2.0, the iteration: 40. Empty: the newest step that every rank has, or the iteration in the tracker file.",
     )
     root: str = Field(
         default="",
-        description="Where the model's tensors are in PyTorch's files that hold more: the keys that lead to their "
-        "dict, joined by dots, such as state_dict or model.module. Empty: at the top.",
+        description="Where the model's tensors are in a PyTorch file that holds more: the keys of their dict, joined "
+        "by dots, such as state_dict or model.module. Empty: at the top level.",
     )
     recover: bool = Field(
         default=False,
-        description="If source files are missing, truncated, fail their CRC or are named as faulty, read their slices "
+        description="If source files are missing, truncated, fail their CRC or are listed as faulty, read their slices "
         "from other ranks that hold the same, and report it.",
     )
     fault_ranks: FaultyRanks = Field(

@@ -82,10 +82,11 @@ class DiagnosisRequest(SourceRequest):
         "Hugging Face directory, a DCP checkpoint, a Checkpoint 2.0, or a strategy in JSON.",
     )
     preset: Preset = Field(
-        default="", description="The model's family, whose names 'like' has, and whose config.json gives shapes."
+        default="",
+        description="The model's family, if 'like' has Hugging Face's names; its config.json gives the shapes.",
     )
     switch: Switches = Field(
-        default=[], description="NAME=VALUE, a fact that the preset needs and the checkpoint does not hold."
+        default=[], description="NAME=VALUE, a fact that the preset needs and the checkpoint does not show."
     )
     training_config: Url = Field(default="", description="The training's YAML, from which the preset reads such facts.")
     allow_model: AllowedModels = Field(default=[], description=ALLOW_MODEL_DESCRIPTION)
@@ -115,7 +116,7 @@ class OpenRequest(SourceRequest):
     """Open a checkpoint to read its tensors one by one: a CRC would be of whole files."""
 
     workers: Annotated[int, Metavar("N")] = Field(
-        default=0, ge=0, le=1024, description="Threads that read headers. 0: one for each core."
+        default=0, ge=0, le=1024, description="Number of threads that read headers. 0: one per core."
     )
     memory_limit: MemoryLimit = Field(
         default="2GiB",

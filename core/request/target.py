@@ -35,14 +35,15 @@ class TargetPlace(RequestModel):
     """Where the target is, and how it is sharded."""
 
     target: RequiredUrl = Field(
-        description="The directory to make, with rank_0, rank_1, … in it; it appears when all of it is complete."
+        description="The directory to create, with rank_0, rank_1, … in it; it appears only when it is complete."
     )
     target_strategy: Url = Field(
         default="",
-        description="How to shard the target: a strategy file, or a directory of them. Empty: whole, one rank.",
+        description="How to shard the target: a strategy file, or a directory of them. Empty: one rank with whole "
+        "tensors.",
     )
     target_storage: StorageName = Field(
-        default="", description="Credential reference for the target and its strategy, in the same forms."
+        default="", description="Reference to credentials for the target and its strategy, in the same forms."
     )
 
 
@@ -51,7 +52,7 @@ class TargetLayoutOptions(RequestModel):
     """How the target lies in its directory, with the options that only one layout knows."""
 
     format: OutputFormat = Field(
-        default=OutputFormat.SAME, description="Kind of the target's files; same: the source's."
+        default=OutputFormat.SAME, description="Format of the target's files; same: the source's format."
     )
     layout: TargetLayout = Field(default=TargetLayout.RANKS, description=described(LAYOUT_OPTIONS))
 
@@ -63,7 +64,7 @@ class TargetFiles(RequestModel):
         default=VerifyLevel.CHECKSUM,
         title="Verification",
         description="structure: names, dtypes and shapes. checksum: also every byte, read back from the target. "
-        "content: also every value of every copy, against the source's. none: no check.",
+        "content: also every value of every copy, compared with the source. none: no check.",
     )
     encrypt_key: KeyName = Field(default="", title="Encryption key", description=TARGET_KEY_DESCRIPTION)
     encrypt_mode: Annotated[EncryptionMode, with_key("encrypt_key")] = Field(
@@ -72,23 +73,25 @@ class TargetFiles(RequestModel):
     write_crc: bool = Field(
         default=False,
         title="Write CRC",
-        description="Give the target's files a CRC, which MindSpore checks with crc_check. For .safetensors files the "
-        "source is read twice.",
+        description="Add a CRC to the target's files, which MindSpore checks with crc_check. For .safetensors files, "
+        "the source is read twice.",
     )
     remove_redundancy: bool = Field(
         default=False,
-        description="Keep a slice that several target ranks share on some of them only; MindSpore loads such a "
-        "checkpoint with remove_redundancy=True.",
+        description="Write each slice that several target ranks share on only one of them (see 'replicas'); MindSpore "
+        "loads such a checkpoint with remove_redundancy=True.",
     )
     replicas: Annotated[int, Metavar("N")] = Field(
-        default=1, ge=1, description="Copies of each slice to keep when redundancy is removed."
+        default=1, ge=1, description="Number of copies of each slice to keep when redundancy is removed."
     )
 
     @field_validator("encrypt_key")
     @classmethod
     def _check_encrypted_format(cls, value: str, info: ValidationInfo) -> str:
         if value and info.data.get("format") is OutputFormat.SAFETENSORS:
-            raise ValueError("MindSpore knows no encrypted .safetensors files: choose the format ckpt, or name no key")
+            raise ValueError(
+                "MindSpore cannot encrypt .safetensors files: choose the format ckpt, or leave the key out"
+            )
         return value
 
     @field_validator("write_crc")

@@ -25,8 +25,8 @@ class VerificationRequest(RequestModel):
         default=VerifyLevel.CHECKSUM,
         title="Verification",
         description="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken "
-        "while writing, and the CRC of files that have one. content: also every value against the source, which "
-        "has to be where it was.",
+        "while writing, and the CRC of files that have one. content: also every value, compared with the source, which "
+        "must still be in its place.",
     )
     decrypt_key: KeyName = ""
     decrypt_mode: Annotated[EncryptionMode, with_key("decrypt_key")] = Field(
@@ -34,7 +34,8 @@ class VerificationRequest(RequestModel):
     )
     storage: StorageName = ""
     source_storage: StorageName = Field(
-        default="", description="Credential reference for the source, which the level content reads, in the same forms."
+        default="",
+        description="Reference to credentials for the source, which the level content reads, in the same forms.",
     )
     source_decrypt_key: KeyName = Field(default="", title="Source decryption key", description=SOURCE_KEY_DESCRIPTION)
     source_decrypt_mode: Annotated[EncryptionMode, with_key("source_decrypt_key")] = Field(
@@ -43,5 +44,5 @@ class VerificationRequest(RequestModel):
         description="How an encrypted source is encrypted.",
     )
     bandwidth_limit: BandwidthLimit = Field(
-        default="", description="What is received from remote storages in a second: 10M, as rclone's bwlimit."
+        default="", description="Bytes per second that are received from remote storage, like rclone's bwlimit: 10M."
     )
