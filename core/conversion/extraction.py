@@ -82,12 +82,12 @@ def extract_parameter(
     """
     location = parse_url(file)
     if not location.name.endswith(_SUFFIX):
-        raise InputError(f"{location}: the name of the file has to end in {_SUFFIX}")
+        raise InputError(f"{location}: the file name must end in {_SUFFIX}")
     kind = kind_of(location)
     if kind == DIRECTORY:
         raise InputError(f"{location}: is a directory; name a file")
     if kind is not None and not overwrite:
-        raise TargetError(f"{location}: is there already: pass {option('overwrite', True)} to replace it")
+        raise TargetError(f"{location}: already exists: pass {option('overwrite', True)} to replace it")
     opened = OpenedParameters(request)
     try:
         readable = _chosen(opened, name, rank)

@@ -272,6 +272,7 @@ def _report(
         **dict(facts_of(plan, *overflow_notes(found.overflowed))),
         identity=session.workspace.identity,
         target=str(session.target.final),
+        directory=str(session.workspace.directory if missing else session.target.final),
         committed=not missing,
         missing_ranks=missing,
         seconds=round(seconds, 3),

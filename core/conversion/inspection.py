@@ -53,11 +53,11 @@ def inspect_parameters(request: OpenRequest, patterns: Sequence[str], rank: int 
 def _notes(opened: OpenedParameters, names: Sequence[str], rank: int | None) -> Iterator[str]:
     if opened.files.source is None and rank is None:
         yield spelled(
-            "nothing says how the ranks are sharded, so each rank's shard is shown: name the strategy with "
+            "how the ranks are sharded is not known, so each rank's shard is shown: give the strategy with "
             f"{source_option('source_strategy')}"
         )
     elif rank is None and any(len(opened.records(name)) > opened.shard_count(name) for name in names):
-        yield "of replicas the lowest rank's is read; 'reshard scan' reads all of them"
+        yield "only the lowest rank's replica is read; 'reshard scan' reads all of them"
 
 
 def _inspected(opened: OpenedParameters, name: str, readable: Sequence[Readable]) -> InspectedParameter:

@@ -45,7 +45,7 @@ class LatestOutcome(StrEnum):
 
     CONVERTED = "converted"
     NOTHING_NEW = "nothing new"
-    BUSY = "another run is at it"
+    BUSY = "another run is converting it"
     WOULD_CONVERT = "would convert"
     WOULD_WAIT = "would wait"
 
@@ -81,7 +81,8 @@ class LatestReport(Report):
         """The outcome in a sentence."""
         return {
             LatestOutcome.CONVERTED: f"step {self.step} was converted to {printable(self.target or '')}",
-            LatestOutcome.NOTHING_NEW: f"nothing to do: step {self.step}, the newest complete one, is there already",
+            LatestOutcome.NOTHING_NEW: f"nothing to do: step {self.step}, the newest complete one, is already "
+            "converted",
             LatestOutcome.BUSY: f"nothing to do: another run is converting step {self.step}",
             LatestOutcome.WOULD_CONVERT: f"step {self.step} would be converted to {printable(self.target or '')}",
             LatestOutcome.WOULD_WAIT: "would wait for a newer step, which is being written; the newest complete one is "

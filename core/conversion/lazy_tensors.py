@@ -119,7 +119,7 @@ class Tensor:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Read all of it for numpy."""
         if copy is False:
-            raise ValueError(f"tensor {self.name!r} is in a file: reading it makes a copy")
+            raise ValueError(f"tensor {self.name!r} is in a file, so reading it always makes a copy")
         values = self._values(self._whole)
         return values if dtype is None else values.astype(dtype, copy=False)
 

@@ -75,8 +75,8 @@ def _left_note(target: Target, error: BaseException) -> str:
         if directory.store.is_near or not is_transient(error):
             return _figures(target, directory, advice)
     except StorageError as unknown:
-        log(logging.WARNING, f"what is left could not be looked at: {unknown}")
-    return f"what is done is in {directory}: {advice}"
+        log(logging.WARNING, f"could not check what is left behind: {unknown}")
+    return f"finished work is in {directory}: {advice}"
 
 
 def _figures(target: Target, directory: Location, advice: str) -> str:
@@ -84,11 +84,14 @@ def _figures(target: Target, directory: Location, advice: str) -> str:
     leases, records = state.child(LEASES_DIRECTORY).path, state.child(RECORDS_DIRECTORY).path
     entries = {path: each for path, each in find_entries(directory).items() if not path.startswith(f"{leases}/")}
     if exists(target.final.child(STATE_DIRECTORY, WITHDRAWN_NAME)):
-        return f"{target.final}: a finished conversion that was being mended or replaced: the same command completes it"
+        return (
+            f"{target.final}: a finished conversion that was being repaired or replaced; rerun the command to complete "
+            "it"
+        )
     if not entries:
         return ""
     if state.child(MANIFEST_NAME).path in entries:
-        return f"{directory}: a complete conversion, which only lacks its name: the same command gives it to it"
+        return f"{directory}: a complete conversion that only lacks its final name; rerun the command to rename it"
     plan = target.plan
     done = [rank for rank in plan.target_ranks if f"{records}/rank_{rank}.json" in entries]
     if directory == target.final:  # files without a record may be of the checkpoint that is replaced
@@ -104,8 +107,8 @@ def _room_note(target: Target) -> str:
     """Say what could be removed beside a target to make room; nothing that may be the only copy of something."""
     lines = [*_leftovers_beside(target.final), *_replaced(target)]
     if not lines:
-        return "nothing that reshard left beside it could be removed: free room there, or name a target elsewhere"
-    return "\n  ".join(["what could make room, if it is not wanted any more:", *lines[:_MAX_LISTED]])
+        return "reshard left nothing beside it that could be removed: free space there, or choose a target elsewhere"
+    return "\n  ".join(["to make room, remove what you no longer need:", *lines[:_MAX_LISTED]])
 
 
 def _leftovers_beside(final: Location) -> Iterator[str]:
@@ -145,9 +148,9 @@ def _replaced(target: Target) -> Iterator[str]:
         if manifest is None:
             return
         size = size_text(sum(entry.size_bytes for entry in find_entries(target.final).values()))
-        what = f"{target.final} ({size}): stays until what replaces it by {option('overwrite', True)} is complete; "
+        what = f"{target.final} ({size}): kept until its replacement by {option('overwrite', True)} is complete; "
         if manifest.source == target.plan.inputs.catalog.url:
-            yield spelled(f"{what}it was converted from this source, too: 'rm -r {shlex.quote(target.final.path)}'")
+            yield spelled(f"{what}it was converted from the same source: 'rm -r {shlex.quote(target.final.path)}'")
         else:
             yield spelled(f"{what}it was converted from another source, and may be the only copy: move it elsewhere")
 
@@ -156,4 +159,4 @@ def _advice(final: Location, error: BaseException) -> str:
     removes = f"'reshard clean {shlex.quote(str(final))}' removes it"
     # mended input makes another plan, which does not resume this one
     is_other_plan = isinstance(error, InputError) and not isinstance(error, StorageError)
-    return removes if is_other_plan else f"the same command resumes there, {removes}"
+    return removes if is_other_plan else f"the same command resumes it, {removes}"

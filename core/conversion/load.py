@@ -36,7 +36,7 @@ from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.wording import listed
 from reshard.core.text.printing import printable
-from reshard.core.transfer.fetches import RankBlock
+from reshard.core.transfer.fetches import RankBlock, change_of
 from reshard.core.transfer.file_blocks import expected_entries, transposed_parameters
 from reshard.core.transfer.overflows import OverflowTally, overflow_notes
 from reshard.core.transfer.parameter_reader import block_reader, open_sources, parts_of, value_of
@@ -79,7 +79,7 @@ def plan_load(
     """
     wrong = [name for name in options if name in _ABOUT_WRITING]
     if wrong:
-        raise InputError(f"{', '.join(wrong)}: about writing a target, and loading writes none: leave it out")
+        raise InputError(f"{', '.join(wrong)}: only for writing a target, and loading writes none: leave it out")
     given = {"source": source, "source_strategy": source_strategy or "", "target_strategy": target_strategy or ""}
     # .ckpt holds whatever can be loaded; other formats do not
     request = build_options(PlanRequest, format="ckpt", **given, **options)
@@ -184,7 +184,8 @@ class _RankLoad:
 
     def _block_reader(self, sources: LocalFiles | RemoteFiles) -> BlockReader:
         factors_of = ScaleReader(self._plan).factors
-        return block_reader(self._plan, self._parameters, sources, self._limit_bytes, factors_of)
+        changes = change_of(self._plan)
+        return block_reader(self._plan, self._parameters, sources, self._limit_bytes, factors_of, changes)
 
     def _batches(self) -> Iterator[list[OutputEntry]]:
         """The parameters in order, small ones together."""

@@ -41,6 +41,8 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
         notes.append(unsaved_text(names))
     if match.integrated:
         notes.append(INTEGRATED)
+    if plan.inputs.adapter:
+        notes.append(plan.inputs.adapter.note)
     effects = changes_of(plan)
     notes += filter(None, [changes_text(effects), excluded_text(excluded_parameters(plan))])
     if match.dropped:
@@ -69,8 +71,8 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     if differing:
         notes.append(
             f"not in any strategy, but different on different source ranks: {listed(differing)}; every target rank got "
-            "its counterpart's. If they are sharded, they are missing in the source strategy; if they hold the step, "
-            "the source's files are of several steps"
+            "those of its counterpart. If they are sharded, they are missing in the source strategy; if they hold the "
+            "step, the source's files are from several steps"
         )
     return tuple(map(utf8_text, notes))
 
@@ -119,10 +121,10 @@ def _scattered_notes(plan: ConversionPlan) -> Iterator[str]:
 def _why_scattered(catalog: CheckpointCatalog) -> str:
     """Why parameters are missing on some of their ranks, as far as that is proven."""
     if is_marked(catalog):
-        return "redundancy was removed from the source, its files say: "
+        return "redundancy was removed from the source, according to its files: "
     if any(note.startswith(UNEXPLAINED) for note in catalog.notes):
         return ""
-    return "redundancy was removed from the source, what its files hold shows: "
+    return "redundancy was removed from the source, judging by the contents of its files: "
 
 
 def _incomplete_notes(plan: ConversionPlan) -> Iterator[str]:
@@ -139,9 +141,9 @@ def _incomplete_notes(plan: ConversionPlan) -> Iterator[str]:
 
 def _redundancy_note(replicas: int) -> str:
     if replicas == 1:
-        return "redundancy removed: of a slice that ranks share, one of them has the only copy"
+        return "redundancy removed: each slice that ranks share is on one of them only"
     return (
-        f"redundancy removed: of a slice that ranks share, {replicas} of them have copies. MindSpore's "
+        f"redundancy removed: each slice that ranks share is on {replicas} of them. MindSpore's "
         "load_param_into_net(remove_redundancy=True) refuses more than one copy; its unified_safetensors takes them"
     )
 

@@ -120,14 +120,25 @@ def _at_once(work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Re
 def outline_target(request: ConversionRequest) -> TargetOutline:
     """Read the strategy of a request's target, and the changes on the way there; an InputError if one is unusable."""
     strategy = read_any_strategy(request.target_strategy) if request.target_strategy else None
-    changes, preset = declared_changes(request), None
+    changes, preset, adapter = declared_changes(request), None, None
+    if request.lora:
+        from reshard.core.source.adapter import AdapterChoice, open_adapter, with_adapter
+
+        choice = AdapterChoice(request.lora, request.lora_alpha, request.training_config)
+        adapter = open_adapter(choice, SourceRequest.of(request))
+        changes = with_adapter(changes, adapter)
     if request.preset:
         from reshard.core.source.preset_changes import PresetChoice, compiled_for, with_preset  # loads YAML
 
         preset = compiled_for(PresetChoice.of_conversion(request), SourceRequest.of(request), strategy)
         changes = with_preset(changes, preset)
     return TargetOutline(
-        request.target_directory, strategy, changes, side_named(request.layout).record.ranks_are_files, preset
+        request.target_directory,
+        strategy,
+        changes,
+        side_named(request.layout).record.ranks_are_files,
+        preset,
+        adapter,
     )
 
 
@@ -165,6 +176,9 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
 
         catalog = with_preset_checked(catalog, strategy, target, request.allow_missing)
     layout = side.choose(request, catalog)
+    of_adapter = target.preset is not None and target.preset.of_adapter
+    if of_adapter and target.preset and target.preset.has_hf_target:
+        layout = side.for_adapter(layout)
     target_format = layout.file_format or _asked_format(request, catalog)
     fails_on_differing = request.shared_parameters == "fail"
     inputs = PlanInputs(
@@ -182,7 +196,12 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         shared_parameters="first" if fails_on_differing else request.shared_parameters,
         changes=target.changes,
         layout=layout,
+        adapter=target.adapter,
     )
+    if target.preset is not None:
+        from reshard.core.plan.adapter_side import with_placed_adapter
+
+        inputs = with_placed_adapter(inputs, target.preset, source.shards)
     with timed(f"{request.source}: reads and writes planned"):
         plan = build_plan(inputs, source.shards)
     plan = plan.with_notes(*match_warnings(source, plan.match, samples))
@@ -193,10 +212,21 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
 
         plan = plan.with_notes(*check_padding(target.preset, plan.match))
         plan = plan.with_compared_shapes(check_shapes(target.preset, plan.match), CONFIG_NAME)
+    if of_adapter:
+        from reshard.core.source.adapter import AdapterChoice
+        from reshard.core.source.adapter_target import with_adapter_facts
+
+        choice = AdapterChoice(request.source, request.lora_alpha, request.training_config)
+        plan = with_adapter_facts(plan, choice, source)
     if request.reference:
         from reshard.core.source.reference import read_reference, with_reference
 
         plan = with_reference(plan, read_reference(request.reference))
+    elif plan.quantizes:
+        plan = plan.with_notes(
+            "weights are quantized, and no config.json is written that says so to loaders: name a directory with one, "
+            f"{option('like')}"
+        )
     if target.strategy is not None:
         plan = plan.with_notes(*target.strategy.notes)
     plan = plan.with_notes(

@@ -81,6 +81,8 @@ class ConversionReport(Report, PlanFacts):
     Attributes:
         identity: the plan's identity.
         target: URL of the target.
+        directory: URL of the directory with the target's files: another one than the target while that is incomplete,
+            unless it is on an object store. Empty in reports of earlier versions.
         committed: True if the target is complete; False if ranks are missing that other runs convert.
         missing_ranks: target ranks without a verified file yet.
         seconds: wall time of this run.
@@ -100,6 +102,7 @@ class ConversionReport(Report, PlanFacts):
 
     identity: str
     target: str
+    directory: str = ""
     committed: bool
     missing_ranks: tuple[int, ...]
     seconds: float
@@ -228,7 +231,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
         read_bytes=plan.read_bytes,
         written_bytes=plan.written_bytes,
         buffer_bytes=max(1, budget.workers // prefetch)
-        * budget.group_buffers(largest, prefetch, wide=plan.transposes).total_bytes,
+        * budget.group_buffers(largest, prefetch, wide=plan.transposes, quantizes=plan.quantizes).total_bytes,
         workers=budget.workers,
         integrated=plan.match.integrated,
         ranks=tuple(

@@ -15,7 +15,9 @@ from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.dispatch import Dispatch, Kind, Unit, batched
 from reshard.core.conversion.rank_work import RankWork, find_sound_ranks
 from reshard.core.conversion.report import target_kind
+from reshard.core.errors import PlanError
 from reshard.core.files.encryption.encrypted_output import encrypted_bytes
+from reshard.core.plan.adapter import Adapter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.budget import (
@@ -30,12 +32,14 @@ from reshard.core.runtime.budget import (
 from reshard.core.runtime.context import having
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
+from reshard.core.runtime.wording import size_text
 from reshard.core.storage.publishing import check_room
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.documents import companion_summaries, document_problem
 from reshard.core.target.target import Claim, Target
 from reshard.core.target.touched_sources import EarlierWork
 from reshard.core.target.workspace import Workspace
+from reshard.core.text.options import option
 from reshard.core.transfer.rank_groups import group_ranks
 from reshard.core.transfer.source_crcs import SourceCrcs
 from reshard.core.transfer.source_files import are_remote
@@ -57,6 +61,7 @@ _REMOTE_WORKERS = 8
 """Default for remote storages, whatever the number of cores: workers wait for answers most of the time."""
 
 _REMOTE_FILES_AT_ONCE = 4
+_MIN_BESIDE_ADAPTER_BYTES = 2**20
 
 
 def rank_budget(
@@ -72,6 +77,8 @@ def rank_budget(
     # the request's workers are shared by a pool's processes: none of them runs more than it would by itself
     workers = min(wanted, default if pool else wanted, rank_count * MAX_PREFETCH_THREADS)
     limit_bytes = request.memory_limit_bytes
+    if plan.inputs.adapter:
+        workers, limit_bytes = _beside_adapter(plan.inputs.adapter, workers, limit_bytes)
     largest_bytes = max((totals.shard_bytes for totals in plan.totals), default=0)
     return build_budget(
         limit_bytes,
@@ -83,6 +90,18 @@ def rank_budget(
         cipher_bytes=CIPHER_BLOCK_BYTES if plan.inputs.encryption else 0,
         source_files=len(plan.inputs.catalog.records),
     )
+
+
+def _beside_adapter(adapter: Adapter, workers: int, limit_bytes: int) -> tuple[int, int]:
+    """The workers that have memory for an adapter's matrices, and what is left for their buffers."""
+    workers = max(1, min(workers, limit_bytes // (2 * adapter.worker_bytes)))
+    left_bytes = limit_bytes - workers * adapter.worker_bytes
+    if left_bytes < _MIN_BESIDE_ADAPTER_BYTES:
+        needed = size_text(adapter.worker_bytes + _MIN_BESIDE_ADAPTER_BYTES)
+        raise PlanError(
+            f"{option('memory_limit', size_text(limit_bytes))}: merging {adapter.url} takes {needed} at least"
+        )
+    return workers, left_bytes
 
 
 def needed_room(plan: ConversionPlan, ranks: Sequence[int]) -> int:

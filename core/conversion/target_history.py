@@ -63,8 +63,7 @@ def _places_in(directory: Location) -> list[Location]:
     targets = sorted({name.removesuffix(PARTIAL_SUFFIX).removesuffix(REPLACED_SUFFIX) for name in names})
     if len(targets) > MAX_TARGETS:
         raise InputError(
-            f"{directory}: holds {len(targets):,} directories, and the history looks into {MAX_TARGETS:,} at most: "
-            "name some of them"
+            f"{directory}: has {len(targets):,} directories, more than the limit of {MAX_TARGETS:,}: name some of them"
         )
     return [directory, *(directory.child(name) for name in targets)]
 
@@ -76,7 +75,7 @@ def _listed(directory: Location) -> Sequence[Entry]:
         if not is_missing(error):
             raise
         if not find_entries(working_location(directory)):  # of a conversion that is not finished
-            raise InputError(f"{directory}: nothing is there{did_you_mean(directory)}") from None
+            raise InputError(f"{directory}: does not exist{did_you_mean(directory)}") from None
         return []
     if [entry.path for entry in found] == [directory.path]:
         raise InputError(f"{directory}: is a file; name a target, or a directory of targets")

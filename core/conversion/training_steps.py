@@ -143,6 +143,6 @@ def _other_text(location: str, version: str, converted: CatalogRecord) -> str:
 
 def _left_note(seen: SeenStep) -> str:
     if seen.quiet_seconds == math.inf:
-        return f"step {seen.step} is passed over: {seen.incomplete}"
+        return f"step {seen.step} is skipped: {seen.incomplete}"
     ago = f"{seconds_text(seen.quiet_seconds)} ago"
-    return f"step {seen.step} is passed over: {seen.incomplete}; its last change was {ago}"
+    return f"step {seen.step} is skipped: {seen.incomplete}; its last change was {ago}"

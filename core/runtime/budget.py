@@ -8,6 +8,8 @@ ones no longer fit the processor's caches between being read, digested and writt
 
 import resource
 
+from msgspec.structs import replace
+
 from reshard.core.runtime.records import Record
 
 MAX_BUFFER_BYTES = 4 * 2**20
@@ -126,12 +128,19 @@ class Budget(Record):
         blocks_bytes = self.worker_bytes - _buffer_bytes(self.worker_bytes // 2, MAX_BUFFER_BYTES)
         return max(1, min(MAX_GROUP_RANKS, blocks_bytes // (file_bytes + _MIN_BUFFER_BYTES), self.worker_files // 2))
 
-    def group_buffers(self, count: int, prefetch: int = 1, *, wide: bool = False) -> GroupBuffers:
+    def group_buffers(
+        self, count: int, prefetch: int = 1, *, wide: bool = False, quantizes: bool = False
+    ) -> GroupBuffers:
         """Size the buffers of a group of `count` ranks that `prefetch` workers read for.
 
         `wide`: some blocks should be as large as memory allows, because filling each may take reading a whole
-        parameter.
+        parameter. `quantizes`: each block needs as much memory again while it is filled, and one
+        thread as much as a wide block.
         """
+        if quantizes:
+            third = replace(self, worker_bytes=self.worker_bytes // 3)
+            buffers = third.group_buffers(count, prefetch, wide=wide)
+            return replace(buffers, total_bytes=3 * buffers.total_bytes)
         upload, files_bytes = self._upload_buffers(count, prefetch, wide)
         thread_bytes = max(0, self.worker_bytes - files_bytes // prefetch)
         if self.remote_source:

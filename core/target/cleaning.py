@@ -160,7 +160,7 @@ def _check_is_there(final: Location) -> None:
     """Check that a target without unfinished work is one: the path may be mistyped, or a directory of targets."""
     if not any(map(exists, (*places_beside(final), final))):
         advice = did_you_mean(final) or ". Check the path"
-        raise InputError(f"{final}: nothing is there, and no unfinished work of a conversion into it{advice}")
+        raise InputError(f"{final}: does not exist, and has no unfinished work beside it{advice}")
     if read_manifest(final) is not None:
         return
     inside = {_target_of(name) for name in list_names(final) if name != _target_of(name)}
@@ -321,7 +321,7 @@ def _kept_states(final: Location, *, is_finished: bool) -> tuple[str, ...]:
 
 def _withdrawn_text(final: Location) -> str:
     return (
-        f"{final}: a finished conversion that was being mended or replaced; the same conversion, repeated, completes "
+        f"{final}: a finished conversion that was being repaired or replaced; repeat the conversion to complete "
         "it. Remove it yourself if you do not want it"
     )
 

@@ -168,7 +168,7 @@ class Target(Record, dict=True):
         if is_built_beside(self.final):  # another run may have begun while this one waited for the gate
             look = self._look()
             if look.identity != self.identity and self.is_mended_in_place:
-                raise TargetError(f"{self.final}: was replaced by another conversion a moment ago; start again")
+                raise TargetError(f"{self.final}: was just replaced by another conversion; start again")
         begun = Claim(self.workspace, is_new=False)
         if look.identity == self.identity or self._is_committed(look):
             return begun
@@ -308,7 +308,7 @@ class Target(Record, dict=True):
         try:
             check_replaced(replaced, own_names(replaced))
         except TargetError as error:
-            current_progress().note(f"{replaced} is left there: {error}")
+            current_progress().note(f"could not remove {replaced}: {error}")
             return
         remove_tree(replaced)
 

@@ -78,13 +78,16 @@ def incomplete_texts(report: ConversionReport) -> list[_Fact]:
         f"not yet written and verified: {missing}"
     )
     command = spelled(option("ranks", missing))
-    advice = f"The target appears when they are: run the same command with {command}, here or on another machine."
-    return [(fact, advice)]
+    advice = f"To complete the target, run the same command with {command}, here or on another machine"
+    if report.directory:
+        size = size_text(sum(rank.size_bytes for rank in report.ranks))
+        advice += f"; until then, the files of this run ({size}) are in {report.directory}"
+    return [(fact, f"{advice}.")]
 
 
 def _work_text(report: ConversionReport) -> str:
     if not report.written_bytes:
-        return f"nothing: an earlier run of the same plan wrote all ({seconds_text(report.seconds)})"
+        return f"nothing: an earlier run of the same plan wrote everything ({seconds_text(report.seconds)})"
     rate = f", {size_text(report.written_bytes / report.seconds)}/s" if report.seconds else ""
     took = f"{size_text(report.written_bytes)} in {seconds_text(report.seconds)}{rate}"
     crc = f", {size_text(report.crc_bytes)} more to check CRCs" if report.crc_bytes else ""

@@ -49,9 +49,7 @@ class LeaseHolder(Record):
         for other in others:
             busy = f"another run is already converting into this target: {other}"
             if other.plan != self.plan:
-                raise TargetBusyError(
-                    f"{busy}. It is converting something else into it, or a source that has changed since; wait for it"
-                )
+                raise TargetBusyError(f"{busy}. It uses other options, or its source has changed since; wait for it")
             ranks = self._common_ranks(other)
             if ranks:
                 shown = ", ".join(map(str, ranks[:_MAX_LISTED])) + (" …" if len(ranks) > _MAX_LISTED else "")

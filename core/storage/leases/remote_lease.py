@@ -79,7 +79,7 @@ def hold_remote(directory: Location, holder: LeaseHolder, *, alone: bool = False
             remove_file(lease.location)
         except StorageError as error:
             # it is dead soon; the user has to know the block's outcome
-            current_progress().note(f"the lease is left there: {error}")
+            current_progress().note(f"could not remove the lease: {error}")
 
 
 def living_remote(directory: Location, run: str) -> list[LeaseHolder]:
