@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; removes only with --yes.")
 def command(target: str, yes: bool, decrypt_key: str, decrypt_mode: str, storage: str, as_json: bool) -> int:
-    """Remove unfinished work at TARGET: unfinished conversions, uploads in parts, replaced checkpoints, leases.
+    """Remove unfinished work at TARGET: unfinished conversions, multipart uploads, replaced checkpoints, leases.
 
-    Lists what it would remove, and asks before removing it on a terminal. A conversion whose other ranks are left to
-    other machines is unfinished as well: the list says how many are done. The same conversion would resume from what is
-    listed: remove only what you do not want to finish. Stops if a run is working on TARGET.
+    Lists what it would remove and, on a terminal, asks before removing it. A conversion whose remaining ranks are left
+    to other machines is also unfinished: the list says how many ranks are done. Repeating a conversion would resume
+    from what is listed, so remove only what you do not want to finish. Stops if a run is working on TARGET.
 
-    TARGET is the one that 'reshard convert' was given: of several iterations in it, all are looked at.
+    TARGET is the directory given to 'reshard convert'; all iterations in it are cleaned.
 
-    Never removes a finished conversion, or a complete one that only lacks its final name. On object stores it removes
-    only files that the unfinished conversion wrote, by its records and its plan. On disks it knows files by their
-    names: it stops at any that conversions do not write, but removes .ckpt and .safetensors files that somebody put
-    into rank folders there.
+    Never removes a finished conversion, or a complete one that only lacks its final name. On object stores, removes
+    only files that the unfinished conversion wrote, according to its records and plan. On disks, recognizes files by
+    name: stops at any that conversions do not write, but removes .ckpt and .safetensors files that somebody else put
+    into its rank folders.
 
-    Exits with 0 if no unfinished work is left, with 1 if it is, and with 2 if nothing at all is at TARGET.
+    Exits with 0 if no unfinished work is left, with 1 if some is, and with 2 if TARGET does not exist.
 
     \b
     Examples:

@@ -32,12 +32,12 @@ def complete(cli: click.Command, instruction: str) -> int:
 @click.argument("shell", metavar="|".join(SHELLS), type=Choice(SHELLS))
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
-    """Print the script with which a shell completes commands, options, their values and paths of `reshard`.
+    """Print the script that lets a shell complete reshard's commands, options, values and paths.
 
-    The script asks the installed command, so upgrades need no new one; `reshard` must be on the PATH. --step is
-    completed from the files of a local SOURCE. Needs bash 4.4 or newer. New shells complete once the script is in the
-    file shown below; bash reads it if the package bash-completion is installed, zsh if ~/.zfunc is in $fpath before
-    compinit runs.
+    The script calls the installed command, so it need not be replaced after upgrades; `reshard` must be on the PATH.
+    --step is completed from the files of a local SOURCE. Needs bash 4.4 or newer. Write the script to the file shown
+    below to have completion in every new shell; bash needs the package bash-completion, and zsh needs ~/.zfunc in
+    $fpath before compinit runs.
 
     \b
     Examples:

@@ -30,8 +30,8 @@ def command(request: ConversionRequest, dry_run: bool, engine: str, as_json: boo
     """Convert the checkpoint SOURCE to another sharding strategy, into the directory TARGET.
 
     SOURCE is a directory with rank_0, rank_1, …, a pattern with {rank} in it, one file, or a directory of whole tensors
-    with an index. TARGET appears when all of its ranks are written and checked. The same command resumes an interrupted
-    run: ranks that are done are not converted again. Paths may be URLs of any protocol that fsspec supports (s3://…).
+    with an index. TARGET appears once all of its ranks are written and checked. To resume an interrupted run, repeat
+    the command: finished ranks are kept. Paths may be URLs of any protocol that fsspec supports (s3://…).
 
     \b
     Examples:

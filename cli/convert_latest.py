@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 @engine_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(request: LatestConversionRequest, engine: str, as_json: bool) -> None:
-    """Convert the newest step that training has saved completely in SOURCE, into TARGET/{epoch}_{step}.
+    """Convert the newest completely saved step in SOURCE, into TARGET/{epoch}_{step}.
 
     SOURCE is a directory with rank_0, rank_1, …, or a pattern with {rank} in it. The command waits for a step that is
-    being written, and does nothing if the newest one was converted before; so it can be run regularly, for example by
-    cron. Earlier conversions are kept unless an option limits them. Files that reshard did not write are never removed,
-    but programs that are reading a removed conversion lose it.
+    being written, and does nothing if the newest step has already been converted, so it can be run regularly, for
+    example by cron. Earlier conversions are kept unless an option limits their number. Removal never touches files that
+    reshard did not write, but does not wait for programs that are reading a conversion.
 
     \b
     Examples:

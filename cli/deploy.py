@@ -12,18 +12,18 @@ from reshard.cli.output import print_line
     "--notify",
     metavar="TYPE/NAME",
     default="",
-    help="A notification block of the server (slack-webhook/ops) that reports runs that fail, are killed, find no "
+    help="A notification block on the server (slack-webhook/ops), for alerts of runs that fail, are killed, find no "
     "worker or wait for approval.",
 )
 def command(notify: str) -> None:
-    """Create reshard's deployments on a Prefect server, with the objects that they need.
+    """Create reshard's deployments, and what they need, on a Prefect server.
 
     The server is the one named by PREFECT_API_URL or the active profile. The command creates the deployments convert,
     convert-expert, convert-with-approval, convert-latest, verify, compare, merge-strategy and history, whose runs are
-    started from the server's pages, on schedules, by events or by `prefect deployment run`; the work pool for workers;
+    started in the UI, on schedules, by events or by `prefect deployment run`; the work pool for workers;
     a concurrency limit that runs may share; an automation that detects killed runs, and with --notify one that sends
-    alerts. Run again, for example after an upgrade, it updates the deployments and leaves your schedules, limits and
-    automations as they are.
+    alerts. Running it again, for example after an upgrade, updates the deployments and keeps your schedules, limits and
+    automations.
 
     \b
     Examples:
@@ -51,7 +51,7 @@ def command(notify: str) -> None:
     click.echo(
         "\nStart one or more workers, where reshard is installed and the checkpoints are accessible:\n"
         f"{workers}"
-        "Then start runs from the server's pages, or with:\n"
+        "Then start runs in the UI, or with:\n"
         "  prefect deployment run convert-checkpoint/convert --param source=… --param target=…\n"
         "or on a schedule:\n"
         "  reshard schedule SOURCE TARGET --cron '0 2 * * *'"

@@ -21,11 +21,11 @@ _OPTIONS = tuple(name for name in ComparisonRequest.model_fields if name not in 
 @field_options(_OPTIONS, ComparisonRequest)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def command(request: ComparisonRequest, as_json: bool) -> int:
-    """Compare the checkpoints A and B: are they the same model, whatever their strategies and formats?
+    """Check whether the checkpoints A and B hold the same model, whatever their strategies and formats.
 
     Reads all replicas of every slice on both sides; writes nothing. Lists parameters that only one side has, and those
-    that differ in shape, dtype or content, with the number of elements and, of floating-point numbers, the largest
-    difference and its place. Exits with 0 if the models are the same, with 1 if not.
+    that differ in shape, dtype or content, with the number of differing elements and, for floating-point parameters,
+    the largest difference and its index. Exits with 0 if the models are the same, with 1 if not.
 
     A side may also be the output of 'reshard fingerprint --json' for a checkpoint on another machine.
 

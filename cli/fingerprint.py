@@ -40,8 +40,8 @@ def command(request: FingerprintRequest, as_json: bool) -> int:
         print_note(f"note: {note}")
     if request.decrypt_key:
         print_note(
-            "note: the checkpoint is encrypted, its fingerprints are not: with them, guesses of its contents can be "
-            "confirmed"
+            "note: the fingerprints of this encrypted checkpoint are not encrypted: they can confirm guesses of its "
+            "contents"
         )
     print_report(document, as_json=as_json)
     for replicas in document.differing:

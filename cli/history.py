@@ -19,12 +19,14 @@ _STATES = (
 
 @click.command("history", cls=Command)
 @click.argument("places", metavar="[PLACE]...", nargs=-1, type=DIRECTORY)
-@click.option("--server", metavar="URL", default="", help="The Prefect server to ask, instead of PREFECT_API_URL's.")
+@click.option(
+    "--server", metavar="URL", default="", help="Ask this Prefect server instead of the one in PREFECT_API_URL."
+)
 @click.option(
     "--since",
     metavar="TIME",
     default="",
-    help="Only conversions that began since then: 90m, 12h, 7d or 4w before now, or a date or time, UTC.",
+    help="Only conversions that began since then: 90m, 12h, 7d or 4w ago, or a date or time in UTC.",
 )
 @click.option(
     "--limit",
@@ -32,11 +34,27 @@ _STATES = (
     type=click.IntRange(min=0),
     default=50,
     show_default=True,
-    help="The number of conversions to show, those that began last; 0: all.",
+    help="Show this many conversions, the latest; 0: all.",
 )
-@click.option("--state", "states", type=Choice(_STATES), multiple=True, help="Only these; may be repeated.")
-@click.option("--source", metavar="PATTERN", default="", help="Only sources that contain this, or match *, ? and […].")
-@click.option("--target", metavar="PATTERN", default="", help="Only targets that contain this, or match *, ? and […].")
+@click.option(
+    "--state",
+    "states",
+    type=Choice(_STATES),
+    multiple=True,
+    help="Only conversions in this state. May be given several times.",
+)
+@click.option(
+    "--source",
+    metavar="PATTERN",
+    default="",
+    help="Only sources that contain this text, or match it if it has *, ? or […].",
+)
+@click.option(
+    "--target",
+    metavar="PATTERN",
+    default="",
+    help="Only targets that contain this text, or match it if it has *, ? or […].",
+)
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
@@ -50,14 +68,14 @@ def command(
     storage: str,
     as_json: bool,
 ) -> None:
-    """List conversions: when, who, from where to where, how much, how long, how verified, at what cost.
+    """List conversions: when, by whom, source and target, bytes, duration, verification, cost.
 
-    Without a PLACE, those of a Prefect server: also what failed, was cancelled, is in progress or waits for approval.
-    Each PLACE is a target, or a directory of targets: what is known from the manifests beside them, and what is
-    unfinished there. Nothing is changed, and what was not recorded is left blank.
+    Without a PLACE, lists the conversions of a Prefect server, including those that failed, were cancelled, are in
+    progress or wait for approval. Each PLACE is a target, or a directory of targets: lists what their manifests record,
+    and unfinished work. Changes nothing. Fields that were not recorded are blank.
 
-    The cost is the peak memory of the conversion's process, or its memory limit if that was not measured, times the
-    time that it ran. Times are UTC.
+    The cost is the peak memory of the conversion's process, or its memory limit if the peak was not measured,
+    multiplied by its running time. Times are in UTC.
 
     \b
     Examples:
@@ -71,9 +89,9 @@ def command(
     begin = parse_since(since, datetime.now(UTC)) if since else None
     wanted = HistoryFilter(begin, frozenset(map(ConversionState, states)), source, target)
     if places and server:
-        raise click.UsageError("--server and a PLACE exclude each other: leave out one of them")
+        raise click.UsageError("--server and PLACE cannot be combined: leave one out")
     if storage and not places:
-        raise click.UsageError("--storage is for a PLACE: name one")
+        raise click.UsageError("--storage: only valid with a PLACE")
     history = (
         history_of_places(places, wanted, limit, storage=storage)
         if places

@@ -26,13 +26,13 @@ from reshard.core.text.options import Option
     type=(str, PATH),
     metavar="NAME FILE.npy",
     default=None,
-    help="Write this parameter into a file that numpy loads, streamed, so its size does not matter.",
+    help="Write this parameter to a .npy file, block by block, whatever its size.",
 )
-@click.option("--rank", metavar="N", type=click.INT, help="Read the shard of this rank in place of the whole tensor.")
+@click.option("--rank", metavar="N", type=click.INT, help="Read this rank's shard instead of the whole tensor.")
 @click.option(
     "--cast",
     type=Choice(["float32"]),
-    help="With --extract: write floats of 16 or 8 bits, for which numpy has no dtype, as float32.",
+    help="With --extract: write 16-bit and 8-bit floats as float32, because numpy has no dtype for most of them.",
 )
 @click.option("--overwrite", is_flag=True, help="With --extract: replace the file.")
 @conversion_options(INSPECTION_OPTIONS)
@@ -41,16 +41,16 @@ from reshard.core.text.options import Option
 @click.option("--json", "as_json", is_flag=True, help="Print the description as JSON.")
 @click.pass_context
 def command(context: click.Context, /, **given: Any) -> None:
-    """Show the content of a checkpoint file, a checkpoint or a strategy; its kind is detected.
+    """Show the contents of a checkpoint file, a checkpoint or a strategy.
 
-    A checkpoint file: its parameters with dtype, shape and size, and the values of single numbers and texts, such as
-    epoch_num. A checkpoint (a directory, or a pattern with {rank}): its ranks and their steps. A converted checkpoint:
-    its manifest. A strategy (a file, or a directory of the ranks' files): its stages and the layout of each parameter.
-    Other contents are not read.
+    For a checkpoint file, shows its parameters with dtype, shape and size, and the values of scalars and texts, such as
+    epoch_num. For a checkpoint (a directory, or a pattern with {rank}), its ranks and their steps. For a converted
+    checkpoint, its manifest. For a strategy (a file, or a directory of the ranks' files), its stages and the layout of
+    each parameter. No other contents are read.
 
-    With NAME, a parameter or a pattern of several, their contents are read: minimum, maximum, mean, standard deviation,
-    numbers of NaN, Inf and zeros, the first values, and which files hold them. They are those of the whole tensor if it
-    is known how it is sharded, else of each rank's shard. --extract writes one into a file for numpy.
+    With NAME, a parameter or a pattern, reads contents and shows minimum, maximum, mean, standard deviation, the
+    numbers of NaN, Inf and zeros, the first values, and the files that hold them: for the whole tensor if its sharding
+    is known, otherwise for each rank's shard. --extract writes a parameter to a .npy file.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def command(context: click.Context, /, **given: Any) -> None:
     """
     names, extract = given["names"], given["extract"]
     if names and extract:
-        raise click.UsageError("--extract names its parameter itself: leave out NAME", context)
+        raise click.UsageError("--extract takes the parameter's name itself: leave out NAME", context)
     if not extract and (given["cast"] or given["overwrite"]):
         raise click.UsageError("--cast and --overwrite: only valid with --extract", context)
     if not (names or extract):

@@ -17,19 +17,19 @@ from reshard.cli.storages import check_output, storage_named, storage_option
     metavar="first|fail|STAGE",
     default="fail",
     show_default=True,
-    help="Which copy to use of a tied parameter, such as an embedding, if its copies differ between parts: first: the "
-    "first stage's; a number: that stage's; fail: none.",
+    help="If copies of a tied parameter, such as an embedding, differ between parts, which one to use. first: the "
+    "first stage's; a number: that stage's; fail: stop.",
 )
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(parts: tuple[str, ...], target: str, shared_parameters: str, storage: str, as_json: bool) -> None:
-    """Join pipeline stages that were converted one by one into one checkpoint, TARGET.
+    """Join pipeline stages that were converted separately into one checkpoint, TARGET.
 
-    Each PART is the directory that `reshard convert` made of one stage, perhaps on another machine, with that stage's
-    own strategy as the source strategy. Together, the parts have to hold all parameters of their target strategy;
-    parameters of several parts are compared, and written once. Files are copied side by side,
-    rank_0/checkpoint_0_part0.ckpt, rank_0/checkpoint_0_part1.ckpt, and checked; TARGET appears when all are right.
-    MindSpore's load_segmented_checkpoints and all commands of reshard read its rank folders.
+    Each PART is a directory that 'reshard convert' made from one stage, perhaps on another machine, with that stage's
+    own strategy as the source strategy. Together, the parts must hold all parameters of their target strategy;
+    parameters in several parts are compared, and written once. Files are copied side by side
+    (rank_0/checkpoint_0_part0.ckpt, rank_0/checkpoint_0_part1.ckpt) and checked; TARGET appears once all are correct.
+    MindSpore's load_segmented_checkpoints and all reshard commands can read its rank folders.
 
     \b
     Examples:

@@ -66,7 +66,7 @@ class Command(click.Command):
         """Run the command with its logs."""
         asked = _verbosity(ctx)
         if asked.quiet and asked.verbose:
-            raise click.UsageError("--quiet and --verbose contradict each other: leave out one of them", ctx)
+            raise click.UsageError("--quiet and --verbose cannot be combined: leave one out", ctx)
         if asked.log_file:
             _check_apart(asked.log_file, self.places(ctx))
         with _logging_as(asked, ctx.meta[_WORDS]) as ended:
@@ -169,19 +169,19 @@ def _options() -> list[click.Parameter]:
         click.Option(
             ["-q", "--quiet"],
             is_flag=True,
-            help="Print no progress, notes and summaries: errors, RECOVERED and NOT COMPLETE only, and "
-            "what was asked for, such as an answer or --json.",
+            help="Print only errors, RECOVERED, NOT COMPLETE and the requested output, such as an answer or --json: no "
+            "progress, notes or summaries.",
         ),
         click.Option(
             ["-v", "--verbose"],
             is_flag=True,
-            help="Print more on stderr: files, ranks, repeated requests, and how long each phase took.",
+            help="Print more to stderr: files, ranks, retried requests, and the time of each phase.",
         ),
         click.Option(
             ["--log-file"],
             metavar="FILE",
             type=PATH,
-            help="Append all that --verbose prints to this file, with times and levels, whatever the terminal shows.",
+            help="Append everything that --verbose prints to this file, with times and levels.",
         ),
     ]
 

@@ -35,26 +35,26 @@ NO, WRONG_INPUT, FAILED, BUG, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 3, 70
 
 _COMMANDS = {
     "convert": ("reshard.cli.convert", "Convert a checkpoint to another sharding strategy."),
-    "convert-latest": ("reshard.cli.convert_latest", "Convert the newest step that training has saved completely."),
+    "convert-latest": ("reshard.cli.convert_latest", "Convert the newest completely saved step."),
     "plan": ("reshard.cli.plan", "Show what a conversion would read and write."),
     "recover": ("reshard.cli.recover", "Check whether a damaged checkpoint can be recovered."),
-    "doctor": ("reshard.cli.doctor", "Check whether a strategy belongs to a checkpoint."),
+    "doctor": ("reshard.cli.doctor", "Check a checkpoint's strategy, or a model directory."),
     "verify": ("reshard.cli.verify", "Check a converted checkpoint."),
-    "diff": ("reshard.cli.diff", "Compare two checkpoints: are they the same model?"),
-    "fingerprint": ("reshard.cli.fingerprint", "Print fingerprints of parameters, to compare them elsewhere."),
+    "diff": ("reshard.cli.diff", "Check whether two checkpoints hold the same model."),
+    "fingerprint": ("reshard.cli.fingerprint", "Print fingerprints, to compare on another machine."),
     "scan": ("reshard.cli.scan", "Look for NaN and Inf in a checkpoint."),
     "join-parts": ("reshard.cli.join_parts", "Join separately converted stages into one checkpoint."),
     "clean": ("reshard.cli.clean", "Remove unfinished work at a target."),
     "merge-strategy": ("reshard.cli.merge_strategy", "Merge the strategy files of a job's ranks into one."),
     "make-strategy": ("reshard.cli.make_strategy", "Make a strategy for other numbers of devices."),
-    "presets": ("reshard.cli.presets", "List the model families whose names and layouts are known."),
-    "inspect": ("reshard.cli.inspect", "Show the content of a checkpoint or a strategy."),
+    "presets": ("reshard.cli.presets", "List the known model families, or print a preset."),
+    "inspect": ("reshard.cli.inspect", "Show the contents of a checkpoint or a strategy."),
     "history": ("reshard.cli.history", "List conversions: when, by whom, how much, at what cost."),
     "deploy": ("reshard.cli.deploy", "Create the deployments on a Prefect server, for workers."),
     "serve": ("reshard.cli.serve", "Serve the deployments from this process, without a worker."),
     "schedule": ("reshard.cli.schedule", "Schedule convert-latest on a Prefect server."),
     "metrics": ("reshard.cli.metrics", "Serve metrics of runs and conversions to Prometheus."),
-    "completion": ("reshard.cli.completion", "Print a shell's script for completing commands."),
+    "completion": ("reshard.cli.completion", "Print the shell completion script."),
 }
 """Command -> its module, and its summary in one line."""
 
@@ -119,10 +119,12 @@ def cli() -> None:
 
     \b
     Exit codes:
-      0  done, or the answer is yes        70   a bug
-      1  the answer is no                  130  Ctrl-C; the same command resumes
-      2  wrong input                       143  SIGTERM; the same command resumes
-      3  runtime failure: I/O, full disk
+      0         done, or the answer is yes
+      1         the answer is no
+      2         wrong input
+      3         runtime failure: I/O, full disk
+      70        a bug
+      130, 143  Ctrl-C, SIGTERM; the same command resumes
     """
 
 

@@ -17,7 +17,7 @@ from reshard.core.strategy.integrated_save import IntegratedSave
     metavar="URL",
     type=PATH,
     required=True,
-    help="The network's present strategy: a file or a directory; or a directory of whole tensors.",
+    help="The network's current strategy, a file or a directory; or a directory of whole tensors.",
 )
 @click.option(
     "--data-parallel",
@@ -54,17 +54,17 @@ from reshard.core.strategy.integrated_save import IntegratedSave
     "cuts",
     metavar="PATTERN=AXIS",
     multiple=True,
-    help="The tensor axis that model parallel shards, for parameters whose names match, where the source does not "
-    "determine it, or differs. AXIS:data: data parallel shards it; AXIS:model,AXIS:data: both; whole: neither. May be "
-    "given several times; the last match counts.",
+    help="The tensor axis that model parallel shards, for parameters whose names match, if the source does not "
+    "determine it or has another. AXIS:data: data parallel shards it; AXIS:model,AXIS:data: both; whole: neither. May "
+    "be given several times; the last match counts.",
 )
 @click.option(
     "--place",
     "places",
     metavar="PATTERN=first",
     multiple=True,
-    help="The stages of parameters outside layers, where the source does not determine them: first, last, all or "
-    "numbers, separated by commas. May be given several times.",
+    help="The stages of parameters outside layers, if the source does not determine them: first, last, all, or numbers "
+    "separated by commas. May be given several times.",
 )
 @click.option(
     "--checkpoint",
@@ -99,17 +99,17 @@ def command(
 ) -> None:
     """Make OUT, the strategy of a job of D x M x P devices, from another job's strategy, without a cluster.
 
-    Model parallel shards the same tensor axes as in the source, among another number of devices. Layers, recognized by
+    Model parallel shards the same tensor axes as in the source, over another number of devices. Layers, recognized by
     the numbers in parameters' names, are spread evenly over the stages; embeddings, head and final norm stay in the
-    first stage, the last or both. Optimizer states follow their parameters. Shapes that do not divide are listed, if
-    they are known: JSON strategies contain them, for protobuf ones name a checkpoint.
+    first stage, the last or both. Optimizer states follow their parameters. Lists shapes that do not divide, if shapes
+    are known: JSON strategies contain them; for protobuf files give a --checkpoint.
 
     The source's layouts determine the roles of its devices: device axes that shard no parameter are data parallel
     (context parallel too), all others are model parallel (tensor and expert parallel). Ambiguous parameters are
     refused; resolve them with --cut and --place.
 
-    Without a strategy, --like may name a directory of whole tensors, such as Hugging Face's: --cut names the
-    parameters to shard, and the others stay whole.
+    If there is no strategy, --like may name a directory of whole tensors, such as Hugging Face's: --cut names the
+    parameters to shard; the others stay whole.
 
     OUT is one merged strategy file, JSON if its name ends in .json, else protobuf.
 

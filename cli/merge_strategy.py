@@ -15,7 +15,7 @@ from reshard.cli.storages import check_output, storage_named, storage_option
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(directory: str, out: str, overwrite: bool, storage: str, as_json: bool) -> None:
-    """Merge the strategy files that a job's ranks wrote into DIR; the result is the file OUT.
+    """Merge the strategy files that a job's ranks wrote into DIR into one file, OUT.
 
     File names do not matter, and several files of one pipeline stage are accepted if they agree. OUT is JSON if its
     name ends in .json, else protobuf. DIR may also be a single strategy file, to write it in the other format.

@@ -15,7 +15,7 @@ from reshard.cli.logs import Command, print_note
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; 0.0.0.0: all of this machine's. There is no login.",
+    help="Address to listen on, without a login; 0.0.0.0: all addresses of this machine.",
 )
 @click.option(
     "--once",

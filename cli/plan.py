@@ -25,7 +25,7 @@ def _parse_rate(text: str) -> int:
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if not rate:
-        raise click.BadParameter("must be more than nothing")
+        raise click.BadParameter("must be greater than 0")
     return rate
 
 
@@ -33,8 +33,10 @@ def _parse_rate(text: str) -> int:
 @click.argument("source", type=PATH)
 @click.argument("target", type=DIRECTORY, required=False)
 @conversion_options(PLANNING)
-@click.option("--param", metavar="NAME", help="Show how the source and target shards of this parameter overlap.")
-@click.option("--rank", type=click.INT, metavar="R", help="With --param: the reads that fill it on this target rank.")
+@click.option("--param", metavar="NAME", help="Show how source and target shards of this parameter overlap.")
+@click.option(
+    "--rank", type=click.INT, metavar="R", help="With --param: show the reads that fill it on this target rank."
+)
 @click.option(
     "--picture/--no-picture",
     default=None,
@@ -47,7 +49,7 @@ def _parse_rate(text: str) -> int:
     default=size_text(ASSUMED_RATE_BYTES),
     show_default=True,
     callback=lambda ctx, param, value: _parse_rate(value),
-    help="Bytes that are read or written in a second, from which the time is estimated.",
+    help="Bytes read or written per second, to estimate the time.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
@@ -61,10 +63,10 @@ def command(
 ) -> None:
     """Show what converting the checkpoint SOURCE would read and write.
 
-    Writes nothing but the page of --html. Shows for each target rank its size, its source ranks, and the rank that it
-    is a copy of; then a picture of which ranks feed which. With --param: the shards of one parameter on both sides, and
-    how they overlap. With --param and --rank: the boxes that fill it on that rank, and their offsets in the source's
-    files. TARGET is optional.
+    Writes nothing except the page of --html. Shows the size and source ranks of each target rank, or the rank that it
+    is a copy of, and then a picture of which ranks feed which. With --param, shows the shards of one parameter on both
+    sides and how they overlap. With --param and --rank, shows the boxes that fill it on that rank, and their offsets in
+    the source files. TARGET is optional.
 
     \b
     Examples:
@@ -74,9 +76,9 @@ def command(
       reshard plan ckpt --source-strategy strategy --target-strategy new.ckpt --param embed.weight --rank 3
     """
     if rank is not None and param is None:
-        raise click.UsageError("--rank goes with --param, which names a parameter of the rank")
+        raise click.UsageError("--rank: only valid with --param")
     if rank is not None and html:
-        raise click.UsageError("--html shows a parameter on all ranks: leave out --rank, or --html")
+        raise click.UsageError("--html and --rank cannot be combined: --html shows all ranks")
     check_output(html or "")
     from reshard.core.conversion.planning import describe_plan
     from reshard.core.conversion.report import with_estimate

@@ -10,9 +10,9 @@ from reshard.cli.output import print_report
 @click.argument("name", required=False, default="")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def command(name: str, as_json: bool) -> None:
-    """List the presets: model families whose names and layouts are known, in MindFormers, Megatron and Hugging Face.
+    """List the presets: model families whose names and layouts in MindFormers, Megatron and Hugging Face are known.
 
-    With NAME, print that preset's document. A changed copy of it is used in its place: --preset FILE.yaml.
+    With NAME, print that preset. To change it, save it to a file and use --preset FILE.yaml.
 
     \b
     Examples:

@@ -22,22 +22,22 @@ _OPTIONS = tuple(name for name in RECOVERY_OPTIONS if name != "fault_ranks")
 )
 @click.argument("source", type=PATH)
 @conversion_options(_OPTIONS)
-@click.option("--fault-ranks", metavar="3,7", default="", help="Source ranks whose files are ignored.")
+@click.option("--fault-ranks", metavar="3,7", default="", help="Source ranks whose files to ignore.")
 @click.option(
     "--group-info",
     metavar="URL",
     type=PATH,
     multiple=True,
-    help="Ranks that hold the same, if there is no strategy: a JSON list of lists of ranks, or MindSpore's group file "
-    "of a rank. May be repeated.",
+    help="Groups of ranks that hold the same, if there is no strategy: a JSON list of lists of ranks, or a rank's "
+    "MindSpore group file. May be given several times.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(request: SourceRequest, group_info: tuple[str, ...], as_json: bool) -> int:
     """Check whether a damaged checkpoint SOURCE can be recovered, and from which ranks; write nothing.
 
     Files that are missing, truncated or fail their CRC, and those of --fault-ranks, count as lost. Their slices are
-    recoverable if other ranks hold the same. Exits with 0 if all are: 'reshard convert --recover' recovers them. Exits
-    with 1 if not, and lists every lost parameter and box, and the newest older step that is recoverable.
+    recoverable if other ranks hold the same. If all are, exits with 0, and 'reshard convert --recover' recovers them.
+    Otherwise, lists every lost parameter and box, and the newest older step that is recoverable, and exits with 1.
 
     \b
     Examples:

@@ -94,7 +94,7 @@ class RequestCommand(Command):
         arguments = [str(each.name) for each in self.params if isinstance(each, click.Argument)]
         if all(name in file.fields for name in arguments) and 0 < len(typed & set(arguments)) < len(arguments):
             names = " and ".join(flag(Option(name)) for name in arguments)
-            raise click.UsageError(f"{file.origin} has {names}: give both on the command line, or none", ctx)
+            raise click.UsageError(f"{file.origin} has {names}: give both on the command line, or neither", ctx)
 
     def _options(self) -> list[click.Parameter]:
         return [
@@ -104,13 +104,13 @@ class RequestCommand(Command):
                 type=PATH,
                 is_eager=True,
                 callback=self._read,
-                help="Take arguments and options from this YAML or JSON file: their names with underscores, and their "
-                "values. The command line takes precedence; a list given there replaces the file's. -: standard input.",
+                help="Read arguments and options from this YAML or JSON file, with underscores in names. The command "
+                "line takes precedence; a list given there replaces the file's. -: standard input.",
             ),
             click.Option(
                 ["--print-config"],
                 is_flag=True,
-                help="Print the file for --config that has all these options, and do nothing else.",
+                help="Print a --config file with all the given options, and exit.",
             ),
         ]
 

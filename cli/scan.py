@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def command(request: FingerprintRequest, as_json: bool) -> int:
     """Look for NaN and Inf in all floating-point parameters of a checkpoint; writes nothing.
 
-    Reads every file once, replicas too, and needs no strategy: a NaN in one rank's replica alone is found, and the file
-    is named. With a strategy, or if the checkpoint says itself how it is sharded, the place in the whole tensor is
-    shown. Parameters that are zero throughout are named as well. Exits with 0 if all numbers are finite, with 1 if not.
+    Reads every file once, including replicas, and needs no strategy: it finds a NaN even in a single replica, and names
+    the file. With a strategy, or if the checkpoint records its own sharding, also shows the index in the whole tensor.
+    Lists parameters that are entirely zero, too. Exits with 0 if all numbers are finite, with 1 if not.
 
     \b
     Examples:

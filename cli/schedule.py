@@ -27,7 +27,7 @@ class _ScheduleCommand(GroupedCommand):
             others = [name for name in (*chosen[1:], *typed) if name != "as_json"]
             if others:
                 raise click.UsageError(
-                    f"{self._spelled(chosen[0])} takes no other argument or option than --json: leave out "
+                    f"{self._spelled(chosen[0])} can only be combined with --json: leave out "
                     f"{', '.join(map(self._spelled, others))}",
                     ctx,
                 )
@@ -52,13 +52,13 @@ class _ScheduleCommand(GroupedCommand):
 @field_options(CONVERTING_LATEST, LatestConversionRequest)
 @click.option("--cron", metavar="EXPRESSION", default="", help="When to convert: minute, hour, day, month, weekday.")
 @click.option(
-    "--timezone", metavar="ZONE", default="", help="Time zone of --cron, such as Europe/Berlin.  [default: UTC]"
+    "--timezone", metavar="ZONE", default="", help="Time zone for --cron, such as Europe/Berlin.  [default: UTC]"
 )
 @click.option(
-    "--every", metavar="INTERVAL", default="", help="How often to convert, in place of --cron: 30s, 10m, 6h, 1d."
+    "--every", metavar="INTERVAL", default="", help="How often to convert, instead of --cron: 30s, 10m, 6h, 1d."
 )
 @click.option(
-    "--name", metavar="NAME", default="", help="Name of the schedule. By default the last two names of TARGET."
+    "--name", metavar="NAME", default="", help="Name of the schedule.  [default: the last two parts of TARGET]"
 )
 @click.option("--list", "show_list", is_flag=True, help="List the schedules.")
 @click.option("--pause", metavar="NAME", default="", help="Switch a schedule off.")
@@ -66,14 +66,14 @@ class _ScheduleCommand(GroupedCommand):
 @click.option("--remove", metavar="NAME", default="", help="Remove a schedule.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(request: LatestConversionRequest, cron: str, timezone: str, every: str, name: str, as_json: bool) -> None:
-    """Schedule 'convert-latest' on a Prefect server: workers convert the newest saved step of SOURCE into TARGET.
+    """Schedule 'convert-latest' on a Prefect server, to convert the newest saved step of SOURCE into TARGET.
 
-    The server is the one named by PREFECT_API_URL or the active profile, and needs the deployments of 'reshard deploy'
-    or 'reshard serve', which leave schedules as they are. The options are those of 'reshard convert-latest'. Paths are
-    those of the workers' machines, and absolute. Parameters are checked before anything is made. A schedule has a name:
-    the same command again changes nothing, with other options it changes the schedule, and a paused one stays paused.
+    The server is the one named by PREFECT_API_URL or the active profile; it needs the deployments of 'reshard deploy'
+    or 'reshard serve', which keep schedules. The options are those of 'reshard convert-latest'. Paths are absolute
+    paths on the workers' machines. Everything is checked before the schedule is created. Repeating the command changes
+    nothing; with other options, it updates the schedule of that name; a paused schedule stays paused.
 
-    With --dry-run, nothing is made or changed.
+    With --dry-run, nothing is created or changed.
 
     \b
     Examples:
@@ -83,11 +83,9 @@ def command(request: LatestConversionRequest, cron: str, timezone: str, every: s
       reshard schedule --pause llama
     """
     if bool(cron) == bool(every):
-        raise click.UsageError("when to convert: give either --cron or --every")
+        raise click.UsageError("give either --cron or --every")
     if timezone and every:
-        raise click.UsageError(
-            "--timezone is the time zone of --cron: leave it out, or give --cron in place of --every"
-        )
+        raise click.UsageError("--timezone applies to --cron: leave it out, or use --cron instead of --every")
 
     import reshard.tasks  # noqa: F401  # before Prefect is imported: switches its telemetry off
     from reshard.deployments.described import configured_server

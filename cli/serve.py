@@ -15,7 +15,7 @@ from reshard.cli.logs import Command, print_note
     metavar="N",
     default=1,
     show_default=True,
-    help="Concurrent runs, each in a process of its own; the others wait.",
+    help="Number of concurrent runs, each in its own process; others wait.",
 )
 def command(limit: int) -> None:
     """Serve conversions to a Prefect server from this process, without a worker.
@@ -23,8 +23,8 @@ def command(limit: int) -> None:
     The server is the one named by PREFECT_API_URL or the active profile. Its pages show the deployments convert,
     convert-expert, convert-with-approval, convert-latest, verify, compare, merge-strategy and history. Runs are started
     there, on schedules, or by `prefect deployment run`, and execute on this machine while this process runs. Ctrl-C or
-    SIGTERM stops it and its runs, which resume when they are retried. Existing schedules, limits and automations on the
-    server are kept. For several machines, or a shared server, deploy to a work pool instead: reshard deploy.
+    SIGTERM stops it and its runs, which resume when they are retried. Schedules, limits and automations on the server
+    are kept. For several machines, or a shared server, use 'reshard deploy' and workers instead.
 
     \b
     Examples:

@@ -20,9 +20,9 @@ _OPTIONS = tuple(name for name in VerificationRequest.model_fields if name != "t
 def command(request: VerificationRequest, as_json: bool) -> int:
     """Check the converted checkpoint TARGET against its manifest.
 
-    Compares each file with the record made when it was written. Exits with 0 if all files are right, with 1 if not.
-    Needs only TARGET, and its key if it is encrypted; --level content also needs the source. If TARGET holds several
-    iterations, the one that its tracker names is checked.
+    Compares each file with the record made when it was written. Exits with 0 if all files are intact, with 1 if not.
+    Needs only TARGET, and its key if it is encrypted; --level content also needs the source. If TARGET has several
+    iterations, checks the one in its tracker file.
 
     \b
     Examples:

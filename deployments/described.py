@@ -77,8 +77,8 @@ def server_url(origin: str = "") -> str:
     url = str(PREFECT_API_URL.value() or "")
     if not url:
         raise InputError(
-            "no Prefect server is configured. Set PREFECT_API_URL=http://HOST:4200/api, or start one here: "
-            "prefect server start"
+            "no Prefect server is configured. Set PREFECT_API_URL=http://HOST:4200/api, or start a server on this "
+            "machine: prefect server start"
         )
     check_server_url(url, origin)
     return url

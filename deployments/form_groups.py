@@ -34,7 +34,10 @@ _GROUPS_OF_COMPARISONS = {
         *("auto_strategy", "root_a", "root_b", "integrated_save_a", "integrated_save_b"),
         *("trust_strategy_a", "trust_strategy_b"),
     ),
-    "Changes between A and B": ("preset", "changes", "switch", "training_config", "config_json", "allow_model"),
+    "Changes between A and B": (
+        *("preset", "names", "changes", "fp8", "switch", "lora", "lora_alpha"),
+        *("training_config", "config_json", "allow_model"),
+    ),
     "Encrypted checkpoints": ("decrypt_key_a", "decrypt_mode_a", "decrypt_key_b", "decrypt_mode_b"),
     "Resources": ("workers", "memory_limit", "bandwidth_limit", "storage_a", "storage_b"),
 }
@@ -129,10 +132,10 @@ def ungrouped(model: type[BaseModel], parameters: Mapping[str, Any]) -> dict[str
     for group, names in groups.items():
         inside = parameters.get(group) or {}
         if not isinstance(inside, Mapping):
-            raise InputError(f"{group}: must be its fields by name, not {type(inside).__name__}")
+            raise InputError(f"{group}: must be a mapping of its fields, not {type(inside).__name__}")
         for name, value in inside.items():
             if name not in names:
-                raise InputError(f"{group}: has no field {name!r}, but {', '.join(names)}")
+                raise InputError(f"{group}: has no field {name!r}; its fields are {', '.join(names)}")
             # Prefect passes the defaults of what is not given
             if fields.get(name, value) not in (value, model.model_fields[name].get_default()):
                 why = f"is given directly, and differently in {group}"

@@ -113,8 +113,8 @@ def put_schedule(
     former = there.parameters.get("target")
     if not is_named and former not in (None, wanted.parameters["target"]):
         raise InputError(
-            f"the schedule {wanted.slug} has another target, {former}: give this one a name of its own by "
-            f"{option('name')}, or change that one by {option('name', wanted.slug)}"
+            f"the schedule {wanted.slug} has another target, {former}: choose another {option('name')} for this one, "
+            f"or update that one with {option('name', wanted.slug)}"
         )
     if there.parameters == wanted.parameters and timing_text(there.schedule) == timing_text(wanted.schedule):
         return PutSchedule("unchanged", there)

@@ -15,8 +15,7 @@ from reshard.core.options.fields import STORAGE_NAME, WITHOUT_CREDENTIALS
 from reshard.core.runtime.records import Record
 
 _ADVICE = (
-    "a relative path, but a deployed run works in a directory of its own, which is removed when it ends: give an "
-    "absolute path, or a URL"
+    "a relative path, but a deployed run works in a temporary directory of its own: give an absolute path, or a URL"
 )
 _LOCAL = "|".join(LocalFileSystem.protocol)
 _ABSOLUTE = rf"(?=$|[/~]|[A-Za-z][\w+.-]*://)(?!({_LOCAL})://[^/])"

@@ -86,9 +86,9 @@ class ScheduleReport(ScheduleSummary, Report):
         facts = [("schedule", f"{self.name}, {outcome}"), ("fires", self.when)]
         facts += [(f"next {number}", _time_text(each)) for number, each in enumerate(self.next, start=1)]
         if not self.active:
-            facts.append(("note", f"it is paused: reshard schedule --resume {self.name} switches it on"))
+            facts.append(("note", f"it is paused; switch it on with: reshard schedule --resume {self.name}"))
         if self.is_unserved:
-            facts.append(("note", "its deployment is paused: start reshard serve, or resume it on the server's page"))
+            facts.append(("note", "its deployment is paused: start 'reshard serve', or resume it in the UI"))
         return facts
 
 

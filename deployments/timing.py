@@ -32,7 +32,7 @@ def cron_timing(cron: str, timezone: str = "") -> CronSchedule:
         wrong = [str(detail["loc"][0]) for detail in error.errors()]
         raise InputError("\n".join(_reason(name, given[name]) for name in wrong)) from error
     if not next_times(timing, 1):
-        raise InputError(f"{option('cron', cron)}: never fires: no year has such a day")
+        raise InputError(f"{option('cron', cron)}: never fires: there is no such day")
     return timing
 
 
@@ -45,7 +45,7 @@ def interval_timing(every: str) -> IntervalSchedule:
     found = _EVERY.fullmatch(every.strip())
     if not found:
         raise InputError(
-            f"{option('every', every)}: not an interval: give a number with s, m, h or d, such as 10m or 6h"
+            f"{option('every', every)}: not an interval: give a number and s, m, h or d, such as 10m or 6h"
         )
     return IntervalSchedule(interval=timedelta(**{_UNITS[found[2]]: int(found[1])}))
 

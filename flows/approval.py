@@ -67,7 +67,9 @@ class Refused(PrefectSignal):
 class Approval(RunInput):
     """The answer to a run that waits for approval."""
 
-    decision: Decision = Field(title="Decision", description="refuse: the run is cancelled, and nothing is written.")
+    decision: Decision = Field(
+        title="Decision", description="convert: start the conversion. refuse: cancel the run; nothing is written."
+    )
     comment: str = Field("", title="Comment", description="Your name, or your reason; kept with the run.")
 
 
@@ -79,8 +81,8 @@ def check_deployed() -> None:
     """
     if not deployment.id:
         raise InputError(
-            "a run that waits for approval ends meanwhile, and a worker starts it again: start it from the deployment "
-            "convert-checkpoint/convert-with-approval. In a program, plan, ask and convert"
+            "a run ends while it waits for approval, and a worker starts it again afterwards: start it from the "
+            "deployment convert-checkpoint/convert-with-approval. In a program, plan, ask and convert"
         )
 
 

@@ -45,6 +45,6 @@ def _verify(request: VerificationRequest, progress: RunProgress) -> Verification
     for note in report.notes:
         progress.note(note)
     publish_verification(report)
-    verdict = f"{printable(report.target)}: {report.ranks} ranks checked ({report.level}), all is as written"
+    verdict = f"{printable(report.target)}: {report.ranks} ranks checked ({report.level}), all files intact"
     progress.note(verdict)
     return completed(report, verdict)

@@ -36,8 +36,8 @@ _KEPT_VERSIONS = 10
 """Prefect keeps every version of an artifact, and a page is written every hour."""
 _MAX_CHARACTERS = 100
 _EXPLAINED = (
-    "GB·h: the peak memory of a conversion's process, or its memory limit if that was not measured, times the time "
-    "that it ran. Prefect does not record which user started a run, nor who approved it."
+    "GB·h: the peak memory of a conversion's process, or its memory limit if the peak was not measured, multiplied by "
+    "its running time. Prefect does not record who started or approved a run."
 )
 
 
@@ -87,7 +87,7 @@ def _head(totals: Totals, days: int) -> str:
 
 def _summary(totals: Totals) -> str:
     if not totals.conversions:
-        return "None has begun."
+        return "No conversions."
     states = ", ".join(f"{count} {state}" for state, count in totals.states.items())
     return (
         f"**{states[:1].upper()}{states[1:]}.** {size_text(totals.written_bytes)} written in "

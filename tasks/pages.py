@@ -77,35 +77,34 @@ _VERIFIED = {
 _HEADLINES = {
     LatestOutcome.CONVERTED: "Converted",
     LatestOutcome.NOTHING_NEW: "Nothing new",
-    LatestOutcome.BUSY: "Another run is at it",
+    LatestOutcome.BUSY: "Another run is converting it",
     LatestOutcome.WOULD_CONVERT: "Dry run: would convert",
     LatestOutcome.WOULD_WAIT: "Dry run: would wait",
 }
 _CORRECT = (
-    "What was asked for, or a file or storage that it names, is wrong, so 'Retry' cannot help. Correct what the "
-    "message names, and start a new run: 'Copy to new run', in the menu ⋮, keeps the other fields. Nothing was "
-    "published."
+    "A parameter, or a file or storage that it refers to, is wrong, so 'Retry' cannot help. Correct what the message "
+    "says, and start a new run: 'Copy to new run', in the menu ⋮, keeps the other fields. Nothing was published."
 )
 _DO_AGAIN = (
-    "A written file is wrong. Run the conversion again with the same parameters: it keeps the files that are right, "
-    "and repeats the others. If that fails again, suspect the storage or the machine."
+    "A written file is damaged. Run the conversion again with the same parameters: it keeps intact files and writes "
+    "the others again. If that fails too, suspect the storage or the machine."
 )
 _WAIT = (
-    "Another run works on this target. When it has ended, retry this run ('Retry', in its menu ⋮): ranks that the "
-    "other one has finished are kept."
+    "Another run is working on this target. When it has ended, retry this run ('Retry', in its menu ⋮): ranks that the "
+    "other run finished are kept."
 )
 _DIFFERENT = (
-    "Both were read, and are not the same model. Where copies differ between the ranks of one checkpoint, that one is "
-    "damaged, or its ranks were saved at different moments. What should not be compared, such as optimizer state, can "
-    f"be left out: {option('select')}, {option('include')}, {option('exclude')}, {option('ignore_dtype')}."
+    "The two checkpoints do not hold the same model. If replicas within one checkpoint differ, it is damaged, or its "
+    "ranks were saved at different times. To leave out what should not be compared, such as optimizer state, use "
+    f"{option('select')}, {option('include')}, {option('exclude')}, {option('ignore_dtype')}."
 )
 _RETRY = (
-    "What was asked for is right, but storage, space or a server failed. Mend what the message names, then retry this "
-    "run ('Retry', in its menu ⋮), or start one with the same parameters: finished ranks are kept."
+    "The request is valid, but storage, disk space or a server failed. Fix what the message says, then retry this run "
+    "('Retry', in its menu ⋮), or start one with the same parameters: finished ranks are kept."
 )
 _MAKE_ROOM = (
-    "Free as much room as is missing, then retry this run ('Retry', in its menu ⋮): finished ranks are kept. Or start "
-    "a new run with a target that has more room. Nothing has to be cleaned up first."
+    "Free the missing space, then retry this run ('Retry', in its menu ⋮): finished ranks are kept. Or start a new run "
+    "with a target that has more space. You need not clean up first."
 )
 
 
@@ -174,8 +173,8 @@ def approval_page(
     time = _time(summary)
     verified = f"Verification: {request.verify}."
     more = (
-        f"The run waits until {moment_text(until)}, and fails then. The whole plan, with a picture and every rank, is "
-        "the artifact `conversion-plan` of this run."
+        f"The run waits until {moment_text(until)}, then fails. The complete plan, with a picture and every rank, is "
+        "this run's artifact `conversion-plan`."
     )
     return _page(
         again if changed else "",
@@ -200,7 +199,7 @@ def question_text(summary: PlanSummary, request: ConversionRequest, until: datet
         "The checkpoint that is at the target now will be replaced." if replaces else "",
         _room(summary).replace("**", ""),
         "Answer on the run's page, menu ⋮, Resume: convert or refuse.",
-        f"The run waits until {moment_text(until)}, and fails then.",
+        f"The run waits until {moment_text(until)}, then fails.",
     )
     return " ".join(filter(None, sentences))
 
@@ -211,7 +210,7 @@ def _room(summary: PlanSummary) -> str:
         return ""
     if summary.needed_bytes > summary.free_bytes:
         short = no_room_text(summary.needed_bytes, summary.free_bytes)
-        return f"**The target {short}.** Free some before you agree: the run would stop at once."
+        return f"**The target {short}.** Free some space before you approve: the run would fail at once."
     return f"Room at the target: {size_text(summary.needed_bytes)} needed, {size_text(summary.free_bytes)} free."
 
 
@@ -363,12 +362,11 @@ def merge_page(report: MergeReport) -> str:
 
 def latest_page(report: LatestReport) -> str:
     """Return the page of a scheduled conversion."""
-    dry_run = report.outcome in (LatestOutcome.WOULD_CONVERT, LatestOutcome.WOULD_WAIT)
     facts = {
         "Source": _code(report.source),
         "Newest complete step": report.step or "none yet",
         "Target": _code(report.target) if report.target else "-",
-        "Would be removed" if dry_run else "Removed": ", ".join(report.removed) or "nothing",
+        "Would be removed" if report.dry_run else "Removed": ", ".join(report.removed) or "nothing",
         "Kept": ", ".join(report.kept) or "all that is there",
     }
     head = f"# {_HEADLINES[report.outcome]}{f': step {report.step}' if report.step else ''}\n\n{_sentence(report)}"
