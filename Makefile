@@ -54,8 +54,8 @@ demo: $(INSTALLED) ## generates a checkpoint of 8 ranks, converts it to 4, verif
 	@echo
 	$(BIN)/reshard verify $(DEMO)/converted
 	@printf '%s\n' '' \
-		'The checkpoint of 8 ranks is in $(DEMO)/checkpoint, what became of it, 4 ranks, in $(DEMO)/converted.' \
-		'What to try next:' \
+		'Source: $(DEMO)/checkpoint, 8 ranks. Target: $(DEMO)/converted, 4 ranks.' \
+		'Try next:' \
 		'  $(BIN)/reshard inspect $(DEMO)/checkpoint' \
 		'  $(BIN)/reshard inspect $(DEMO)/target_strategy' \
 		'  $(BIN)/reshard plan $(DEMO)/checkpoint $(DEMO)/one --source-strategy $(DEMO)/strategy' \
@@ -158,7 +158,7 @@ lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing 
 	echo uv | $(COMPILE) - --output-file requirements/installer.lock
 	printf 'mindspore==2.10.0\nnumpy<2; python_version < "3.13"\nsafetensors<0.8\n' | \
 		$(COMPILE) --resolution lowest-direct pyproject.toml - --output-file requirements/mindspore.lock
-	printf 'torch==2.13.0+cpu\ntransformers==5.23.0\ndeepspeed==0.19.8\nnumpy<3\nsafetensors\n' | \
+	printf 'torch==2.13.0+cpu\ntransformers==5.23.0\naccelerate\ndeepspeed==0.19.8\npeft==0.21.2\nnumpy<3\nsafetensors\n' | \
 		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
 		$(COMPILE) - --output-file requirements/torch.lock
 	printf 'megatron-core==0.16.1\ntorch==2.13.0+cpu\nnumpy<3\nsafetensors\n' | \
