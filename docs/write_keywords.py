@@ -101,6 +101,7 @@ class Options:
 def all_options() -> list[Options]:
     """Return the options of all functions."""
     loading = {*_fields(SourceOptions, ChangeOptions, MatchingOptions, FileChoice), "target_storage"}
+    loading -= {"names"}  # theirs are those of parameters to load
     converting = _in_order(_fields(ConversionRequest) - _fields(FlowOptions))
     latest = _in_order(_fields(LatestConversionRequest) - _fields(FlowOptions))
     diagnosis = (

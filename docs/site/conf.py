@@ -49,6 +49,7 @@ sidebar = {
         "docs/guides/verl-and-deepspeed",
         "docs/guides/pytorch",
         "docs/guides/huggingface",
+        "docs/guides/lora",
         "docs/guides/changes",
         "docs/guides/storage",
         "docs/guides/protected",
