@@ -1,60 +1,36 @@
-"""Random tiny models that transformers makes, through MindFormers' names and random shardings, and back.
+"""Random tiny models that transformers makes, through another world of names and random shardings, and back.
 
-A case is made from its seed: a family, sizes, a dtype, and a job whose ranks get the model under MindFormers' names.
-From these ranks a complete directory is made again, which transformers has to load, without a weight too many or too
-few, into a model that gives the same logits, bit by bit. That the ranks hold what MindFormers makes of the same model,
-and not only what leads back, is shown by tests/fixtures/model_families.
+A case is made from its seed: a family, sizes, a dtype, a world of the family's preset, its switches, and a job whose
+ranks get the model under that world's names. From these ranks a complete directory is made again, which transformers
+has to load, without a weight too many or too few, into a model that gives the same logits, bit by bit. That the ranks
+hold what the world's own program makes of the same model, and not only what leads back, is shown by the rules in numpy
+that some families have, by tests/fixtures/model_families, and by tests/conformance/megatron_core.py.
 """
 
 import math
 import random
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from reshard import make_strategy
+from reshard.core.changes.preset import Preset, Switch, read_preset, read_spellings
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import ReshardError
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
 from reshard.core.verification.compare import compare_checkpoints
+from tests.conformance.families import FAMILIES, Family
 from tests.conformance.mindspore_process import RefusalError, TransformersJudge
 from tests.support.families import directory_contents
-from tests.support.mindformers_rules import RULES
 
 CASES_OF_EACH = 1
-_MOE = {"num_experts_per_tok": 2}
-_FAMILIES: dict[str, tuple[str, bool, dict[str, Any]]] = {
-    "qwen3": ("qwen3", True, {}),
-    "qwen3_moe": ("qwen3_moe", True, {**_MOE, "decoder_sparse_step": 1, "mlp_only_layers": []}),
-    "deepseek3": ("deepseek_v3", False, {**_MOE, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}),
-    "llama": ("llama", True, {}),
-    "qwen2": ("qwen2", True, {}),
-    "mixtral": ("mixtral", True, {**_MOE}),
-    "glm4": ("glm4", True, {"attention_bias": True}),
-    "qwen2_moe": ("qwen2_moe", True, {**_MOE, "decoder_sparse_step": 1, "mlp_only_layers": []}),
-    "telechat3": ("llama", True, {}),
-    "telechat3_moe": ("deepseek_v3", False, {**_MOE, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}),
-}
-"""Preset -> transformers' type, whether heads are grouped, fields of its configuration.
-
-transformers has no TeleChat3, which has the names and the shapes of these.
-"""
-UNKNOWN = ("chatglm", "telechat2")
-"""Presets of models that only the hub's own code has."""
-_CUTS = {
-    "legacy": ("*embedding_weight=0", "*.w[qkv].weight=0", "*.w_qkv.weight=0", "*.wo.weight=1", "*.w[123].weight=0",
-               "*.l2q_*.weight=0", "*.lkv2kv_*.weight=0", "*.ffn.w[123]=0"),
-    "mcore": ("*word_embeddings.weight=0", "*linear_qkv.weight=0", "*linear_proj.weight=1", "*linear_fc1.weight=0",
-              "*linear_fc2.weight=1", "*experts.weight1=0", "*experts.weight2=0"),
-}  # fmt: skip
-_MLA = ("deepseek3", "telechat3_moe")
-_LEGACY = ("llama", "qwen2", "mixtral", "qwen2_moe")
-"""Presets of older names only."""
+_CUT_PROBABILITY = 0.8
 
 
 @dataclass(frozen=True)
@@ -62,84 +38,48 @@ class Case:
     """A model and a job.
 
     Attributes:
-        preset: its family.
+        family: its family.
+        world: whose names the ranks have.
         config: fields of config.json.
         dtype: of its weights.
-        switches: how MindFormers' ranks have it.
+        switches: how the ranks have it.
         data, model, stages: numbers of devices.
         optimizer: the optimizer is sharded as well.
     """
 
     seed: int
-    preset: str
+    family: Family
+    world: str
     config: dict[str, Any]
     dtype: str
-    switches: tuple[str, ...]
+    switches: dict[str, str]
     data: int
     model: int
     stages: int
     optimizer: bool
 
-    @property
-    def is_legacy(self) -> bool:
-        """True if MindFormers' names are older ones."""
-        return self.preset in _LEGACY or "names=legacy" in self.switches
+    def __str__(self) -> str:
+        """Name what tells this case from others."""
+        switches = " ".join(f"{name}={value}" for name, value in self.switches.items())
+        return f"{self.family.preset} {self.world} {self.seed} ({switches}; {self.config})"
 
 
-def build_case(seed: int, preset: str) -> Case:
+def build_case(seed: int, family: Family, world: str) -> Case:
     """Return the case of a seed."""
-    draw = random.Random(f"{seed} {preset}")
-    kind, grouped, fields = _FAMILIES[preset]
-    groups = draw.choice((1, 2, 4))
-    heads = groups * draw.choice((1, 2, 3)) if grouped else 4
-    config: dict[str, Any] = {
-        "model_type": kind,
-        "vocab_size": 8 * draw.randint(4, 8),
-        "hidden_size": 8 * draw.randint(2, 6),
-        "intermediate_size": 8 * draw.randint(2, 6),
-        "num_hidden_layers": draw.choice((2, 3, 4)),
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups if grouped else heads,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": draw.random() < 0.3 and preset not in ("mixtral", "qwen2_moe"),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": None,
-        **fields,
-    }
-    if preset in (*_LEGACY, "telechat3"):  # their heads are parts of the hidden size
-        config["hidden_size"] = heads * 8
-    if preset not in ("qwen2", "mixtral", "qwen2_moe", "deepseek3", "telechat3_moe"):
-        config["head_dim"] = 8
-    experts = draw.choice((4, 12))  # as text, 10 comes before 2
-    if preset == "mixtral":
-        config["num_local_experts"] = experts
-    if preset in ("qwen3_moe", "qwen2_moe", *_MLA):
-        config |= {"moe_intermediate_size": 8 * draw.randint(1, 3)}
-        config |= {"n_routed_experts" if preset in _MLA else "num_experts": experts}
-    if preset == "qwen2_moe":
-        config["shared_expert_intermediate_size"] = 8 * draw.randint(1, 3)
-    if preset in _MLA:
-        config |= {
-            "q_lora_rank": draw.choice((24, None)),
-            "kv_lora_rank": 16,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": draw.choice((8, 16)),
-            "first_k_dense_replace": draw.choice((0, 1)),
-        }
-    switches = _switches(draw, preset)
-    if config.get("q_lora_rank", 1) is None:
-        # MindFormers' converters know them with one only
-        switches = [each.replace("mla_qkv_concat=true", "mla_qkv_concat=false") for each in switches]
-    if preset == "deepseek3" and "names=legacy" in switches:
-        config["q_lora_rank"] = 24
+    draw = random.Random(f"{seed} {family.preset} {world}")
+    config = family.drawn_config(draw)
+    switches = {name: draw.choice(values) for name, values in open_values(family, world).items()}
+    switches |= {name: value for each, others in family.settles.items() if each in _texts(switches)
+                 for name, value in others.items()}  # fmt: skip
+    for each in (f"names={world}", *_texts(switches)):
+        config |= family.needs.get(each, {})
     return Case(
         seed,
-        preset,
+        family,
+        world,
         config,
-        draw.choice(("float32", "bfloat16", "float16") if preset not in _MLA else ("float32", "bfloat16")),
-        tuple(switches),
+        draw.choice(family.dtypes),
+        switches,
         data=draw.choice((1, 2)),
         model=draw.choice((2, 4)),
         stages=draw.choice((1, 2)),
@@ -147,54 +87,74 @@ def build_case(seed: int, preset: str) -> Case:
     )
 
 
-def _switches(draw: random.Random, preset: str) -> list[str]:
-    """Every way in which MindFormers has the family."""
-    names: dict[str, tuple[str, ...]] = {}
-    if preset == "deepseek3" and draw.random() < 0.4:
-        return ["names=legacy", f"use_gmm={draw.choice(('true', 'false'))}"]
-    if preset == "telechat3" and draw.random() < 0.4:
-        return ["names=legacy"]
-    if preset in ("qwen3", "qwen3_moe", "telechat3", *_MLA):
-        names["use_interleaved_weight_layout_mlp"] = ("true", "false")
-    if preset in ("qwen3", "qwen3_moe", "telechat3"):
-        names["use_contiguous_weight_layout_attention"] = ("true", "false")
-    if preset in ("qwen3_moe", *_MLA):
-        names["experts_axes"] = ("2", "3")
-    if preset in _MLA:
-        names["mla_qkv_concat"] = ("true", "false")
-    if preset in _LEGACY:
-        names["qkv_concat"] = ("true", "false")
-        names["qkv_grouped"] = ("true", "false")
-    if preset in ("qwen2", "qwen2_moe"):
-        names["bias_groups"] = ("true", "false")
-    if preset in ("mixtral", "qwen2_moe"):
-        names["use_gmm"] = ("true", "false")
-    return [f"{name}={draw.choice(values)}" for name, values in names.items()]
+def _texts(switches: dict[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in switches.items()]
+
+
+def open_values(family: Family, world: str) -> dict[str, list[str]]:
+    """The values of these switches that the family has."""
+    return {
+        name: [value for value in switch.values if f"{name}={value}" not in family.refused]
+        for name, switch in open_switches(family.preset, world).items()
+    }
+
+
+@cache
+def open_switches(name: str, world: str) -> dict[str, Switch]:
+    """The switches between rows of a world, and its spellings; not those that the names of a model's files show."""
+    preset = read_preset(name)
+    found = dict(_chosen(preset, world))
+    if spellings := preset.names[world].spellings:
+        table = read_spellings(spellings)
+        found |= {key: each for key, each in _chosen(table, table.worlds[0]) if not each.shown_by}
+    return found
+
+
+def _chosen(preset: Preset, world: str) -> Iterator[tuple[str, Switch]]:
+    rows = [row for _, row in preset.names[world].rows_of_weights]
+    hf = {name for row in rows for name in row.hf}
+    counted = {name for row in rows for name in row.when}
+    for name, switch in preset.switches.items():
+        is_shown = bool(switch.shown_by) and hf.issuperset(switch.shown_by.values())
+        if name in counted and not is_shown:
+            yield name, switch
+
+
+def judged_worlds(family: Family) -> tuple[str, ...]:
+    """The worlds that a family's models go through."""
+    return tuple(world for world in read_preset(family.preset).worlds if world not in family.without)
 
 
 def check_hugging_face(first: int, directory: Path) -> list[str]:
-    """What is not as it should be, of some models of each family."""
-    problems = []
+    """What is not as it should be, of some models of each family, in each world."""
     directory.mkdir(parents=True, exist_ok=True)
     with TransformersJudge(directory / "transformers.log") as judge:
-        for preset in _FAMILIES:
-            for seed in range(first, first + CASES_OF_EACH):
-                case = build_case(seed, preset)
-                try:
-                    found = _check(case, judge, directory / f"{preset}_{seed}")
-                except (ReshardError, RefusalError) as error:
-                    found = [f"{type(error).__name__}: {error}"]
-                except Exception:
-                    found = traceback.format_exc().splitlines()[-4:]
-                problems += [f"{case}: {problem}" for problem in found]
-    return problems
+        return [
+            f"{case}: {problem}"
+            for number, family in enumerate(FAMILIES)  # several may be of one preset
+            for world in judged_worlds(family)
+            for seed in range(first, first + CASES_OF_EACH)
+            for case in [build_case(seed, family, world)]
+            for problem in check_case(case, judge, directory / f"{number}_{family.preset}_{world}_{seed}")
+        ]
+
+
+def check_case(case: Case, judge: TransformersJudge, directory: Path) -> list[str]:
+    """What is not as it should be, or how it failed."""
+    try:
+        return _check(case, judge, directory)
+    except (ReshardError, RefusalError) as error:
+        return [f"{type(error).__name__}: {error}"]
+    except Exception:
+        return traceback.format_exc().splitlines()[-4:]
 
 
 def _check(case: Case, judge: TransformersJudge, directory: Path) -> list[str]:
     directory.mkdir()
     model, whole, ranks, back = (directory / name for name in ("model", "whole", "ranks", "back"))
     judge.ask("make_model", directory=str(model), config=case.config, dtype=case.dtype, seed=case.seed)
-    preset = {"preset": case.preset, "switch": list(case.switches), "allow_model": [case.config["model_type"]]}
+    switch = [f"names={case.world}", *_texts(case.switches)]
+    preset = {"preset": case.family.preset, "switch": switch, "allow_model": [case.config["model_type"]]}
     convert(build_request(source=str(model), target=str(whole), layout="unified", **preset))
     problems = _against_rules(case, model, whole)
     strategy = directory / "strategy.ckpt"
@@ -217,16 +177,19 @@ def _check(case: Case, judge: TransformersJudge, directory: Path) -> list[str]:
 
 
 def _against_rules(case: Case, model: Path, whole: Path) -> list[str]:
-    """What MindFormers' side has other than by its rules in numpy."""
-    switches = {name: value == "true" for name, value in (each.split("=") for each in case.switches) if name != "names"}
-    rules = RULES.get((case.preset, case.is_legacy))
+    """What the world's side has other than by its rules in numpy."""
+    rules = case.family.rules.get(case.world)
     if rules is None:
         return []
+    switches = {name: {"true": True, "false": False}.get(value, value) for name, value in case.switches.items()}
     hf = {name: _array(entry) for name, entry in directory_contents(model).items()}
-    expected = {name: array.tobytes() for name, array in rules(hf, case.config, **switches).items()}
+    made = rules(hf, case.config, **switches)
+    if made is None:
+        return []
+    expected = {name: array.tobytes() for name, array in made.items()}
     found = {name: entry[2] for name, entry in directory_contents(whole).items()}
     return [
-        f"{name}: not as MindFormers' rules have it"
+        f"{name}: not as the rules of {case.world} have it"
         for name in sorted(expected.keys() | found.keys())
         if expected.get(name) != found.get(name)
     ]
@@ -239,7 +202,11 @@ def _array(entry: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
 
 
 def _cuts(case: Case, whole: Path) -> list[str]:
-    """The cuts whose patterns fit a parameter."""
-    names = directory_contents(whole)
-    cuts = _CUTS["legacy" if case.is_legacy else "mcore"]
-    return [cut for cut in cuts if any(fnmatchcase(name, cut.rpartition("=")[0]) for name in names)]
+    """Most tensors with an axis that so many devices divide are cut there, along any such axis."""
+    draw = random.Random(case.seed)
+    cuts = []
+    for name, (_, shape, _) in sorted(directory_contents(whole).items()):
+        axes = [axis for axis, length in enumerate(shape) if length % case.model == 0]
+        if axes and len(shape) > 1 and draw.random() < _CUT_PROBABILITY:
+            cuts.append(f"{name}={draw.choice(axes)}")
+    return cuts

@@ -31,7 +31,7 @@ from tests.support.families import directory_contents
 CASES = 12
 KINDS = ("megatron", "torch_dist")
 """Layouts that are read and written."""
-PRESETS = ("qwen3", "qwen3_moe", "qwen2")
+PRESETS = ("qwen3", "qwen3_moe", "qwen2", "glm4_moe", "gpt_oss")
 _RANKS = 4
 _TOLERANCE = 1e-4
 _CUTS = ("*word_embeddings.weight=0", "*linear_qkv.weight=0", "*linear_proj.weight=1", "*linear_fc2.weight=1")
@@ -163,6 +163,13 @@ def _of_preset(draw: random.Random, preset: str) -> dict[str, Any]:
         model |= _FAMILIES["qwen2"] | {"hidden": model["heads"] * model["head_dim"]}
     if preset == "qwen3_moe":
         model |= _EXPERTS
+    if preset == "glm4_moe":
+        dense = draw.choice((0, 1))
+        model |= {**_EXPERTS, "shared": 8, "expert_bias": True, "qkv_bias": True, "rotary": 0.5, "tied": False}
+        if dense:  # with a list, Megatron numbers layers even if all have experts, which names do not show
+            model["freq"] = [0] * dense + [1] * (model["layers"] - dense)
+    if preset == "gpt_oss":
+        model |= {**_EXPERTS, "bias": True, "sinks": True, "qk_norm": False, "tied": False}
     return model
 
 
@@ -393,6 +400,23 @@ def _config(case: MegatronCase) -> dict[str, Any]:
     }
     if case.preset != "qwen2":
         config["head_dim"] = model["head_dim"]
+    if case.preset == "gpt_oss":
+        config |= {
+            "num_local_experts": model["experts"],
+            "num_experts_per_tok": 2,
+            "intermediate_size": model["moe_ffn"],
+        }
+    if case.preset == "glm4_moe":
+        config["rope_parameters"]["partial_rotary_factor"] = model["rotary"]
+        config |= {
+            "n_routed_experts": model["experts"],
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": model["moe_ffn"],
+            "n_shared_experts": model["shared"] // model["moe_ffn"],
+            "first_k_dense_replace": (model.get("freq") or []).count(0),
+            "use_qk_norm": True,
+            "attention_bias": True,
+        }
     if case.preset == "qwen3_moe":
         config |= {
             "num_experts": model["experts"],

@@ -21,6 +21,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -45,6 +46,8 @@ class Model:
         grouped: experts are weight1 and weight2.
         optimizer: "plain", "distributed" or none.
         bucket: parameters of a bucket of the distributed optimizer; None: one bucket.
+        sinks: attention has a learned sink for each head, and the activation is gpt-oss's.
+        rotary: the part of a head that is rotated.
     """
 
     layers: int = 2
@@ -71,6 +74,8 @@ class Model:
     optimizer: str | None = None
     bucket: int | None = None
     top_k: int = 2
+    sinks: bool = False
+    rotary: float = 1.0
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -298,6 +303,7 @@ def _gpt(model: Model, parallel: Parallel, stage: int | None) -> GPTModel:
         share_embeddings_and_output_weights=model.tied,
         position_embedding_type="rope",
         rotary_base=10000,
+        rotary_percent=model.rotary,
         mtp_block_spec=mtp,
         vp_stage=stage,
     )
@@ -353,6 +359,13 @@ def transformer_config(model: Model, parallel: Parallel) -> TransformerConfig:
             "moe_use_legacy_grouped_gemm": model.grouped,
             "moe_token_dispatcher_type": "allgather",
             "add_bias_linear": model.bias and not model.grouped,
+        }
+    if model.sinks:
+        given |= {
+            "softmax_type": "learnable",
+            "activation_func": quick_gelu,
+            "activation_func_clamp_value": 7.0,
+            "glu_linear_offset": 1.0,
         }
     if model.mla is None:
         return TransformerConfig(**given)

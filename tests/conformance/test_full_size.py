@@ -25,7 +25,8 @@ def test_the_plan_makes_what_transformers_reads(tmp_path: Path) -> None:
         preset="deepseek3",
         config_json=tmp_path / "model",
         # transformers holds the experts of a layer in one tensor
-        switch=["use_interleaved_weight_layout_mlp=true", "experts=fused"],
+        dialect="transformers5",
+        switch=["use_interleaved_weight_layout_mlp=true"],
         select="weights-only",
     )
     made = {effect.parameter: list(effect.shape) for effect in plan.effects}

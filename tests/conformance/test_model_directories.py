@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reshard.core.source.diagnosis import diagnose
 from tests.conformance.mindspore_process import TORCH_PYTHON, TransformersJudge
+from tests.support.diagnosed import diagnose
 from tests.support.families import ALL_FAMILIES
 from tests.support.model_directories import Rename, changed_directory
 
@@ -28,6 +28,28 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 24,
 }
+DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+LATENT = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "num_key_value_heads": 4,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama with biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "mistral": {"model_type": "mistral"},
@@ -37,7 +59,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3 with biases": {"model_type": "qwen3", "attention_bias": True},
     "qwen3_moe": {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": [0, 2]},
     "glm4": {"model_type": "glm4"},
+    "glm": {"model_type": "glm"},
+    "glm without biases": {"model_type": "glm", "attention_bias": False},
+    "phi3": {"model_type": "phi3"},
+    "hunyuan with biases": {"model_type": "hunyuan_v1_dense", "attention_bias": True},
+    "smollm3 with biases": {"model_type": "smollm3", "attention_bias": True, "mlp_bias": True},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
+    "qwen3_next": {"model_type": "qwen3_next", **EXPERTS, **DELTA_NET, "mlp_only_layers": [1]},
+    "qwen3_next with biases": {"model_type": "qwen3_next", **EXPERTS, **DELTA_NET, "attention_bias": True},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **EXPERTS, **DELTA_NET},
+    "qwen3_5": {"model_type": "qwen3_5_text", **DELTA_NET},
+    "deepseek_v32": {"model_type": "deepseek_v32", **LATENT},
 }
 """Models that the fixtures do not have."""
 CHANGES: dict[str, tuple[Rename, dict[str, Any]]] = {

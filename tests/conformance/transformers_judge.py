@@ -22,20 +22,27 @@ torch.set_num_threads(1)
 _TOKENS = 12
 
 
-def make_model(directory: str, config: dict[str, Any], dtype: str, seed: int) -> None:
-    """Makes a model with random weights, norms and biases included, and saves it."""
+def make_model(directory: str, config: dict[str, Any], dtype: str, seed: int, in_memory: str = "") -> None:
+    """Makes a model with random weights, norms and biases included, and saves it.
+
+    With `in_memory`, saves it there as well, under the names that transformers has in memory.
+    """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     with torch.no_grad():
-        for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+        for name, parameter in _tensors(model):
             if "rotary" not in name and parameter.is_floating_point():
                 parameter.copy_(torch.randn_like(parameter) * 0.2)
-    bias = {name: value.clone() for name, value in model.named_buffers() if "e_score" in name}
+            if name.endswith("linear_attn.norm.weight"):  # Megatron has it zero-centered: near one nothing is rounded
+                parameter.clamp_(-0.4, 0.9).add_(1)
+    bias = {name: value.data.clone() for name, value in _tensors(model) if "e_score" in name}
     model = model.to(getattr(torch, dtype))
-    for name, value in model.named_buffers():
+    for name, value in _tensors(model):
         if name in bias:
             value.data = bias[name]
     model.save_pretrained(directory, max_shard_size="40KB")
+    if in_memory:
+        model.save_pretrained(in_memory, save_original_format=False)
     # those of transformers name their tokenizer's files only; it needs no tokenizer
     (Path(directory) / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
 
@@ -96,6 +103,10 @@ def loading_report(directory: str) -> dict[str, list[str]]:
         "dropped": sorted(found["unexpected_keys"]),
         "mismatched": sorted(each if isinstance(each, str) else each[0] for each in found["mismatched_keys"]),
     }
+
+
+def _tensors(model: Any) -> list[tuple[str, Any]]:
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def _load(directory: str) -> tuple[Any, dict[str, Any]]:
