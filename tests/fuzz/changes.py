@@ -60,6 +60,7 @@ def _documents() -> list[bytes]:
                 {"repeat": {"parameters": "head", "to": "tail.{i}", "count": 3}},
                 {"rename": {"parameters": "{x:*}.wk", "to": "{x}.key", "optional": True}},
                 {"dequantize": {"parameters": "{x:*}", "scale": "{x}_scale_inv", "block": [1, 1]}},
+                {"add": {"parameters": "tail.{i}", "number": 2}},
             ]
         },
         {

@@ -41,10 +41,24 @@ _SMALL = {
                     "hf": {"w.weight": ["2 * H"]},
                     "rope": {"u.weight": "2"},
                 },
+                {
+                    "mf": "g.weight",
+                    "hf": {"gg.weight": ["4 * H", "H"]},
+                    "regrouped": {"gg.weight": {"parts": ["H", "H"], "mf": "1", "hf": "2"}},
+                },
+                {"mf": "p.weight", "hf": {"pp.weight": ["2 * H", "H"]}, "positions": {"head": "H", "rows": "2"}},
+                {
+                    "mf": "a.weight",
+                    "hf": {"aa.weight": ["H", "2 * H"]},
+                    "regrouped": {"aa.weight": {"parts": ["1", "1"], "hf": "H", "axis": "1"}},
+                },
+                {"mf": "i.weight", "hf": {"ii.weight": ["H", "H"]}, "padded": "true"},
+                {"mf": "n.weight", "hf": {"nn.weight": ["H"]}, "added": "1"},
             ],
             "layers": {"decoder.layers.{L}": "model.layers.{L}"},
             "layer": [
                 {"mf": "w1", "hf": {"e.{e}.w": ["H", "H"]}, "stacked": "E", "merged": "true", "transposed": "true"},
+                {"mf": "x", "hf": {"x": ["H"]}, "only_in": ["decoder.layers.{L}"], "required_if": "M"},
                 {"mf": "w2", "hf": {"e.w": ["E", "H", "H"]}, "stacked": "E", "boxed": "true", "when": {"odd": "yes"}},
             ],
             "copies": {"copy.{i}.weight": {"of": "model.norm.weight", "count": "M"}},
@@ -53,15 +67,20 @@ _SMALL = {
     },
 }
 _NAMES = ["norm.weight", "qkv.weight", "u", "v", "mtp.0.norm.weight", "adam_m.norm.weight"]
-_NAMES += [f"decoder.layers.{layer}.{name}" for layer in range(3) for name in ("w1", "w2")]
+_NAMES += [f"{name}.weight" for name in "gpain"]
+_NAMES += [f"decoder.layers.{layer}.{name}" for layer in range(3) for name in ("w1", "w2", "x")]
 _HF_NAMES = ["model.norm.weight", "q.weight", "k.weight", "w", "copy.0.weight"]
-_HF_NAMES += [f"model.layers.{layer}.{name}" for layer in range(3) for name in ("e.0.w", "e.1.w", "e.w")]
+_HF_NAMES += [f"{2 * name}.weight" for name in "gpain"]
+_HF_NAMES += [f"model.layers.{layer}.{name}" for layer in range(3) for name in ("e.0.w", "e.1.w", "e.w", "x")]
 
 
 def _seeds() -> list[bytes]:
     small = json.dumps(_SMALL).encode()
     one = preset_text("llama").encode()
-    documents = [yaml.load(preset_text(name), yaml.BaseLoader) for name in ("qwen3_moe", "mixtral", "deepseek3")]
+    documents = [
+        yaml.load(preset_text(name), yaml.BaseLoader)
+        for name in ("qwen3_moe", "mixtral", "deepseek3", "qwen3_next", "deepseek_v32")
+    ]
     return [small, small, yaml.safe_dump(_SMALL).encode(), one, *(json.dumps(each).encode() for each in documents)]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from tests.fuzz import (
+    adapters,
     changes,
     checkpoints,
     fsdp,
@@ -32,6 +33,7 @@ PARSERS: tuple[Parser, ...] = (
     strategies.GROUPS,
     strategies.DCP_METADATA,
     changes.DOCUMENT,
+    adapters.ADAPTER,
     iterations.METADATA,
     iterations.COMMON,
     iterations.TRACKER,

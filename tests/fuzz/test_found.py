@@ -76,7 +76,7 @@ def test_deeply_nested_storage_options_are_no_recursion_error(monkeypatch: pytes
 
 
 def test_an_option_whose_name_is_no_text_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match="Input should be a valid string"):
+    with pytest.raises(InputError, match="must be a valid string"):
         build_request(**{"source": "/x", "target": "/y", "\ud800": ""})
 
 
