@@ -21,7 +21,7 @@ def test_no_as_a_word_removes_nothing(tmp_path: Path) -> None:
     there = sorted(tmp_path.rglob("*"))
     assert not reshard.clean(target, remove="no").removed  # type: ignore[arg-type]
     assert sorted(tmp_path.rglob("*")) == there
-    with pytest.raises(InputError, match="^remove 'perhaps': Input should be a valid boolean"):
+    with pytest.raises(InputError, match="^remove 'perhaps': must be true or false"):
         reshard.clean(target, remove="perhaps")  # type: ignore[arg-type]
     assert reshard.clean(target, remove=True).removed
 
@@ -37,11 +37,11 @@ def test_no_as_a_word_replaces_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limit": -1}, "limit -1: Input should be greater than or equal to 0"),
-        ({"limit": 1.5}, "limit 1.5: Input should be a valid integer"),
+        ({"limit": -1}, "limit -1: must be at least 0"),
+        ({"limit": 1.5}, "limit 1.5: must be a whole number"),
         ({"limit": True}, "limit True: must be a whole number, not true or false"),
-        ({"since": 5}, "since 5: Input should be a valid string"),
-        ({"source": 5}, "source 5: Input should be a valid string"),
+        ({"since": 5}, "since 5: must be a text"),
+        ({"source": 5}, "source 5: must be a text"),
         ({"states": "faild"}, "states: there is no state 'faild'; did you mean failed?"),
     ],
 )

@@ -152,7 +152,7 @@ def test_loading_has_no_options_about_writing(name: str) -> None:
         (lambda: reshard.convert("a", "b", dask_scheduler="local"), "dask_scheduler: is for flows"),  # type: ignore[call-arg]
         (lambda: reshard.convert("a"), "convert: missing a required argument: 'target'"),  # type: ignore[call-arg]
         (lambda: reshard.convert(5, "b"), "source 5: "),  # type: ignore[arg-type]
-        (lambda: reshard.convert(None, "b"), "source: Field required"),  # type: ignore[arg-type]
+        (lambda: reshard.convert(None, "b"), "source: is missing"),  # type: ignore[arg-type]
         (lambda: reshard.load_rank("a", format="ckpt"), "format: there is no such option"),  # type: ignore[call-arg]
         (lambda: reshard.load_rank("a", workers=-1), "workers -1: "),
         (

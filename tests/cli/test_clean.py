@@ -42,7 +42,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mistyped_path_is_wrong_input(reshard: Callable[..., Any], tmp_path: Path) -> None:
     shown = reshard("clean", tmp_path / "out")
     assert shown.code == 2
-    assert f"{tmp_path}/out: nothing is there" in shown.err
+    assert f"{tmp_path}/out: does not exist" in shown.err
 
 
 def test_a_directory_that_is_no_target(reshard: Callable[..., Any], tmp_path: Path) -> None:
@@ -141,5 +141,5 @@ def test_the_function(half: Path) -> None:
     report = public.clean(half)
     assert ([str(each.kind) for each in report.found], report.removed) == (["unfinished conversion"], False)
     assert public.clean(half, remove=True).removed
-    with pytest.raises(InputError, match="nothing is there"):
+    with pytest.raises(InputError, match="does not exist"):
         public.clean(half)

@@ -109,7 +109,7 @@ def test_a_rerun_says_that_all_was_done(reshard: Callable[..., Any], tmp_path: P
     reshard("convert", SOURCE, tmp_path / "out", *DIRECT)
     again = reshard("convert", SOURCE, tmp_path / "out", *DIRECT)
     assert again.code == 0
-    assert "written    nothing: an earlier run of the same plan wrote all" in again.out
+    assert "written    nothing: an earlier run of the same plan wrote everything" in again.out
     assert "already converted and intact; nothing to do" in again.err
 
 

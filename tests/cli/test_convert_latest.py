@@ -35,7 +35,7 @@ def test_converts_and_then_has_nothing_to_do(reshard: Callable[..., Any], places
     second = reshard("convert-latest", source, target, *STRATEGIES)
     assert (second.code, second.out) == (
         0,
-        "outcome  nothing to do: step 1_0, the newest complete one, is there already\n",
+        "outcome  nothing to do: step 1_0, the newest complete one, is already converted\n",
     )
 
 

@@ -42,7 +42,7 @@ def test_converting_with_both(reshard: Callable[..., Any], tmp_path: Path, forma
         "note": "5",
         "done": False,
     }
-    assert "all is as written" in reshard("verify", out).out
+    assert "all files intact" in reshard("verify", out).out
 
 
 def test_information_is_shown(reshard: Callable[..., Any]) -> None:

@@ -48,10 +48,9 @@ def test_without_a_strategy(reshard: Callable[..., Any]) -> None:
     shown = reshard("doctor", source)
     assert shown.code == 2
     assert "needs       a strategy of 8 ranks, of 2 stages it seems" in shown.out
-    assert "answer      NONE: there is no strategy to compare with" in shown.out
+    assert "answer      UNKNOWN: there is no strategy to compare with" in shown.out
     assert shown.err == (
-        f"reshard: error: {source}: there is no strategy to compare the checkpoint with: name it with "
-        "--source-strategy\n"
+        f"reshard: error: {source}: there is no strategy to compare the checkpoint with: pass --source-strategy\n"
     )
     shown = reshard("doctor", source, "--json")
     assert (shown.code, shown.json["fits"], shown.json["strategy"]) == (2, None, "")

@@ -180,7 +180,7 @@ def test_verbose_on_the_command_line_decides_against_a_quiet_environment(
     assert reshard(*JOB).err == ""
     assert "from the environment" in reshard(*JOB, "-v").err
     monkeypatch.setenv("RESHARD_VERBOSE", "1")
-    assert "--quiet and --verbose contradict each other" in reshard(*JOB).err
+    assert "--quiet and --verbose cannot be combined" in reshard(*JOB).err
 
 
 # ---- names ----

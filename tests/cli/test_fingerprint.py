@@ -52,7 +52,7 @@ def test_of_an_encrypted_checkpoint_it_is_said_what_they_tell(
     chosen = ["--include", "dense.*"]
     assert run(["fingerprint", str(formats / "encrypted_AES-GCM.ckpt"), "--decrypt-key", "env:KEY", *chosen]) == 0
     printed = capsys.readouterr()
-    assert "note: the checkpoint is encrypted, its fingerprints are not" in printed.err
+    assert "note: the fingerprints of this encrypted checkpoint are not encrypted" in printed.err
     assert printed.out == printed_by(capsys, str(formats / "plain.ckpt"), *chosen)
 
 

@@ -118,12 +118,12 @@ def test_where_nothing_was_converted_it_says_so(reshard: Callable[..., Any], tmp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("/nowhere/at/all",), "error: /nowhere/at/all: nothing is there"),
+        (("/nowhere/at/all",), "error: /nowhere/at/all: does not exist"),
         (("--since", "yesterday"), "error: --since: 'yesterday' is not a time; give one before now, such as 12h"),
         (("--state", "comitted"), "Did you mean 'committed'?"),
         (("--limit", "-1"), "-1 is not in the range x>=0"),
-        (("/tmp", "--server", "http://x/api"), "--server and a PLACE exclude each other: leave out one of them"),
-        (("--storage", "env:X"), "--storage is for a PLACE: name one"),
+        (("/tmp", "--server", "http://x/api"), "--server and PLACE cannot be combined: leave one out"),
+        (("--storage", "env:X"), "--storage: only valid with a PLACE"),
         ((), "no Prefect server is configured: set PREFECT_API_URL=http://HOST:4200/api, name one with --server, or"),
         (("--server", "nowhere"), "nowhere (--server) is not the URL of a Prefect server"),
     ],
@@ -184,7 +184,7 @@ def test_the_function_does_the_same(reshard: Callable[..., Any], places: Path) -
     [
         ({"states": ["comitted"]}, "states: there is no state 'comitted'; did you mean committed?"),
         ({"since": "yesterday"}, "'since': 'yesterday' is not a time"),
-        ({"server": "http://x/api"}, "server: is not asked for the history of places: leave out one of them"),
+        ({"server": "http://x/api"}, "server: cannot be combined with places: leave one out"),
         ({"sinze": "1d"}, "sinze: there is no such option; did you mean since?"),
     ],
 )

@@ -69,7 +69,7 @@ def test_without_a_strategy_each_ranks_shard_is_shown(tmp_path: Path, capsys: py
     source, _, values = whole_model(tmp_path)
     document = json.loads(printed_by(capsys, source, "w", "--json"))
     assert [each["mean"] for each in document["parameters"][0]["contents"]] == [values[:2].mean(), values[2:].mean()]
-    assert "name the strategy with --source-strategy" in document["notes"][-1]
+    assert "give the strategy with --source-strategy" in document["notes"][-1]
     table = printed_by(capsys, source, "w").splitlines()
     assert table[0].split() == ["parameter", "rank", "dtype", "shape", "min", "max", "mean", "NaN", "Inf"]
     assert table[2].split()[:3] == ["w", "1", "Float32"]
@@ -86,7 +86,7 @@ def test_many_files_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_replicas_that_are_not_read_are_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed_by(capsys, CASE / "src", NAME, *STRATEGY)
-    assert "note: of replicas the lowest rank's is read; 'reshard scan' reads all of them" in out
+    assert "note: only the lowest rank's replica is read; 'reshard scan' reads all of them" in out
 
 
 def test_patterns_make_a_table_of_every_kind_of_value(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +138,7 @@ def test_options_of_reading_need_a_name(capsys: pytest.CaptureFixture[str]) -> N
     assert "--rank, --step: only valid with NAME" in printed_by(capsys, HF, "--rank", "1", "--step", "1_1", code=2)
     assert "only valid with --extract" in printed_by(capsys, HF, "lm_head.weight", "--cast", "float32", code=2)
     extract = ["--extract", "lm_head.weight", "x.npy"]
-    assert "names its parameter itself" in printed_by(capsys, HF, "lm_head.weight", *extract, code=2)
+    assert "takes the parameter's name itself" in printed_by(capsys, HF, "lm_head.weight", *extract, code=2)
 
 
 def test_a_whole_tensor_is_extracted_from_its_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +150,7 @@ def test_a_whole_tensor_is_extracted_from_its_shards(tmp_path: Path, capsys: pyt
     loaded = np.load(file)
     assert loaded.dtype == np.float32
     np.testing.assert_array_equal(loaded, values)
-    assert "is there already: pass --overwrite to replace it" in printed_by(capsys, source, *given, code=2)
+    assert "already exists: pass --overwrite to replace it" in printed_by(capsys, source, *given, code=2)
     printed_by(capsys, source, "--extract", "w", file, "--rank", "1", "--overwrite", "--source-strategy", strategy)
     np.testing.assert_array_equal(np.load(file), values[2:])
 
@@ -200,7 +200,7 @@ def test_every_kind_of_array_is_extracted(tmp_path: Path, name: str, capsys: pyt
     ("arguments", "message"),
     [
         (["--extract", "note", "x.npy"], "parameter 'note': a str is not an array of numbers"),
-        (["--extract", "scalar", "x.bin"], "the name of the file has to end in .npy"),
+        (["--extract", "scalar", "x.bin"], "the file name must end in .npy"),
         (["--extract", "ids", "x.npy", "--cast", "float32"], "only floats of 16 or 8 bits are cast to float32"),
         (["--extract", "scalar", "x.npy", "--cast", "float32"], "leave out --cast float32"),
         (["--extract", "scalar", "memory://x.npy"], "memory"),

@@ -150,7 +150,7 @@ def test_a_finished_target_is_still_one_whatever_is_beside_it(
     (tmp_path / "out.reshard-replaced/thesis.tex").write_text("mine")
     shown = reshard("convert", source, tmp_path / "out", *OPTIONS)
     assert shown.code == 0
-    assert "out.reshard-replaced is left there: " in shown.err
+    assert "out.reshard-replaced: " in shown.err
     assert (tmp_path / "out.reshard-replaced/thesis.tex").read_text() == "mine"
 
 

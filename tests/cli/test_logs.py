@@ -60,7 +60,7 @@ def test_quiet_prints_what_was_asked_for(
     assert (json.loads(shown.out)["committed"], shown.err) == (True, "")
     shown = reshard("verify", tmp_path / "out", "-q")
     assert (shown.code, shown.err) == (0, "")
-    assert shown.out.endswith("all is as written\n")
+    assert shown.out.endswith("all files intact\n")
     shown = reshard("diff", tmp_path / "out", tmp_path / "out", "--quiet")
     assert (shown.code, shown.err) == (0, "")
     assert shown.out.startswith("the same model")
@@ -109,8 +109,9 @@ def test_a_log_file_has_the_result_even_if_quiet(convert: Callable[..., Any], tm
     file = tmp_path / "log"
     shown = convert("-q", "--log-file", file, "--ranks", "0")
     warning = (
-        "NOT COMPLETE: 1 rank of 2 not yet written and verified: 1. The target appears when they are: run the same "
-        "command with --ranks 1, here or on another machine."
+        "NOT COMPLETE: 1 rank of 2 not yet written and verified: 1. To complete the target, run the same command with "
+        f"--ranks 1, here or on another machine; until then, the files of this run (166.9 KiB) are in {tmp_path}/out"
+        ".reshard-partial."
     )
     assert (shown.code, shown.out, shown.err) == (0, "", f"reshard: {warning}\n")
     lines = lines_of(file)
@@ -220,7 +221,7 @@ def test_a_full_disk_ends_the_log_and_not_the_work(convert: Callable[..., Any]) 
 def test_quiet_and_verbose_contradict_each_other(convert: Callable[..., Any]) -> None:
     shown = convert("-q", "-v")
     assert shown.code == 2
-    assert "--quiet and --verbose contradict each other" in shown.err
+    assert "--quiet and --verbose cannot be combined" in shown.err
 
 
 def test_an_error_is_printed_once(spawned: Callable[..., Any], tmp_path: Path) -> None:

@@ -187,12 +187,12 @@ def test_help_fits_110_columns(
 def test_help_explains_files_of_options_and_logs(reshard: Callable[..., Any]) -> None:
     shown = " ".join(reshard("convert", "--help").out.split())
     for text in (
-        "--config FILE Take arguments and options from this YAML or JSON file",
+        "--config FILE Read arguments and options from this YAML or JSON file",
         "a list given there replaces the file's",
-        "--print-config Print the file for --config",
-        "-q, --quiet Print no progress, notes and summaries",
-        "-v, --verbose Print more on stderr",
-        "--log-file FILE Append all that --verbose prints to this file",
+        "--print-config Print a --config file with all the given options",
+        "-q, --quiet Print only errors, RECOVERED, NOT COMPLETE and the requested output",
+        "-v, --verbose Print more to stderr",
+        "--log-file FILE Append everything that --verbose prints to this file",
     ):
         assert text in shown
 
@@ -227,7 +227,7 @@ def test_no_command_is_wrong_input_and_shows_the_help(reshard: Callable[..., Any
         (("convert", "a", "b", "--format", "pickle"), "'pickle' is not one of 'same', 'ckpt', 'safetensors'"),
         (("convert", "a", "b", "--workers", "many"), "'many' is not a valid integer"),
         (("verify", "a", "--level", "none"), "'none' is not one of 'structure', 'checksum'"),
-        (("plan", "a", "--rank", "0"), "--rank goes with --param, which names a parameter"),
+        (("plan", "a", "--rank", "0"), "--rank: only valid with --param"),
         (("convert", "a", "b", "--prefix", "x/y"), "--prefix 'x/y': must be a plain name: no '/'"),
         (("convert", "a", "b", "--prefix", "../x"), "--prefix '../x'"),
         (("convert", "a", "b", "--memory-limit", "2 potatoes"), "--memory-limit '2 potatoes': must be a size"),
@@ -357,9 +357,7 @@ def test_a_signal_stops_the_workers_at_once_and_gives_the_target_back(
     said, left = err.splitlines()
     assert said == f"reshard: {word}; a rerun of the same command resumes where it stopped"
     assert left.startswith(f"reshard: left in {tmp_path}/out.reshard-partial: ")
-    assert left.endswith(
-        f" 0 of 2 ranks done: the same command resumes there, 'reshard clean {tmp_path}/out' removes it"
-    )
+    assert left.endswith(f" 0 of 2 ranks done: the same command resumes it, 'reshard clean {tmp_path}/out' removes it")
     assert not list(tmp_path.rglob("leases"))
 
 

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from reshard.core.changes.preset import parse_preset, preset_names, preset_text
+import pytest
+
+from reshard.core.changes.preset import list_presets, parse_preset, preset_names, preset_text
+from reshard.core.reports.plain_text import Paper, lines_of
 
 
 def test_presets_are_listed(reshard: Callable[..., Any]) -> None:
@@ -24,3 +27,10 @@ def test_a_preset_that_does_not_exist(reshard: Callable[..., Any]) -> None:
     refused = reshard("presets", "gpt")
     assert refused.code == 2
     assert "there is no preset 'gpt'" in refused.err
+
+
+@pytest.mark.parametrize(("columns", "left_out"), [(80, "switches, rules"), (62, "switches, rules, names")])
+def test_the_list_on_a_narrow_terminal_has_whole_names(columns: int, left_out: str) -> None:
+    lines = [line for block in list_presets().blocks() for line in lines_of(block, Paper(columns, "--json"))]
+    assert not [line for line in lines if "…" in line or len(line) > columns]
+    assert f"no room for: {left_out};" in " ".join(lines)

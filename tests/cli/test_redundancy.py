@@ -18,7 +18,7 @@ def test_a_target_without_redundancy(reshard: Callable[..., Any], tmp_path: Path
     assert less["written_bytes"] < more["written_bytes"] < whole["written_bytes"]
     shown = reshard("convert", source, tmp_path / "out", *STRATEGIES, "--remove-redundancy", "--replicas", "2")
     assert shown.code == 0
-    assert "redundancy removed: of a slice that ranks share, 2 of them have copies" in shown.out + shown.err
+    assert "redundancy removed: each slice that ranks share is on 2 of them" in shown.out + shown.err
     assert reshard("verify", tmp_path / "out").code == 0
     held = read_tree(tmp_path / "out").values()
     assert sum(len(content) for rank in held for _, _, content in rank.values()) == more["written_bytes"]

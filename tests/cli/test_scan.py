@@ -46,11 +46,11 @@ def test_long_tables_are_cut_with_a_total(tmp_path: Path, capsys: pytest.Capture
     assert run(["scan", source]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "1200 NaN and 0 Inf in 30 of 30 floating-point parameters, 600 places in 20 files" in lines[0]
-    assert "and 550 more; the JSON has the first 16 files of each parameter" in lines
+    assert "and 550 more; the JSON report lists the first 16 files of each parameter" in lines
 
 
 def test_wrong_input_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = file_of(tmp_path / "a.ckpt", ("w", "Int32", np.arange(3, dtype=np.int32)))
     assert run(["scan", str(path)]) == 2
-    assert "there is nothing to scan: no floating-point parameter is included" in capsys.readouterr().err
+    assert "nothing to scan: no floating-point parameter is included" in capsys.readouterr().err
     assert run(["scan", str(tmp_path / "none")]) == 2

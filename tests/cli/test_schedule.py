@@ -11,18 +11,18 @@ JOB = ("/data/checkpoint", "/data/serving")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (JOB, "when to convert: give either --cron or --every"),
-        ((*JOB, "--cron", "0 2 * * *", "--every", "1h"), "when to convert: give either --cron or --every"),
-        ((*JOB, "--every", "1h", "--timezone", "UTC"), "--timezone is the time zone of --cron: leave it out, or give"),
+        (JOB, "give either --cron or --every"),
+        ((*JOB, "--cron", "0 2 * * *", "--every", "1h"), "give either --cron or --every"),
+        ((*JOB, "--every", "1h", "--timezone", "UTC"), "--timezone applies to --cron: leave it out, or use"),
         ((), "Missing argument 'SOURCE'."),
         (("/data/checkpoint", "--every", "1h"), "Missing argument 'TARGET'."),
         (
             ("--list", "--pause", "llama"),
-            "--list takes no other argument or option than --json: leave out --pause\n",
+            "--list can only be combined with --json: leave out --pause\n",
         ),
         (
             ("--remove", "llama", *JOB, "--workers", "2"),
-            "--remove takes no other argument or option than --json: leave out SOURCE, TARGET, --workers\n",
+            "--remove can only be combined with --json: leave out SOURCE, TARGET, --workers\n",
         ),
         ((*JOB, "--cron", "0 2 * *"), "--cron '0 2 * *': not a cron expression: give minute, hour, "),
         ((*JOB, "--every", "1h", "--workers", "-1"), "--workers -1: "),

@@ -50,7 +50,7 @@ def test_a_conversion_opens_both_sides(reshard: Callable[..., Any], tmp_path: Pa
     )
     assert shown.code == 0, shown.err
     shown = reshard("verify", "locked://b/out", "--storage", "env:STORAGE")
-    assert (shown.code, shown.out.endswith("all is as written\n")) == (0, True)
+    assert (shown.code, shown.out.endswith("all files intact\n")) == (0, True)
 
 
 def test_commands_that_write_nothing_open_it(reshard: Callable[..., Any], tmp_path: Path) -> None:

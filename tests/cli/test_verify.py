@@ -28,7 +28,7 @@ def test_all_is_right(reshard: Callable[..., Any], converted: Path) -> None:
     shown = reshard("verify", converted)
     assert (shown.code, shown.err) == (0, "")
     assert shown.out.startswith(f"{converted}: 2 ranks checked (checksum), 333.2 KiB of contents read in ")
-    assert shown.out.endswith(": all is as written\n")
+    assert shown.out.endswith(": all files intact\n")
 
 
 def test_a_flipped_byte_is_found(reshard: Callable[..., Any], converted: Path) -> None:
@@ -75,7 +75,8 @@ def test_values_are_compared_with_the_sources(reshard: Callable[..., Any], tmp_p
     shown = reshard("verify", tmp_path / "out", "--level", "content")
     assert shown.code == 0
     assert re.search(
-        r"; the values of \d+ parameters compared, .* of the source's read: all is as written, and", shown.out
+        r"; the values of \d+ parameters compared, .* of the source's read: all files intact, and equal to the source",
+        shown.out,
     )
 
 

@@ -148,7 +148,7 @@ def test_somebody_is_told_of_an_approval_that_nobody_gave_in_time(
     assert re.search(rf"Convert {source}, step 3_1200 to {target}\? 8 → 4 ranks, ckpt, 12\.\d MiB to write\.", asked)
     assert re.search(r"Room at the target: 12\.\d MiB needed, .* free\.", asked)
     assert "Answer on the run's page, menu ⋮, Resume: convert or refuse." in asked
-    assert re.search(r"The run waits until [\d-]+ \d\d:\d\d UTC, and fails then\.", asked)
+    assert re.search(r"The run waits until [\d-]+ \d\d:\d\d UTC, then fails\.", asked)
     assert f"/runs/flow-run/{run_id}" in asked
 
 

@@ -124,7 +124,7 @@ def test_room_that_is_gone_when_the_run_is_approved_ends_it_before_any_byte_is_w
     assert ended.state
     assert re.search(r"has no room: 12\.\d MiB are needed, 8\.0 MiB are free\n", str(ended.state.message))
     assert not list(small_disk.rglob("*.ckpt"))
-    assert "Free as much room as is missing, then retry" in artifacts_of(server, run_id)["conversion-summary"]
+    assert "Free the missing space, then retry" in artifacts_of(server, run_id)["conversion-summary"]
     (small_disk / "other").unlink()
     retry_run(server, run_id)
     await_run(server, run_id, "Completed")
@@ -135,7 +135,7 @@ def test_room_that_is_gone_when_the_run_is_approved_ends_it_before_any_byte_is_w
 def test_a_question_for_which_there_is_no_room_says_so(server: PrefectServer, demo: Demo, small_disk: Path) -> None:
     (small_disk / "other").write_bytes(b"x" * 8 * 2**20)
     run_id = ask(server, demo, small_disk / "target")
-    assert "MiB are needed, 8.0 MiB are free.** Free some before you agree" in question_of(server, run_id)
+    assert "MiB are needed, 8.0 MiB are free.** Free some space before you approve" in question_of(server, run_id)
     decide(server, run_id, decision="refuse")
     await_run(server, run_id, "Cancelled")
 

@@ -42,6 +42,7 @@ EACH_FOLDED_FORM = pytest.mark.parametrize(
 )
 PLACES = {
     *("source", "target", "source_strategy", "target_strategy", "changes", "like", "training_config", "config_json"),
+    "lora",
     *("a", "b", "strategy_a", "strategy_b"),
 }
 NOTES = dict.fromkeys(PLACES, "An absolute path (/data/x) on the worker's machine, or a URL.") | {
@@ -219,8 +220,8 @@ def test_a_field_given_twice_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        ({"worker": 3}, "resources: has no field 'worker', but workers, memory_limit, bandwidth_limit"),
-        ([3], "resources: must be its fields by name, not list"),
+        ({"worker": 3}, "resources: has no field 'worker'; its fields are workers, memory_limit, bandwidth_limit"),
+        ([3], "resources: must be a mapping of its fields, not list"),
     ],
 )
 def test_a_wrong_group_is_refused_by_name(group: object, message: str) -> None:

@@ -36,7 +36,9 @@ def test_relative_paths_are_refused_by_name() -> None:
     with pytest.raises(InputError) as caught:
         scheduled_parameters(request)
     source, strategy = str(caught.value).splitlines()
-    assert source.startswith("'source' 'checkpoint': a relative path, but a deployed run works in a directory of its")
+    assert source.startswith(
+        "'source' 'checkpoint': a relative path, but a deployed run works in a temporary directory of its"
+    )
     assert strategy.startswith("'target_strategy' './strategy': a relative path, ")
 
 
@@ -88,7 +90,7 @@ def test_the_same_command_again_changes_nothing_and_another_changes_the_schedule
     assert changed.stdout.splitlines() == [
         "schedule  llama-serving, changed",
         "fires     every 10m",
-        "note      it is paused: reshard schedule --resume llama-serving switches it on",
+        "note      it is paused; switch it on with: reshard schedule --resume llama-serving",
     ]
     assert reshard(own, "deploy").returncode == 0
     there = listed(own)["llama-serving"]
@@ -106,8 +108,8 @@ def test_two_jobs_do_not_share_a_schedule_by_accident(own: PrefectServer) -> Non
     refused = reshard(own, "schedule", "/mnt/checkpoint", "/mnt/a/serving", "--every", "1h")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == (
-        "reshard: error: the schedule a-serving has another target, /data/a/serving: give this one a name of its own "
-        "by --name, or change that one by --name a-serving\n"
+        "reshard: error: the schedule a-serving has another target, /data/a/serving: choose another --name for "
+        "this one, or update that one with --name a-serving\n"
     )
     assert put(own, "/mnt/checkpoint", "/mnt/a/serving", "--every", "1h", "--name", "mnt")["outcome"] == "made"
     assert put(own, "/mnt/checkpoint", "/mnt/serving", "--every", "1h", "--name", "mnt")["outcome"] == "changed"

@@ -178,7 +178,9 @@ def test_a_scheduled_run_with_a_relative_target_fails_at_once_and_names_the_fiel
         server.client.update_deployment(deployment.id, DeploymentUpdate(enforce_parameter_schema=True))
     ended = await_run(server, run_id, "Failed")
     assert ended.state
-    assert str(ended.state.message).startswith("Target 'out': a relative path, but a deployed run works in a directory")
+    assert str(ended.state.message).startswith(
+        "Target 'out': a relative path, but a deployed run works in a temporary directory"
+    )
 
 
 def test_what_is_required_cannot_be_left_out(server: PrefectServer) -> None:

@@ -46,11 +46,8 @@ def test_times_are_documented_with_their_zone_and_without_fractions() -> None:
         ({}, "schedule  llama, made"),
         ({"dry_run": True}, "schedule  llama, would be made"),
         ({"dry_run": True, "outcome": "unchanged"}, "schedule  llama, unchanged"),
-        ({"active": False}, "note      it is paused: reshard schedule --resume llama switches it on"),
-        (
-            {"is_unserved": True},
-            "note      its deployment is paused: start reshard serve, or resume it on the server's",
-        ),
+        ({"active": False}, "note      it is paused; switch it on with: reshard schedule --resume llama"),
+        ({"is_unserved": True}, "note      its deployment is paused: start 'reshard serve', or resume it in the UI"),
     ],
 )
 def test_what_became_of_a_schedule(fields: dict[str, Any], line: str) -> None:

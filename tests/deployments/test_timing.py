@@ -26,7 +26,7 @@ def test_a_cron_expression_is_in_utc_unless_a_zone_is_named() -> None:
         ),
         ("nightly", "", "--cron nightly: not a cron expression: "),
         ("H 2 * * *", "", "--cron 'H 2 * * *': not a cron expression: "),
-        ("0 0 31 2 *", "", "--cron '0 0 31 2 *': never fires: no year has such a day"),
+        ("0 0 31 2 *", "", "--cron '0 0 31 2 *': never fires: there is no such day"),
         ("0 2 * * *", "Berlin", "--timezone Berlin: no such time zone: give a name such as Europe/Berlin or UTC"),
     ],
 )
@@ -66,7 +66,7 @@ def test_other_intervals_are_refused(every: str) -> None:
         interval_timing(every)
     with spelled_by(flag):
         assert str(caught.value) == (
-            f"--every {every}: not an interval: give a number with s, m, h or d, such as 10m or 6h"
+            f"--every {every}: not an interval: give a number and s, m, h or d, such as 10m or 6h"
         )
 
 

@@ -81,7 +81,7 @@ def test_tutorial(server: PrefectServer, tmp_path: Path) -> None:
             here = text.replace("http://127.0.0.1:4200/api", server.api_url)
             printed.append(done((kind, here), tmp_path, server if here != text else None))
     assert "CONSISTENT, whole shapes not confirmed" in printed[2]
-    assert "all is as written" in printed[4]
+    assert "all files intact" in printed[4]
     assert "exit code 2" in printed[5]
     assert "the same model: 38 parameters" in printed[7]
     assert "model.layers.3.ffn_norm.weight bfloat16 (128,)" in printed[8]

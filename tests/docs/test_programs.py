@@ -74,7 +74,7 @@ def test_in_this_process(server: PrefectServer, directory: Path) -> None:
     printed = python(server, directory, convert)
     assert printed.startswith("True ")
     assert "rank_3/checkpoint_3.ckpt" in printed
-    assert python(server, directory, bar).endswith("all is as written\n")
+    assert python(server, directory, bar).endswith("all files intact\n")
     assert python(server, directory, verify).endswith("all is right\n")
     assert python(server, directory, cancellable).startswith("converted ")
     python(server, directory, PROGRAMS[13])

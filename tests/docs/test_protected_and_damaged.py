@@ -22,7 +22,7 @@ def user(tmp_path: Path) -> Path:
 
 def test_protected_checkpoints(user: Path) -> None:
     printed = follow("guides/protected.md", user)
-    assert "all is as written" in printed
+    assert "all files intact" in printed
     assert "epoch_num" in printed
     assert "True" in printed
     whole = read_rank(user / "whole", 0)

@@ -134,7 +134,9 @@ def test_different_conversions(conversion: Conversion, wanted: Files, tmp_path: 
         context = f"seed {seed}: {ended}"
         assert {run.code for run in ended} <= {DONE, WRONG_INPUT}, context
         for run in ended:
-            refusal = r"another run is already converting|is converting something else into it|was replaced by another"
+            refusal = (
+                r"another run is already converting|is converting something else into it|was just replaced by another"
+            )
             assert run.code == DONE or re.search(refusal, run.context), context
         assert DONE in {run.code for run in ended}, context
         there = files_of(target)

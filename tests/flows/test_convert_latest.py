@@ -83,7 +83,7 @@ def test_a_conversion_is_a_run_of_its_own(source: Path, target: Path) -> None:
     assert below.name == f"convert {tail_of(str(source))} -> converted/1_0"
     assert below.state_name == "Completed"
     assert "# Converted: step 1_0" in run.page
-    assert "- step 1_1 is passed over: no file of rank_1, rank_2, rank_3; its last change was" in run.page
+    assert "- step 1_1 is skipped: no file of rank_1, rank_2, rank_3; its last change was" in run.page
 
 
 def test_whoever_calls_it_gets_the_report(source: Path, target: Path) -> None:
@@ -120,7 +120,7 @@ def test_nothing_to_do_is_a_completed_run_that_says_so(source: Path, target: Pat
     save_step(source, "1_0")
     convert_latest_checkpoint(latest_request(source, target))
     run = LatestRun(latest_request(source, target))
-    message = "nothing to do: step 1_0, the newest complete one, is there already"
+    message = "nothing to do: step 1_0, the newest complete one, is already converted"
     assert run.end == ("COMPLETED", message)
     assert run.conversions == []
     assert "# Nothing new: step 1_0\n\nNothing to do: " in run.page
@@ -160,7 +160,7 @@ def test_no_complete_step_is_a_failed_run_that_names_what_is_missing(source: Pat
     run = LatestRun(latest_request(source, target))
     kind, message = run.end
     assert kind == "FAILED"
-    assert message.startswith(f"{source}: holds no complete checkpoint:\n  step 1_0 is passed over: no file of rank_3;")
+    assert message.startswith(f"{source}: holds no complete checkpoint:\n  step 1_0 is skipped: no file of rank_3;")
     with pytest.raises(CatalogError, match="no file of rank_3"):
         run.state.result()
 

@@ -26,7 +26,7 @@ from tests.support.conversions import failing, stop_before_commit, whole_copies
 
 FOUR_TO_THREE = case(7009)
 PIPELINES = case(7001)
-_OF_ONE_RUN = {"seconds", "record_digest", "created", "plan_digest", "target", "run"}
+_OF_ONE_RUN = {"seconds", "record_digest", "created", "plan_digest", "target", "directory", "run"}
 """Fields that are different in each run."""
 
 

@@ -49,7 +49,7 @@ def test_there_and_back(store: Store, mode: EncryptionMode, tmp_path: Path, resh
     report = convert(FOUR_TO_THREE.request(target, memory_limit="64MiB", **key_options(mode)))
     for rank in report.ranks:
         assert (store.files("out") / rank.file).stat().st_size == rank.size_bytes > BLOCK_BYTES
-    assert "all is as written" in reshard("verify", target, "--decrypt-key", "env:KEY", "--decrypt-mode", str(mode))
+    assert "all files intact" in reshard("verify", target, "--decrypt-key", "env:KEY", "--decrypt-mode", str(mode))
     convert(FOUR_TO_THREE.request(tmp_path / "back", **back(FOUR_TO_THREE, target, mode)))
     assert read_tree(tmp_path / "back") == FOUR_TO_THREE.want
     assert [rank.outcome.value for rank in convert(FOUR_TO_THREE.request(target, **key_options(mode))).ranks] == [

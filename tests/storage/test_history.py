@@ -55,5 +55,5 @@ def test_a_target_itself_and_one_without_its_manifest(store: Store) -> None:
 
 @pytest.mark.parametrize("protocol", ["s3"])
 def test_a_place_without_objects_is_refused(store: Store) -> None:
-    with pytest.raises(InputError, match="nothing is there"):
+    with pytest.raises(InputError, match="does not exist"):
         target_history(store.url("nowhere"))

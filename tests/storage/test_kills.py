@@ -277,7 +277,7 @@ def test_a_finished_checkpoint_stays_when_a_run_is_killed_that_mends_or_replaces
     held.open()
     report = clean(source.url("out"), remove=True)
     assert {each.kind for each in report.found} <= {LeftoverKind.LEASE, LeftoverKind.UPLOAD}
-    assert ["was being mended or replaced" in kept for kept in report.kept] == [True]
+    assert ["was being repaired or replaced" in kept for kept in report.kept] == [True]
     assert set(files.glob("rank_*/*")) == before
     code, printed = to_the_end(begin(*options))
     assert code == DONE, printed
@@ -304,7 +304,7 @@ def test_stopped_while_it_sends_a_file(
     code, printed = to_the_end(process)
     *_, said, left = printed.splitlines()
     assert (code, said) == (exit_code, f"reshard: {word}; a rerun of the same command resumes where it stopped")
-    assert re.match(r"reshard: left in \S+/out: .* of 2 ranks done: the same command resumes there, ", left), left
+    assert re.match(r"reshard: left in \S+/out: .* of 2 ranks done: the same command resumes it, ", left), left
     assert "Traceback" not in printed
     assert unfinished_uploads(source) == []
     assert list(source.files("out/.reshard/leases").glob("*")) == []

@@ -71,8 +71,8 @@ def test_what_lacks_a_rank_or_its_end_is_passed_over(store: Store, tmp_path: Pat
     save(store, tmp_path, "1_2", ranks={*RANKS} - {1})
     report = run(store)
     assert report.step == "1_0"
-    assert "step 1_2 is passed over: no file of rank_1;" in report.notes[0]
-    assert "step 1_1 is passed over: cannot be read to the end: rank_3: " in report.notes[1]
+    assert "step 1_2 is skipped: no file of rank_1;" in report.notes[0]
+    assert "step 1_1 is skipped: cannot be read to the end: rank_3: " in report.notes[1]
 
 
 def test_a_step_that_comes_rank_by_rank_is_waited_for(store: Store, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_runs_that_overlap_do_not_convert_twice(store: Store, tmp_path: Path, mo
         first = pool.submit(run, store)
         assert under_way.wait(PATIENCE_SECONDS)
         try:
-            assert run(store).outcome.value == "another run is at it"
+            assert run(store).outcome.value == "another run is converting it"
         finally:
             go_on.set()
         assert first.result().outcome.value == "converted"
@@ -180,6 +180,6 @@ def test_runs_that_begin_together_all_end_well(store: Store, tmp_path: Path) -> 
     save(store, tmp_path, "1_0")
     with ThreadPoolExecutor(3) as pool:
         reports = [each.result() for each in [pool.submit(run, store) for _ in range(3)]]
-    assert {report.outcome.value for report in reports} <= {"converted", "another run is at it", "nothing new"}
+    assert {report.outcome.value for report in reports} <= {"converted", "another run is converting it", "nothing new"}
     assert "converted" in {report.outcome.value for report in reports}
     assert read_tree(store.files("converted/1_0")) == CASE.want

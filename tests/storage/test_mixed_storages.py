@@ -137,7 +137,7 @@ def test_plan(store: Store, reshard: Callable[..., str]) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_verify(store: Store, reshard: Callable[..., str]) -> None:
     convert(case(7010).request(store.url("out")))
-    assert reshard("verify", store.url("out")).endswith(": all is as written\n")
+    assert reshard("verify", store.url("out")).endswith(": all files intact\n")
     path = store.files("out/rank_1/checkpoint_1.ckpt")
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     store.server.look_again()

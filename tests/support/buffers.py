@@ -19,7 +19,9 @@ class Buffers(Budget):
     wide_bytes: int = 0
     sources: int = 1
 
-    def group_buffers(self, count: int, prefetch: int = 1, *, wide: bool = False) -> GroupBuffers:
+    def group_buffers(
+        self, count: int, prefetch: int = 1, *, wide: bool = False, quantizes: bool = False
+    ) -> GroupBuffers:
         size = self.a_block_bytes
         buffers = GroupBuffers(size, size, self.scratch_bytes, self.sources, None, 0, readers=prefetch)
         if not wide:

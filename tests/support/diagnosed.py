@@ -5,7 +5,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from reshard.core.source.diagnosis import diagnose
+from reshard.core.request.source import DiagnosisRequest
+from reshard.core.source import diagnosis
 from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.source.findings import Finding
 from reshard.core.strategy.files import write_strategy
@@ -20,6 +21,12 @@ CUT_NORM = ParameterLayout((2, 2), ((0,),))
 
 
 LAYERS = {f"l.{n}.{name}": lay for n in range(4) for name, lay in (("wq", ROWS), ("wo", COLUMNS), ("norm", NORM))}
+
+
+def diagnose(source: str, source_strategy: str = "", **options: object) -> Diagnosis:
+    """The diagnosis of a source."""
+    given = {"source": source, "source_strategy": source_strategy, **options}
+    return diagnosis.diagnose(DiagnosisRequest.model_validate(given))
 
 
 def looked_at(tmp_path: Path, stages: Layouts | Strategy = STAGES, name: str = "strategy.ckpt") -> Diagnosis:

@@ -14,6 +14,8 @@ _MODEL = {
 }
 _RENAMED = {
     "self_attn.o_proj.weight": "self_attention.linear_proj.weight",
+    "self_attn.o_proj.bias": "self_attention.linear_proj.bias",
+    "self_attn.sinks": "self_attention.core_attention.softmax_offset",
     "self_attn.q_norm.weight": "self_attention.q_layernorm.weight",
     "self_attn.k_norm.weight": "self_attention.k_layernorm.weight",
     "self_attn.q_a_proj.weight": "self_attention.linear_q_down_proj.weight",
@@ -21,9 +23,16 @@ _RENAMED = {
     "self_attn.kv_a_proj_with_mqa.weight": "self_attention.linear_kv_down_proj.weight",
     "self_attn.kv_b_proj.weight": "self_attention.linear_kv_up_proj.weight",
     "mlp.down_proj.weight": "mlp.linear_fc2.weight",
+    "mlp.gate_up_proj.weight": "mlp.linear_fc1.weight",
+    "self_attn.query_layernorm.weight": "self_attention.q_layernorm.weight",
+    "self_attn.key_layernorm.weight": "self_attention.k_layernorm.weight",
+    "mlp.down_proj.bias": "mlp.linear_fc2.bias",
     "mlp.gate.weight": "mlp.router.weight",
     "block_sparse_moe.gate.weight": "mlp.router.weight",
+    "mlp.router.weight": "mlp.router.weight",
+    "mlp.router.bias": "mlp.router.bias",
     "mlp.gate.e_score_correction_bias": "mlp.router.expert_bias",
+    "block_sparse_moe.e_score_correction_bias": "mlp.router.expert_bias",
     "mlp.shared_experts.down_proj.weight": "mlp.shared_experts.linear_fc2.weight",
     "mlp.shared_expert.down_proj.weight": "mlp.shared_experts.linear_fc2.weight",
     "mlp.shared_expert_gate.weight": "mlp.shared_experts.gate_weight",
@@ -62,18 +71,40 @@ def _layer(layer: Arrays, config: dict[str, Any], experts: str, norms: str) -> A
         if f"self_attn.k_proj.{kind}" in rest:
             parts = [rest.pop(f"self_attn.{name}_proj.{kind}") for name in "qkv"]
             made[f"self_attention.linear_qkv.{kind}"] = grouped(parts, groups)
+    for name in ("self_attn.qkv_proj.weight", "self_attn.W_pack.weight"):  # all of q, then of k, then of v
+        if name in rest:
+            whole = rest.pop(name)
+            of_group = len(whole) // (config["num_attention_heads"] + 2 * groups)
+            parts = np.split(whole, [of_group * config["num_attention_heads"], len(whole) - of_group * groups])
+            made["self_attention.linear_qkv.weight"] = grouped(parts, groups)
     for theirs, ours in (("mlp", "mlp"), ("mlp.shared_experts", "mlp.shared_experts"),
                          ("mlp.shared_expert", "mlp.shared_experts")):  # fmt: skip
-        if f"{theirs}.gate_proj.weight" in rest:
-            both = [rest.pop(f"{theirs}.{name}_proj.weight") for name in ("gate", "up")]
-            made[f"{ours}.linear_fc1.weight"] = np.concatenate(both)
+        for kind in ("weight", "bias"):
+            if f"{theirs}.gate_proj.{kind}" in rest:
+                both = [rest.pop(f"{theirs}.{name}_proj.{kind}") for name in ("gate", "up")]
+                made[f"{ours}.linear_fc1.{kind}"] = np.concatenate(both)
     made |= _experts(rest, experts)
-    made |= _norms(rest, norms, is_dense="mlp.linear_fc1.weight" in made)
+    made |= _norms(rest, norms, is_dense=bool({"mlp.linear_fc1.weight", "mlp.gate_up_proj.weight"} & {*made, *rest}))
+    for place in ("mlp.moe_statics", "mlp.gate.moe_statics"):
+        if f"{place}.e_score_correction_bias" in rest:
+            made["mlp.router.expert_bias"] = rest.pop(f"{place}.e_score_correction_bias")[0]
     return made | {_RENAMED[name]: array for name, array in rest.items()}
 
 
 def _experts(rest: Arrays, spelling: str) -> Arrays:
     """The experts, which are taken out of `rest`."""
+    found = _alternating_experts(rest) if "mlp.experts.gate_up_proj" in rest else _single_experts(rest)
+    if spelling == "stacked":
+        return {f"mlp.experts.experts.{name}": np.stack(parts) for name, parts in found.items()}
+    if spelling == "grouped":
+        swapped = {name: np.ascontiguousarray(np.stack(parts).swapaxes(1, 2)) for name, parts in found.items()}
+        return {f"mlp.experts.weight{name[9]}": each for name, each in swapped.items()}
+    form = "mlp.experts.local_experts.{e}.{name}" if spelling == "sequential" else "mlp.experts.{name}{e}"
+    return {form.format(e=e, name=name): part for name, parts in found.items() for e, part in enumerate(parts)}
+
+
+def _single_experts(rest: Arrays) -> dict[str, list[np.ndarray]]:
+    """Megatron's weights of each expert: gate's rows, then up's."""
     names = ("mlp.experts", "gate_proj", "up_proj", "down_proj")
     if any(name.startswith("block_sparse_moe.experts") for name in rest):
         names = ("block_sparse_moe.experts", "w1", "w3", "w2")
@@ -81,19 +112,22 @@ def _experts(rest: Arrays, spelling: str) -> Arrays:
     numbers = range(sum(name.startswith(place) for name in rest) // 3)
     fc1 = [np.concatenate([rest.pop(f"{place}.{e}.{name}.weight") for name in (gate, up)]) for e in numbers]
     fc2 = [rest.pop(f"{place}.{e}.{down}.weight") for e in numbers]
-    if not fc1:
-        return {}
-    both = {"linear_fc1": fc1, "linear_fc2": fc2}
-    if spelling == "stacked":
-        return {f"mlp.experts.experts.{name}.weight": np.stack(parts) for name, parts in both.items()}
-    if spelling == "grouped":
-        swapped = {name: np.ascontiguousarray(np.stack(parts).swapaxes(1, 2)) for name, parts in both.items()}
-        return {"mlp.experts.weight1": swapped["linear_fc1"], "mlp.experts.weight2": swapped["linear_fc2"]}
-    form = {
-        "sequential": "mlp.experts.local_experts.{e}.{name}.weight",
-        "transformer_engine": "mlp.experts.{name}.weight{e}",
-    }[spelling]
-    return {form.format(e=e, name=name): part for name, parts in both.items() for e, part in enumerate(parts)}
+    return {"linear_fc1.weight": fc1, "linear_fc2.weight": fc2} if fc1 else {}
+
+
+def _alternating_experts(rest: Arrays) -> dict[str, list[np.ndarray]]:
+    """The same of gpt-oss, whose matrices are [in, out] and have a column of gate, a column of up, and so on."""
+
+    def apart(rows: np.ndarray) -> np.ndarray:
+        return np.concatenate([rows[::2], rows[1::2]])
+
+    place = "mlp.experts."
+    return {
+        "linear_fc1.weight": [apart(each.T) for each in rest.pop(f"{place}gate_up_proj")],
+        "linear_fc1.bias": [apart(each) for each in rest.pop(f"{place}gate_up_proj_bias")],
+        "linear_fc2.weight": [np.ascontiguousarray(each.T) for each in rest.pop(f"{place}down_proj")],
+        "linear_fc2.bias": [*rest.pop(f"{place}down_proj_bias")],
+    }
 
 
 def _norms(rest: Arrays, spelling: str, *, is_dense: bool) -> Arrays:
@@ -105,7 +139,17 @@ def _norms(rest: Arrays, spelling: str, *, is_dense: bool) -> Arrays:
     place = "self_attention.linear_qkv.layer_norm_weight" if fused and not is_latent else "input_layernorm.weight"
     made = {place: rest.pop("input_layernorm.weight")}
     place = "mlp.linear_fc1.layer_norm_weight" if before_mlp else "pre_mlp_layernorm.weight"
-    made[place] = rest.pop("post_attention_layernorm.weight")
+    if "pre_feedforward_layernorm.weight" in rest:  # Gemma: norms before and after, all of these with w - 1 as w
+        attention, mlp = ("post_attn_norm.weight", "post_mlp_layernorm.weight")
+        if fused:
+            attention, mlp = (
+                f"{name}.post_layernorm.weight" for name in ("self_attention.linear_proj", "mlp.linear_fc2")
+            )
+        made[attention] = rest.pop("post_attention_layernorm.weight")
+        made[mlp] = rest.pop("post_feedforward_layernorm.weight")
+        made[place] = rest.pop("pre_feedforward_layernorm.weight")
+    else:
+        made[place] = rest.pop("post_attention_layernorm.weight")
     for theirs, norm, up in (("q_a", "q", "linear_q_up_proj"), ("kv_a", "kv", "linear_kv_up_proj")):
         name = f"self_attn.{theirs}_layernorm.weight"
         if name in rest:

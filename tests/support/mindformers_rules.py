@@ -211,6 +211,100 @@ def chatglm(hf: Arrays, config: Config, *, qkv_concat: bool, mlp_concat: bool, u
     return mf
 
 
+def glm(hf: Arrays, config: Config, **switches: bool) -> Arrays:
+    """GLM under transformers' names, which is the hub's own code under others, with q, k and v apart."""
+    names = {
+        "model.embed_tokens": "transformer.embedding.word_embeddings",
+        "model.norm": "transformer.encoder.final_layernorm",
+        "model.layers": "transformer.encoder.layers",
+        "lm_head": "transformer.output_layer",
+        "self_attn.o_proj": "self_attention.dense",
+        "self_attn.query_key_value": "self_attention.query_key_value",
+        "gate_up_proj": "dense_h_to_4h",
+        "down_proj": "dense_4h_to_h",
+    }
+    hub: Arrays = {}
+    for name, array in hf.items():
+        if "q_proj" in name:
+            array = np.concatenate([hf[name.replace("q_proj", f"{letter}_proj")] for letter in "qkv"])
+        elif "k_proj" in name or "v_proj" in name:
+            continue
+        name = name.replace("q_proj", "query_key_value")
+        for old, new in names.items():
+            name = name.replace(old, new)
+        hub[name] = array
+    fields = {"kv_channels": config["head_dim"], "multi_query_group_num": config["num_key_value_heads"]}
+    return chatglm(hub, {**config, **fields, "ffn_hidden_size": config["intermediate_size"]}, **switches)
+
+
+def llama_legacy(
+    hf: Arrays, config: Config, *, qkv_concat: bool = False, qkv_grouped: bool = True, bias_groups: bool = True
+) -> Arrays:
+    """Llama, with biases of its attention if there are some."""
+    mf = {name: hf[key] for key, name in _LEGACY_MODEL.items() if key in hf}
+    for number in _layers(hf, "model.layers"):
+        layer = f"model.layers.{number}"
+        mf |= _renamed(hf, layer, layer, _LEGACY_NORMS | (_LEGACY_MLP if not qkv_concat else {}))
+        for kind in ("weight", "bias"):
+            letters = "o" if qkv_concat else "qkvo"
+            mf |= _renamed(
+                hf, layer, layer, {f"self_attn.{name}_proj.{kind}": f"attention.w{name}.{kind}" for name in letters}
+            )
+            if qkv_concat and f"{layer}.self_attn.q_proj.{kind}" in hf:
+                parts = [hf[f"{layer}.self_attn.{name}_proj.{kind}"] for name in "qkv"]
+                in_groups = qkv_grouped if kind == "weight" else bias_groups
+                groups = config["num_key_value_heads"] if in_groups else 1
+                mf[f"{layer}.attention.w_qkv.{kind}"] = grouped(parts, groups)
+        if qkv_concat:
+            gate, up, down = (hf[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+            fused = alternating(gate, up) if qkv_grouped else np.concatenate([gate, up])
+            mf[f"{layer}.feed_forward.w_gate_hidden.weight"], mf[f"{layer}.feed_forward.w2.weight"] = fused, down
+    return mf
+
+
+def baichuan(hf: Arrays, config: Config) -> Arrays:
+    """Baichuan: W_pack is split into three of as many rows as the hidden size."""
+    separate: Arrays = {}
+    for name, array in hf.items():
+        if "W_pack" in name:
+            parts = np.split(array, np.arange(1, 3) * config["hidden_size"])
+            separate |= {name.replace("W_pack", f"{each}_proj"): part for each, part in zip("qkv", parts, strict=True)}
+        else:
+            separate[name] = array
+    return llama_legacy(separate, config)
+
+
+def internlm2(hf: Arrays, config: Config, *, qkv_concat: bool, to_llama: bool = False) -> Arrays:
+    """InternLM2; `to_llama` has it under the names of Llama in Hugging Face's directories instead."""
+    of_head = config["hidden_size"] // config["num_attention_heads"]
+    of_group = of_head * (config["num_attention_heads"] // config["num_key_value_heads"] + 2)
+    renamed = [("tok_embeddings.weight", "tok_embeddings.embedding_weight"), ("wqkv", "w"), (".norm.", ".norm_out."),
+               ("output", "lm_head")]  # fmt: skip
+    letters = {each: f".w{each}." for each in "qkv"}
+    if to_llama:
+        renamed = [("tok_embeddings", "embed_tokens"), ("wqkv", "w"), ("output", "lm_head"),
+                   ("attention_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"),
+                   ("feed_forward.w1", "mlp.gate_proj"), ("feed_forward.w3", "mlp.up_proj"),
+                   ("feed_forward.w2", "mlp.down_proj"), ("attention.w", "self_attn.w"),
+                   (".wo.", ".o_proj.")]  # fmt: skip
+        letters = {each: f".{each}_proj." for each in "qkv"}
+    mf: Arrays = {}
+    for name, array in hf.items():
+        for old, new in renamed:
+            name = name.replace(old, new)
+        if ".w." in name and not qkv_concat:
+            groups = [array[start : start + of_group] for start in range(0, len(array), of_group)]
+            parts = {
+                "q": [each[: -2 * of_head] for each in groups],
+                "k": [each[-2 * of_head : -of_head] for each in groups],
+                "v": [each[-of_head:] for each in groups],
+            }
+            mf |= {name.replace(".w.", new): np.concatenate(parts[letter]) for letter, new in letters.items()}
+        else:
+            mf[name] = array
+    return mf
+
+
 def mixtral_experts(hf: Arrays, config: Config, *, use_gmm: bool) -> Arrays:
     """Mixtral, its attention apart."""
     mf = {name: hf[key] for key, name in _LEGACY_MODEL.items() if key in hf}

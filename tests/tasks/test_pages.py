@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
+from reshard.core.conversion.latest import LatestOutcome, LatestReport
 from reshard.core.conversion.merge_strategy import MergeReport
 from reshard.core.conversion.planning import make_plan, summarize
 from reshard.core.conversion.report import ConversionReport, summarize_plan
@@ -41,6 +42,7 @@ from reshard.tasks.pages import (
     comparison_page,
     difference_rows,
     failure_page,
+    latest_page,
     merge_page,
     plan_page,
     question_text,
@@ -115,7 +117,7 @@ def test_what_is_to_be_approved_says_what_is_written_read_dropped_and_replaced(t
     assert "|" not in page
     needed, free = size_text(summary.needed_bytes or 0), size_text(summary.free_bytes or 0)
     assert f"\n\nRoom at the target: {needed} needed, {free} free.\n\n" in page
-    assert "The run waits until 2026-11-29 17:45 UTC, and fails then." in page
+    assert "The run waits until 2026-11-29 17:45 UTC, then fails." in page
     page = approval_page(summary, request, UNTIL, replaces=True, changed=True)
     assert page.startswith(
         "**Source, strategies or target have changed since you were last asked. This is the new plan.**"
@@ -132,13 +134,13 @@ def test_the_question_in_plain_text_says_what_is_asked_where_and_until_when(targ
         "The checkpoint that is at the target now will be replaced. "
         f"Room at the target: {size_text(summary.needed_bytes or 0)} needed, {free} free. "
         "Answer on the run's page, menu ⋮, Resume: convert or refuse. "
-        "The run waits until 2026-11-29 17:45 UTC, and fails then."
+        "The run waits until 2026-11-29 17:45 UTC, then fails."
     )
     assert "replaced" not in question_text(summary, request, UNTIL, replaces=False)
     full = summary.model_copy(update={"needed_bytes": 3 * 2**20, "free_bytes": 2**20})
     short = "The target has no room: 3.0 MiB are needed, 1.0 MiB are free"
     text = question_text(full, request, UNTIL, replaces=False)
-    assert f" to write. {short}. Free some before you agree: the run would stop at once. Answer " in text
+    assert f" to write. {short}. Free some space before you approve: the run would fail at once. Answer " in text
     assert f"**{short}.**" in approval_page(full, request, UNTIL, replaces=False, changed=False)
     remote = summary.model_copy(update={"free_bytes": None})
     assert "oom" not in question_text(remote, request, UNTIL, replaces=False)
@@ -229,8 +231,8 @@ def test_a_failure_shows_its_message_as_it_is() -> None:
         (InputError("no"), "start a new run"),
         (TargetError("no"), "start a new run"),
         (TargetBusyError("no"), "When it has ended, retry this run"),
-        (VerificationError("no"), "repeats the others"),
-        (ConversionError("no"), "Mend what the message names, then retry this run"),
+        (VerificationError("no"), "writes the others again"),
+        (ConversionError("no"), "Fix what the message says, then retry this run"),
     ],
 )
 def test_a_failure_says_what_to_do_next(error: ReshardError, advice: str) -> None:
@@ -247,7 +249,7 @@ def test_a_failure_says_what_it_left_behind() -> None:
 def test_who_has_no_room_is_told_to_make_room(tmp_path: Path) -> None:
     with pytest.raises(StorageError) as raised:
         check_room(parse_url(str(tmp_path)), 2**80)
-    assert "Free as much room as is missing, then retry" in failure_page("convert a -> b", raised.value)
+    assert "Free the missing space, then retry" in failure_page("convert a -> b", raised.value)
 
 
 def test_a_check_and_a_merge_say_what_they_found() -> None:
@@ -259,6 +261,14 @@ def test_a_check_and_a_merge_say_what_they_found() -> None:
     assert "| Took | 1 min 01 s |" in page
     merged = MergeReport(url="/data/s.json", stages=2, devices_per_stage=4, parameters=7)
     assert merge_page(merged).startswith("# Merged: a strategy for 8 ranks\n")
+
+
+def test_a_dry_run_with_nothing_new_removes_nothing() -> None:
+    """Retention may remove older conversions although the newest step is converted already."""
+    outcome = LatestOutcome.NOTHING_NEW
+    report = LatestReport(outcome=outcome, source="a", step="1_2", target="b/1_2", removed=("1_1",), dry_run=True)
+    assert "Would be removed" in latest_page(report)
+    assert "Would be removed" not in latest_page(report.model_copy(update={"dry_run": False}))
 
 
 def test_a_bar_in_a_name_does_not_break_a_table(report: ConversionReport) -> None:
@@ -293,10 +303,10 @@ def test_the_table_of_differences_has_an_end() -> None:
 
 def test_what_to_do_about_a_difference_is_no_advice_to_convert_again() -> None:
     page = failure_page("compare a with b", DifferenceError("NOT the same"))
-    assert "can be left out: 'select', 'include', 'exclude', 'ignore_dtype'." in page
+    assert "such as optimizer state, use 'select', 'include', 'exclude', 'ignore_dtype'." in page
     with spelled_by(lambda option: f"'{option.name.capitalize().replace('_', ' ')}'"):
         page = failure_page("compare a with b", DifferenceError("NOT the same"))
-    assert "can be left out: 'Select', 'Include', 'Exclude', 'Ignore dtype'." in page
+    assert "such as optimizer state, use 'Select', 'Include', 'Exclude', 'Ignore dtype'." in page
 
 
 HOSTILE = "a\x1b[2J\n![x](http://evil)|<b>_x_ **y** `z` [l](http://evil) &lt; <http://evil> \\| ``` \udc80.ckpt"

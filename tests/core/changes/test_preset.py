@@ -44,7 +44,7 @@ def test_texts_stay_texts() -> None:
     ("old", "new", "problem"),
     [
         ("proof: read", "proof: guessed", "small.yaml: proof: Input should be 'run' or 'read'"),
-        ("title: Small", "titel: Small", "small.yaml: titel: Extra inputs are not permitted"),
+        ("title: Small", "titel: Small", "small.yaml: titel: there is no such field"),
         ("when: {odd: true}", "when: {even: true}", "counts for even: true, which is not a switch"),
         ("when: {odd: true}", "when: {odd: maybe}", "counts for odd: maybe, which is not a switch"),
         ("when: {odd: true}", "merged: true", "only a stack has axes to be 'merged'"),
@@ -52,6 +52,13 @@ def test_texts_stay_texts() -> None:
         ("when: {odd: true}", "variant: dense", "'variant' is one of a 'part'"),
         ("when: {odd: true}", "rope: {a.weight: 4}", "'rope' has 'a.weight', which is none of the parts"),
         ("when: {odd: true}", "rope: {b.weight: 4}, stacked: E", "'rope' is for matrices and vectors of one layer"),
+        ("when: {odd: true}", "regrouped: {c.weight: {parts: [H, H]}}", "'regrouped' is for names of 'hf' with their"),
+        ("when: {odd: true}", "regrouped: {b.weight: {parts: [H]}}", "should have at least 2 items"),
+        (
+            "when: {odd: true}",
+            "regrouped: {b.weight: {parts: [H, H]}}, transposed: true",
+            "'regrouped' is for one parameter of 'mf', neither 'stacked' nor 'transposed'",
+        ),
         ("mf: a.weight", "mf: {a.weight: [], c.weight: []}", "several of 'mf' need their shapes"),
         (
             "{mf: a.weight, hf: {b.weight: [H, H]}",
@@ -69,7 +76,45 @@ def test_texts_stay_texts() -> None:
             "hf: {b.weight: [], c.weight: [H]}, rope: {b.weight: 4}",
             "different numbers of axes",
         ),
+        (
+            "hf: {b.weight: [H, H]}",
+            "hf: {b.weight: []}, regrouped: {b.weight: {parts: [1, 1], hf: H}}",
+            "'regrouped' is for names of 'hf' with their shapes",
+        ),
+        (
+            "when: {odd: true}",
+            "regrouped: {a.weight: {parts: [1, 1], hf: H}}",
+            "'regrouped' is for names of 'hf' with their shapes",
+        ),
+        (
+            "when: {odd: true}",
+            "regrouped: {b.weight: {parts: [1, 1], hf: H}}, transposed: true",
+            "'regrouped' is for one parameter of 'mf', neither 'stacked' nor 'transposed'",
+        ),
+        ("when: {odd: true}", "regrouped: {b.weight: {parts: [1], hf: H}}", "should have at least 2 items"),
+        (
+            "hf: {b.weight: [H, H]}",
+            "hf: {b.weight: []}, positions: {head: H, rows: 2}",
+            "'positions' is for one parameter that is one parameter, with its shape, of 'hf'",
+        ),
+        (
+            "layer: []",
+            "layer:\n      - {mf: c, hf: {d: []}, only_in: [c.x]}",
+            "'only_in' has 'c.x', which is not one of 'layers'",
+        ),
+        ("when: {odd: true}", "added: 1, stacked: E", "'added' is for one parameter that is one parameter on the"),
+        (
+            "when: {odd: true}",
+            "required_if: M",
+            "the row of 'a.weight' is required by M, which is not one of 'counted'",
+        ),
         ("hf: {b.weight: [H, H]}", "hf: {b.weight: []}, rope: {b.weight: 4}", "'rope' needs the shapes of the parts"),
+        (
+            "when: {odd: true}",
+            "regrouped: {b.weight: {parts: [1, 1], axis: 2}}",
+            "'regrouped' is for names of 'hf' with their shapes, of which 'axis' is an axis",
+        ),
+        ("when: {odd: true}", "regrouped: {b.weight: {parts: [1, 1], axis: -1}}", "greater than or equal to 0"),
         (
             "hf: {b.weight: [H, H]}",
             "stacked: E, hf: {b.weight: [H], c.weight: [H]}",
@@ -146,7 +191,9 @@ def test_rows_that_multiply_are_refused() -> None:
 
 
 def test_presets_that_do_not_exist() -> None:
-    with pytest.raises(InputError, match=r"there is no preset 'gpt': chatglm, .*, or a .yaml file of your own"):
-        preset_text("gpt")
+    with pytest.raises(
+        InputError, match=r"there is no preset 'bert'. There are baichuan, chatglm, .*, or a .yaml file of your own"
+    ):
+        preset_text("bert")
     with pytest.raises(InputError, match="nothing.yaml"):
         read_preset("/nowhere/nothing.yaml")

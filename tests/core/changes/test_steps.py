@@ -47,6 +47,12 @@ def test_the_inverse_of_the_inverse_is_the_same() -> None:
     assert inverted(back) == found
 
 
+def test_an_addition_is_undone_by_its_opposite() -> None:
+    found = changes({"add": {"parameters": "a", "number": 3}})
+    assert inverted(found) == changes({"add": {"parameters": "a", "number": -3}})
+    assert inverted(inverted(found)) == found
+
+
 @pytest.mark.parametrize(
     ("found", "message"),
     [

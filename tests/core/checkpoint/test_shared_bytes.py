@@ -18,7 +18,6 @@ from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.source import FingerprintRequest, SourceRequest
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.opening import open_source
 from reshard.core.strategy.integrated_save import IntegratedSave
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
@@ -26,6 +25,7 @@ from reshard.mindspore import transform_checkpoints
 from tests.core.layouts.dcp.test_metadata import hyper_metadata
 from tests.support.checkpoints import case, read_tree
 from tests.support.dcp import DcpCase, dcp_case
+from tests.support.diagnosed import diagnose
 from tests.support.iterations import iteration_case
 from tests.support.loading import load_rank
 from tests.support.megatron import SMALL

@@ -137,7 +137,7 @@ def test_without_a_scale_or_in_another_type_nothing_is_scaled(tmp_path: Path) ->
         (
             quantized(1, (48, 24)),
             [{"transpose": {"parameters": "w"}}],
-            "'w' has dtype F8_E4M3, which only layout='unified', ",
+            "and 'w' would be transposed; make them bfloat16, fp8='dequantize'",
         ),
         (
             {"v": ("F32", np.ones((24, 24), np.float32))},

@@ -209,7 +209,7 @@ def test_safetensors_cannot_be_encrypted(target: Path, tmp_path: Path) -> None:
 
 def test_what_excludes_what() -> None:
     cases: list[tuple[dict[str, object], str]] = [
-        ({"format": "safetensors"}, "encrypt_key: MindSpore knows no encrypted .safetensors files"),
+        ({"format": "safetensors"}, "encrypt_key: MindSpore cannot encrypt .safetensors files"),
         ({"write_crc": True}, "write_crc True: an encrypted file has no CRC"),
     ]
     for options, reason in cases:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from reshard.core.changes.preset import preset_text
 from reshard.core.conversion.convert import convert
@@ -19,15 +19,21 @@ from reshard.core.request.conversion import build_request
 from reshard.core.verification.compare import compare_checkpoints
 from tests.support.checkpoints import read_safetensors
 from tests.support.families import Family, directory_contents
+from tests.support.megatron_rules import megatron
 from tests.support.mindformers_rules import (
     Arrays,
+    baichuan,
     chatglm,
     deepseek3_legacy,
+    glm,
     grouped,
+    internlm2,
+    llama_legacy,
     mixtral_experts,
     qwen2_moe,
     telechat2,
 )
+from tests.support.written_models import fused, written
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,101 @@ def chatglm_model() -> Model:
     return random_model(shapes, config)
 
 
+DENSE = {"num_hidden_layers": 2, "hidden_size": 16, "vocab_size": 32, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "intermediate_size": 10}  # fmt: skip
+LLAMA = {
+    "input_layernorm.weight": (16,),
+    "post_attention_layernorm.weight": (16,),
+    **{f"self_attn.{name}_proj.weight": (rows, 16) for name, rows in (("q", 16), ("k", 8), ("v", 8), ("o", 16))},
+    "mlp.gate_proj.weight": (10, 16),
+    "mlp.up_proj.weight": (10, 16),
+    "mlp.down_proj.weight": (16, 10),
+}
+BIASES = {f"self_attn.{name}_proj.bias": (rows,) for name, rows in (("q", 16), ("k", 8), ("v", 8), ("o", 16))}
+MODEL = {"model.embed_tokens.weight": (32, 16), "model.norm.weight": (16,), "lm_head.weight": (32, 16)}
+
+
+def dense_model(
+    layer: dict[str, tuple[int, ...]], model: dict[str, tuple[int, ...]] = MODEL, **fields: Any
+) -> Callable[[], Model]:
+    of_layers = {f"model.layers.{number}.{name}": shape for number in range(2) for name, shape in layer.items()}
+    return lambda: random_model(of_layers | model, DENSE | fields)
+
+
+def without(layer: dict[str, tuple[int, ...]], *names: str) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, shape in layer.items() if not name.startswith(names)}
+
+
+SEPARATE = ("self_attn.q", "self_attn.k", "self_attn.v")
+GEMMA2 = {**LLAMA, "pre_feedforward_layernorm.weight": (16,), "post_feedforward_layernorm.weight": (16,)}
+INTERNLM2 = {
+    "attention_norm.weight": (16,),
+    "ffn_norm.weight": (16,),
+    "attention.wqkv.weight": (32, 16),
+    "attention.wo.weight": (16, 16),
+    "feed_forward.w1.weight": (10, 16),
+    "feed_forward.w3.weight": (10, 16),
+    "feed_forward.w2.weight": (16, 10),
+}
+DENSE_MODELS: dict[str, Callable[[], Model]] = {
+    "llama": dense_model(LLAMA | BIASES, attention_bias=True),
+    "qwen3": dense_model(
+        LLAMA | BIASES | {f"self_attn.{name}_norm.weight": (4,) for name in "qk"}, attention_bias=True
+    ),
+    "glm": dense_model(
+        {**without(LLAMA | BIASES, "mlp.gate", "mlp.up", "self_attn.o_proj.bias"), "mlp.gate_up_proj.weight": (20, 16)},
+        head_dim=4,
+    ),
+    "phi3": dense_model(
+        {
+            **without(LLAMA, *SEPARATE, "mlp.gate", "mlp.up"),
+            "self_attn.qkv_proj.weight": (32, 16),
+            "mlp.gate_up_proj.weight": (20, 16),
+        }
+    ),
+    "gemma": dense_model(LLAMA, without(MODEL, "lm_head"), head_dim=4),
+    "gemma2": dense_model(GEMMA2, without(MODEL, "lm_head"), head_dim=4),
+    "gemma3": dense_model(
+        GEMMA2 | {f"self_attn.{name}_norm.weight": (4,) for name in "qk"}, without(MODEL, "lm_head"), head_dim=4
+    ),
+    "hunyuan_dense": dense_model(LLAMA | {f"self_attn.{name}_layernorm.weight": (4,) for name in ("query", "key")}),
+    "seed_oss": dense_model(without(LLAMA | BIASES, "self_attn.o_proj.bias"), attention_bias=True),
+    "internlm": dense_model(LLAMA | BIASES, bias=True),
+    "internlm2": dense_model(
+        INTERNLM2, {"model.tok_embeddings.weight": (32, 16), "model.norm.weight": (16,), "output.weight": (32, 16)}
+    ),
+    "baichuan": dense_model(
+        {**without(LLAMA, *SEPARATE), "self_attn.W_pack.weight": (48, 16)}, num_key_value_heads=None
+    ),
+    "pangu_embedded": dense_model(LLAMA | BIASES, bias=True),
+}
+
+
+def legacy_case(preset: str, rules: Callable[..., Arrays], **switches: bool) -> Case:
+    return Case(
+        f"{preset} legacy {switches}",
+        preset,
+        DENSE_MODELS[preset],
+        lambda model: rules(model.hf, model.config, **switches),
+        switch=text(**switches),
+    )
+
+
+def megatron_case(preset: str, norms: str = "separate") -> Case:
+    def rules(model: Model) -> Arrays:
+        hf = internlm2(model.hf, model.config, qkv_concat=False, to_llama=True) if preset == "internlm2" else model.hf
+        return megatron(hf, model.config, norms=norms)
+
+    return Case(
+        f"{preset} megatron {norms}",
+        preset,
+        DENSE_MODELS[preset],
+        rules,
+        switch=("names=megatron",),
+        asked=(f"megatron_norms={norms}",),
+    )
+
+
 def text(**switches: bool) -> tuple[str, ...]:
     return tuple(f"{name}={str(value).lower()}" for name, value in switches.items())
 
@@ -211,18 +312,20 @@ CASES = [
     chatglm_case(qkv_concat=False, mlp_concat=True, use_rearrange_rope=True),
     chatglm_case(qkv_concat=False, mlp_concat=False, use_rearrange_rope=False),
     mixtral_case(use_gmm=True),
+    *(megatron_case(preset, norms) for preset in DENSE_MODELS for norms in ("separate", "transformer_engine")),
+    legacy_case("llama", llama_legacy, qkv_concat=False),
+    legacy_case("llama", llama_legacy, qkv_concat=True, qkv_grouped=True, bias_groups=True),
+    legacy_case("llama", llama_legacy, qkv_concat=True, qkv_grouped=True, bias_groups=False),
+    legacy_case("glm", glm, qkv_concat=True, mlp_concat=True, use_rearrange_rope=False),
+    legacy_case("glm", glm, qkv_concat=False, mlp_concat=False, use_rearrange_rope=True),
+    legacy_case("internlm", llama_legacy),
+    legacy_case("internlm2", internlm2, qkv_concat=True),
+    legacy_case("internlm2", internlm2, qkv_concat=False),
+    legacy_case("baichuan", baichuan),
     of_mcore("llama", "telechat3", asked=("names=legacy",)),
     of_mcore("qwen3", "telechat3", INTERLEAVED, "use_contiguous_weight_layout_attention=false"),
     of_mcore("deepseek3_mtp", "telechat3_moe", INTERLEAVED, asked=("mla_qkv_concat=false",)),
 ]
-
-
-def written(directory: Path, arrays: Arrays, config: dict[str, Any] | None = None) -> Path:
-    directory.mkdir(parents=True)
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, directory / "model.safetensors")
-    if config is not None:
-        (directory / "config.json").write_text(json.dumps(config))
-    return directory
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -241,23 +344,6 @@ def test_both_ways_as_numpy_has_it(case: Case, tmp_path: Path) -> None:
     assert directory_contents(tmp_path / "to_hf") == directory_contents(hf)
     comparison = {"a": str(mf), "b": str(hf), "switch": switch, **preset}
     assert compare_checkpoints(build_comparison(**comparison)).same
-
-
-def fused(hf: Arrays) -> Arrays:
-    """The dialect with all experts of a layer in one."""
-    found = {
-        name.replace("block_sparse_moe.gate", "mlp.gate"): each for name, each in hf.items() if ".experts." not in name
-    }
-    for prefix in {name.partition(".experts.")[0] for name in hf if ".experts." in name}:
-        kinds = ("w1", "w3", "w2") if "block_sparse" in prefix else ("gate_proj", "up_proj", "down_proj")
-        count = len({name for name in hf if name.startswith(f"{prefix}.experts.")}) // 3
-        gate, up, down = (
-            np.stack([hf[f"{prefix}.experts.{number}.{kind}.weight"] for number in range(count)]) for kind in kinds
-        )
-        mlp = f"{prefix.rpartition('.')[0]}.mlp.experts"
-        found[f"{mlp}.gate_up_proj"] = np.concatenate([gate, up], axis=1)
-        found[f"{mlp}.down_proj"] = down
-    return found
 
 
 FUSED = [case for case in CASES if case.preset in ("qwen2_moe", "mixtral") or str(case).startswith("deepseek3 ")]
@@ -327,14 +413,14 @@ def test_todays_names_unless_asked_for_others(tmp_path: Path) -> None:
     family = Family("deepseek3")
     options = {"preset": "deepseek3", "switch": ["use_interleaved_weight_layout_mlp=true", "mla_qkv_concat=false"]}
     report = convert(build_request(source=str(family.hf), target=str(tmp_path / "mf"), **options))
-    said = "preset deepseek3: mcore names, unless asked for others, switch=['names=legacy']"
+    said = "preset deepseek3: mcore names, unless asked for others, names='legacy'"
     assert said in report.notes
     assert read_safetensors(tmp_path / "mf/rank_0/checkpoint_0.safetensors") == read_safetensors(family.mf)
 
 
 def test_names_that_a_preset_does_not_have(tmp_path: Path) -> None:
     text = refusal(Family("deepseek3").hf, InputError, switch=["names=new"])
-    assert text == "switch=['names=new']: must be one of mcore, legacy, megatron"
+    assert text == "switch=['names=new']: must be one of mcore, legacy, megatron, titan"
 
 
 def test_what_was_never_run_is_said(tmp_path: Path) -> None:
@@ -357,6 +443,28 @@ def test_moments_follow_the_rope(tmp_path: Path) -> None:
     assert found.keys() == model.hf.keys() | {f"adam_m.{name}" for name in model.hf}
     for name, array in model.hf.items():
         assert np.array_equal(found[f"adam_m.{name}"], array.astype(np.float32) + 1)
+
+
+def test_rows_that_cannot_be_regrouped(tmp_path: Path) -> None:
+    model = DENSE_MODELS["phi3"]()
+    hf = written(tmp_path / "hf", model.hf, model.config | {"num_key_value_heads": 3})
+    text = refusal(hf, InputError, preset="phi3")
+    assert text == (
+        f"{hf}: its numbers do not go together: 'decoder.layers.{{L}}.self_attention.linear_qkv.weight' would have 40 "
+        "rows, not 16 + 12 + 12 in 3 groups"
+    )
+
+
+def test_further_spellings_of_norms_are_read(tmp_path: Path) -> None:
+    """Norms after attention and MLP, by Transformer Engine's names, show whose names these are."""
+    case = megatron_case("gemma2", "transformer_engine")
+    model = case.model()
+    hf = written(tmp_path / "hf", model.hf, model.config)
+    source = written(tmp_path / "megatron", case.rules(model))
+    convert(
+        build_request(source=str(source), target=str(tmp_path / "out"), preset="gemma2", like=str(hf), layout="unified")
+    )
+    assert directory_contents(tmp_path / "out") == directory_contents(hf)
 
 
 @pytest.mark.parametrize("field", ["num_experts", "num_key_value_heads"])
@@ -419,7 +527,7 @@ def test_loras_parameters_of_fused_weights_are_refused(tmp_path: Path) -> None:
     text = refusal(written(tmp_path / "mf", arrays, config), preset="llama", switch=["qkv_grouped=true"])
     assert (
         f"parameter {name!r} is LoRA's, and the preset has no name for it, as where a weight is fused on one side: "
-        "merge it into its weight where it was trained" in text
+        "merge it into its weight with 'lora'" in text
     )
 
 
@@ -444,6 +552,14 @@ WRONG: list[tuple[Case, dict[str, str]]] = [
     (qwen2_moe_case(qkv_concat=True, bias_groups=True, use_gmm=False), {"bias_groups": "false"}),
     (qwen2_moe_case(qkv_concat=True, bias_groups=False, use_gmm=False), {"bias_groups": "true"}),
     (qwen2_moe_case(qkv_concat=True, bias_groups=True, use_gmm=False), {"qkv_grouped": "false"}),
+    (
+        legacy_case("llama", llama_legacy, qkv_concat=True, qkv_grouped=True, bias_groups=True),
+        {"bias_groups": "false"},
+    ),
+    (
+        legacy_case("glm", glm, qkv_concat=False, mlp_concat=True, use_rearrange_rope=True),
+        {"use_rearrange_rope": "false"},
+    ),
     (chatglm_case(qkv_concat=False, mlp_concat=True, use_rearrange_rope=True), {"use_rearrange_rope": "false"}),
     (chatglm_case(qkv_concat=False, mlp_concat=True, use_rearrange_rope=False), {"use_rearrange_rope": "true"}),
 ]

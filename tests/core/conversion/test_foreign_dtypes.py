@@ -20,13 +20,13 @@ from reshard.core.records.catalog_json import catalog_from_json, catalog_to_json
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import StepState, assess_recovery
 from reshard.core.strategy.files import write_strategy
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.diagnosed import diagnose
 from tests.support.loading import load_rank
 from tests.support.plans import as_layout, make_strategy
 from tests.support.reference import RandomLayout

@@ -20,7 +20,6 @@ from reshard.core.records.plan_file import rebuild_plan
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.source.recovery import assess_recovery
 from reshard.core.strategy.derivation import TargetJob
@@ -31,6 +30,7 @@ from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
 from tests.support.checkpoints import case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.diagnosed import diagnose
 
 EXPERTS = ParameterLayout((4,), ((0,), (), ()))
 ATTENTION = ParameterLayout((4,), ((), ()))

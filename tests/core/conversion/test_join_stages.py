@@ -174,7 +174,7 @@ def test_an_interrupted_join_says_what_it_leaves(make: Make, tmp_path: Path, mon
         join_parts(parts, str(target))
     [note] = notes_of(caught.value)
     assert note.startswith(f"left in {target}.reshard-partial: ")
-    assert note.endswith(f", 2 of 2 ranks done: the same command resumes there, 'reshard clean {target}' removes it")
+    assert note.endswith(f", 2 of 2 ranks done: the same command resumes it, 'reshard clean {target}' removes it")
 
 
 def test_links_where_parts_are_joined(make: Make, tmp_path: Path) -> None:

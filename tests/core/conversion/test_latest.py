@@ -107,7 +107,7 @@ def test_once_converted_there_is_nothing_to_do(source: Path, target: Path, monke
     monkeypatch.setattr("reshard.core.layouts.ranks.steps.read_index", None)
     report = convert_latest(latest_request(source, target))
     assert taken(report) == ("nothing new", "2_1")
-    assert report.message == "nothing to do: step 2_1, the newest complete one, is there already"
+    assert report.message == "nothing to do: step 2_1, the newest complete one, is already converted"
     assert names(target) == ["2_1"]
 
 
@@ -177,14 +177,12 @@ def test_a_step_that_lacks_a_rank_is_passed_over_and_the_rank_is_named(
     save_step(source, "2_1", ranks={*RANKS} - {missing})
     report = convert_latest(latest_request(source, target))
     assert report.step == "1_9"
-    assert report.notes[0].startswith(f"step 2_1 is passed over: no file of rank_{missing}; its last change was 27 h ")
+    assert report.notes[0].startswith(f"step 2_1 is skipped: no file of rank_{missing}; its last change was 27 h ")
 
 
 def test_a_rank_folder_that_is_missing_altogether_is_missed(source: Path, target: Path) -> None:
     save_step(source, "2_1", ranks=range(3))
-    with pytest.raises(
-        CatalogError, match="holds no complete checkpoint:\n  step 2_1 is passed over: no file of rank_3"
-    ):
+    with pytest.raises(CatalogError, match="holds no complete checkpoint:\n  step 2_1 is skipped: no file of rank_3"):
         convert_latest(latest_request(source, target))
 
 
@@ -200,7 +198,7 @@ def test_a_truncated_file_is_no_complete_step(source: Path, target: Path) -> Non
     truncate(file_of(source, "2_1", 2))
     report = convert_latest(latest_request(source, target))
     assert report.step == "1_9"
-    assert "step 2_1 is passed over: cannot be read to the end: rank_2: " in report.notes[0]
+    assert "step 2_1 is skipped: cannot be read to the end: rank_2: " in report.notes[0]
     assert str(file_of(source, "2_1", 2)) in report.notes[0]
 
 
@@ -298,7 +296,7 @@ def test_a_step_that_was_begun_and_given_up_is_passed_over(source: Path, target:
     save_step(source, "2_1", ranks=range(3), age_seconds=0)
     report = convert_latest(latest_request(source, target, settle_seconds=0, patience_seconds=1))
     assert taken(report) == ("converted", "1_9")
-    assert re.search(r"step 2_1 is passed over: no file of rank_3; its last change was \d+\.", report.notes[0])
+    assert re.search(r"step 2_1 is skipped: no file of rank_3; its last change was \d+\.", report.notes[0])
 
 
 def test_a_file_that_vanishes_between_listing_and_looking_is_missing(
@@ -346,7 +344,7 @@ def test_runs_that_overlap_do_not_convert_twice(source: Path, target: Path, monk
             second = convert_latest(request)
         finally:
             go_on.set()
-        assert taken(second) == ("another run is at it", "2_1")
+        assert taken(second) == ("another run is converting it", "2_1")
         assert second.message == "nothing to do: another run is converting step 2_1"
         assert taken(first.result()) == ("converted", "2_1")
     assert names(target) == ["2_1"]
@@ -419,7 +417,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(source: Path, target
     assert report.target == str(target / "1_3")
     assert report.removed == ("1_1",)
     assert report.kept == ("1_2",)
-    assert "step 1_4 is passed over" in report.notes[0]
+    assert "step 1_4 is skipped" in report.notes[0]
     assert before == {path: path.stat().st_mtime_ns for path in target.rglob("*")}
 
 
@@ -446,20 +444,20 @@ def test_a_dry_run_of_what_is_converted(source: Path, target: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"settle_seconds": -1}, "settle_seconds -1: Input should be greater than or equal to 0"),
+        ({"settle_seconds": -1}, "settle_seconds -1: must be at least 0"),
         (
             {"settle_seconds": 601},
-            "patience_seconds 600: must be at least the settling time, 601: no step could be awaited",
+            "patience_seconds 600: must be at least the settling time, 601, or no step is ever waited for",
         ),
         ({"patience_seconds": 59}, "patience_seconds 59: must be at least the settling time, 60"),
-        ({"keep_checkpoint_max": -1}, "keep_checkpoint_max -1: Input should be greater than or equal to 0"),
+        ({"keep_checkpoint_max": -1}, "keep_checkpoint_max -1: must be at least 0"),
         (
             {"keep_checkpoint_per_n_minutes": "x"},
-            "keep_checkpoint_per_n_minutes 'x': Input should be a valid integer",
+            "keep_checkpoint_per_n_minutes 'x': must be a whole number",
         ),
-        ({"dry_run": "maybe"}, "dry_run 'maybe': Input should be a valid boolean"),
-        ({"step": "1_1"}, "step '1_1': Extra inputs are not permitted"),
-        ({"source": ""}, "source '': String should have at least 1 character"),
+        ({"dry_run": "maybe"}, "dry_run 'maybe': must be true or false"),
+        ({"step": "1_1"}, "step '1_1': there is no such option"),
+        ({"source": ""}, "source '': must not be empty"),
         ({"target": "s3://u:p@b/x"}, "target: "),
         ({"prefix": "a/b"}, "prefix 'a/b': must be a plain name"),
     ],

@@ -55,8 +55,8 @@ def test_where_how_much_and_what_to_do(tmp_path: Path) -> None:
     target = tmp_path / "out"
     [note] = notes_after(target)
     assert without_sizes(note) == (
-        f"left in {target}.reshard-partial: N, 2 of 3 ranks done: the same command resumes there, "
-        f"'reshard clean {target}' removes it"
+        f"left in {target}.reshard-partial: N, 2 of 3 ranks done: the same command resumes it, 'reshard clean "
+        f"{target}' removes it"
     )
     [found] = clean(str(target)).found
     assert f"{found.size_bytes / 1024:.1f} KiB, {found.ranks_done} of {found.ranks} ranks done" in note
@@ -96,8 +96,8 @@ def test_in_its_place_on_an_object_store() -> None:
     try:
         [note] = notes_after("memory:///bucket/out")
         assert without_sizes(note) == (
-            "left in memory:///bucket/out: N, 2 of 3 ranks done: the same command resumes there, "
-            "'reshard clean memory:///bucket/out' removes it"
+            "left in memory:///bucket/out: N, 2 of 3 ranks done: the same command resumes it, 'reshard clean "
+            "memory:///bucket/out' removes it"
         )
     finally:
         forget_memory()
@@ -111,8 +111,8 @@ def test_a_storage_that_does_not_answer_is_not_asked(monkeypatch: pytest.MonkeyP
     try:
         [note] = notes_after("memory:///bucket/out")
         assert note == (
-            "what is done is in memory:///bucket/out: the same command resumes there, "
-            "'reshard clean memory:///bucket/out' removes it"
+            "finished work is in memory:///bucket/out: the same command resumes it, 'reshard clean "
+            "memory:///bucket/out' removes it"
         )
     finally:
         forget_memory()
@@ -126,7 +126,9 @@ def test_a_withdrawn_target_is_completed_by_the_same_command(tmp_path: Path, mon
     file.write_bytes(b"damaged")
     fail_at(monkeypatch, StorageError("the disk is broken"))
     [note] = notes_after(target)
-    assert note == (f"{target}: a finished conversion that was being mended or replaced: the same command completes it")
+    assert note == (
+        f"{target}: a finished conversion that was being repaired or replaced; rerun the command to complete it"
+    )
 
 
 def test_a_complete_one_that_only_lacks_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +139,8 @@ def test_a_complete_one_that_only_lacks_its_name(tmp_path: Path, monkeypatch: py
     target = tmp_path / "out"
     [note] = notes_after(target)
     assert note == (
-        f"{target}.reshard-partial: a complete conversion, which only lacks its name: the same command gives it to it"
+        f"{target}.reshard-partial: a complete conversion that only lacks its final name; rerun the command to rename "
+        "it"
     )
 
 
@@ -176,9 +179,8 @@ def test_before_the_first_byte(small_disk: Callable[[int], Path], monkeypatch: p
     with leased(parse_url(str(disk / "busy")), new_holder((), "a plan")):
         room, left = notes_after(disk / "out", StorageError)
     assert without_sizes(room) == (
-        "what could make room, if it is not wanted any more:\n"
-        f"  {disk}/other.reshard-partial (unfinished conversion, N, 2 of 3 done, last changed N ago): "
-        f"'reshard clean {disk}/other'"
+        f"to make room, remove what you no longer need:\n  {disk}/other.reshard-partial (unfinished conversion, N, 2 "
+        f"of 3 done, last changed N ago): 'reshard clean {disk}/other'"
     )
     assert without_sizes(left).startswith(f"left in {disk}/out.reshard-partial: N, 0 of 3 ranks done")
 
@@ -190,14 +192,16 @@ def disk_free(disk: Path) -> int:
 def test_nothing_that_reshard_left(small_disk: Callable[[int], Path]) -> None:
     disk = small_disk(200)
     room, _ = notes_after(disk / "out", StorageError)
-    assert room == ("nothing that reshard left beside it could be removed: free room there, or name a target elsewhere")
+    assert room == (
+        "reshard left nothing beside it that could be removed: free space there, or choose a target elsewhere"
+    )
 
 
 def test_in_the_middle(small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     disk = small_disk(200)
     monkeypatch.setattr("reshard.core.storage.publishing.free_room", lambda _: None)
     room, left = notes_after(disk / "out", ConversionError)
-    assert room.startswith("nothing that reshard left beside it")
+    assert room.startswith("reshard left nothing beside it")
     assert f"left in {disk}/out.reshard-partial: " in left
 
 
@@ -212,9 +216,9 @@ def test_what_is_replaced_at_the_end(
     with spelled_by(keyword):
         room, _ = notes_after(disk / "out", StorageError, overwrite=True, write_crc=True)
         other, _ = notes_after(disk / "out", StorageError, overwrite=True, source=str(source))
-    what = f"  {disk}/out (N): stays until what replaces it by overwrite=True is complete; "
-    heading = "what could make room, if it is not wanted any more:\n"
-    assert without_sizes(room) == f"{heading}{what}it was converted from this source, too: 'rm -r {disk}/out'"
+    what = f"  {disk}/out (N): kept until its replacement by overwrite=True is complete; "
+    heading = "to make room, remove what you no longer need:\n"
+    assert without_sizes(room) == f"{heading}{what}it was converted from the same source: 'rm -r {disk}/out'"
     assert without_sizes(other) == (
         f"{heading}{what}it was converted from another source, and may be the only copy: move it elsewhere"
     )

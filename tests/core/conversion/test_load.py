@@ -141,11 +141,11 @@ def test_ranks_are_loaded_side_by_side() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "ckpt"}, "format: about writing a target, and loading writes none: leave it out"),
-        ({"overwrite": True, "verify": "none"}, "overwrite, verify: about writing a target"),
-        ({"target": "x"}, "target: about writing a target"),
+        ({"format": "ckpt"}, "format: only for writing a target, and loading writes none: leave it out"),
+        ({"overwrite": True, "verify": "none"}, "overwrite, verify: only for writing a target"),
+        ({"target": "x"}, "target: only for writing a target"),
         ({"memory_limit": "1MiB"}, "memory_limit '1MiB': must be at least 16MiB"),
-        ({"colour": 1}, "colour 1: Extra inputs are not permitted"),
+        ({"colour": 1}, "colour 1: there is no such option"),
         ({"cast": ["*=int8"]}, "int8"),
         ({"decrypt_key": "secret"}, "decrypt_key: "),
         ({"decrypt_key": "env:NOT_THERE"}, "env:NOT_THERE"),

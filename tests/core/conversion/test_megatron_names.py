@@ -395,8 +395,9 @@ def test_a_sources_layout_says_whose_names_it_has(tmp_path: Path) -> None:
     text = refusal(request(source, tmp_path / "out", "qwen3", "names=mcore"))
     assert text == "switch=['names=mcore']: the source's layout always has megatron names"
     hf = model.directory(tmp_path / "other")
-    assert "the source's layout has megatron names, and 'lm_head.weight' is as Hugging Face has it" in refusal(
-        request(hf, tmp_path / "out", "qwen3")
+    assert (
+        "the source's layout has megatron names, and 'model.embed_tokens.weight' is as Hugging Face has it"
+        in refusal(request(hf, tmp_path / "out", "qwen3"))
     )
     text = refusal(request(source, tmp_path / "out", "glm4"))
     assert text == "preset glm4 has no names of megatron: it has mcore"
@@ -415,7 +416,7 @@ def test_a_targets_layout_says_which_names_it_wants(tmp_path: Path) -> None:
     assert found_in(tmp_path / "from mf") == bytes_of(megatron(qwen3.hf, qwen3.config, norms="fused"))
     hf = tmp_path / "qwen3_moe/hf"
     text = refusal(request(hf, tmp_path / "out", "qwen3_moe", "names=mcore"))
-    assert text == "switch=['to=mcore']: the target's layout always has megatron names"
+    assert text == "names='mcore': the target's layout always has megatron names"
     text = refusal(request(hf, tmp_path / "out", "qwen3_moe", "megatron_experts=grouped"))
     assert text == "switch=['megatron_experts=grouped']: the layout always has stacked"
 
@@ -458,8 +459,11 @@ def test_names_that_may_be_mindformers_are_a_question(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("switch", "problem"),
     [
-        (["names=megatron", "to=legacy"], "switch=['to=legacy']: must be one of hf, mcore, megatron"),
-        (["names=mcore", "to=mcore", *MCORE], "switch=['to=mcore']: the source has mcore names already"),
+        (
+            ["names=megatron", "to=legacy"],
+            "switch=['to=legacy']: must be one of hf, mindformers, mcore, megatron, titan",
+        ),
+        (["names=mcore", "to=mcore", *MCORE], "names='mcore': the source has mcore names already"),
         (["names=megatron", "use_interleaved_weight_layout_mlp=true"], ""),
     ],
 )
@@ -476,7 +480,7 @@ def test_switches_that_lead_nowhere(switch: list[str], problem: str, tmp_path: P
 def test_switches_of_hugging_faces_names(tmp_path: Path) -> None:
     hf = of_family("qwen3").directory(tmp_path / "hf")
     text = refusal(request(hf, tmp_path / "out", "qwen3", "to=hf"))
-    assert text == "switch=['to=hf']: the source has Hugging Face's names already"
+    assert text == "names='hf': the source has Hugging Face's names already"
     text = refusal(request(hf, tmp_path / "out", "qwen3", "to=mcore", "names=megatron"))
     assert "contradicts switch=['names=megatron'], since the source's names are Hugging Face's" in text
 

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 from reshard.core.conversion.convert import convert
-from reshard.core.source.diagnosis import diagnose
 from tests.support.checkpoints import case
+from tests.support.diagnosed import diagnose
 
 STAGES = case(7001)
 """From and to two stages."""

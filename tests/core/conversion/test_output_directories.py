@@ -67,10 +67,10 @@ def test_the_strategy_of_a_job_that_was_started_later_is_named_not_assumed(outpu
     with pytest.raises(InputError) as caught:
         convert(CASE.request(tmp_path / "out", source=str(output), source_strategy=""))
     assert str(caught.value) == (
-        f"{output}/checkpoint: 4 ranks: several ranks need a source strategy, none is given, and what lies beside the "
-        f"checkpoint is not used by itself:\n  {output}/strategy: contradicts nothing, but is newer than the "
-        "checkpoint: it was copied since, or a job that was started later wrote it\nName the strategy of the job that "
-        "saved it with 'source_strategy'; 'reshard doctor' checks it"
+        f"{output}/checkpoint: 4 ranks: several ranks need a source strategy, none is given, and the one beside the "
+        f"checkpoint is not used automatically:\n  {output}/strategy: is consistent, but newer than the checkpoint: it "
+        "was copied later, or written by a later job\nGive the strategy of the job that saved it with "
+        "'source_strategy'; 'reshard doctor' checks it"
     )
 
 

@@ -5,7 +5,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from reshard.core.changes.preset import preset_text, read_preset
 from reshard.core.conversion.plan_notes import plan_notes
@@ -55,8 +57,8 @@ def of_model(family: Family, directory: Path, model: str | None) -> str:
 @pytest.mark.parametrize(
     ("family", "model", "models"),
     [
-        ("llama", "gemma", "llama and mistral"),
-        ("llama", "ernie4_5", "llama and mistral"),
+        ("llama", "gemma", ", ".join(read_preset("llama").models)),
+        ("llama", "ernie4_5", ", ".join(read_preset("llama").models)),
         ("qwen2", "seed_oss", "qwen2"),
         ("qwen3_moe", "qwen3", "qwen3_moe"),
     ],
@@ -102,6 +104,42 @@ def reference(family: Family, directory: Path) -> str:
     directory.mkdir()
     shutil.copy(family.hf / "config.json", directory)
     return str(directory)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"attention_bias": True}, "parameter 'model.layers.0.attention.wq.bias' is missing"),
+        (
+            {"mlp_bias": True},
+            "config.json asks for 'model.layers.{L}.mlp.gate_proj.bias' (mlp_bias), and the preset has no row of it",
+        ),
+    ],
+)
+def test_biases_that_a_loader_would_draw_at_random(fields: dict[str, bool], problem: str, tmp_path: Path) -> None:
+    family = Family("llama")
+    config = json.loads((family.hf / "config.json").read_text()) | fields
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = {"preset": "llama", "layout": "unified", "config_json": str(tmp_path)}
+    with pytest.raises(PlanError) as error:
+        make_plan(build_request(source=str(family.mf), target=str(tmp_path / "out"), **options))
+    assert problem in str(error.value)
+
+
+@pytest.mark.parametrize("to_mf", [True, False])
+def test_biases_that_a_loader_would_ignore(to_mf: bool, tmp_path: Path) -> None:
+    family = Family("llama")
+    hf = {name: array for path in family.hf.glob("*.safetensors") for name, array in load_file(path).items()}
+    name = "model.layers.1.self_attn.o_proj.bias" if to_mf else "model.layers.1.attention.wo.bias"
+    arrays = hf if to_mf else load_file(family.mf)
+    source = Path(reference(family, tmp_path / "source"))
+    save_file({**arrays, name: np.zeros(32, next(iter(arrays.values())).dtype)}, source / "model.safetensors")
+    with pytest.raises(PlanError) as error:
+        make_plan(build_request(source=str(source), target=str(tmp_path / "out"), preset="llama", layout="unified"))
+    assert (
+        f"parameter {name!r} is read by no loader, since config.json does not set attention_bias: name the "
+        "config.json of the model itself with 'config_json'"
+    ) in str(error.value)
 
 
 @pytest.mark.parametrize(

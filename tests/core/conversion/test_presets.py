@@ -109,9 +109,10 @@ def test_moments_follow_their_weights(tmp_path: Path) -> None:
     assert directory_contents(tmp_path / "weights") == directory_contents(QWEN3.hf)
 
 
-def test_block_fp8_of_the_hub_becomes_bfloat16(tmp_path: Path) -> None:
-    scaled = Path(shutil.copytree(DEEPSEEK.hf, tmp_path / "scaled"))
-    plain = Path(shutil.copytree(DEEPSEEK.hf, tmp_path / "plain"))
+@pytest.mark.parametrize("family", [DEEPSEEK, QWEN3], ids=["deepseek3", "qwen3"])
+def test_block_fp8_of_the_hub_becomes_bfloat16(family: Family, tmp_path: Path) -> None:
+    scaled = Path(shutil.copytree(family.hf, tmp_path / "scaled"))
+    plain = Path(shutil.copytree(family.hf, tmp_path / "plain"))
     tensors = load_file(scaled / "model.safetensors")
     dequantized = dict(tensors)
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
@@ -121,14 +122,14 @@ def test_block_fp8_of_the_hub_becomes_bfloat16(tmp_path: Path) -> None:
         tensors[name], tensors[f"{name}_scale_inv"] = quantized, scale
     save_file(tensors, scaled / "model.safetensors")
     save_file(dequantized, plain / "model.safetensors")
-    convert(imported(DEEPSEEK, tmp_path / "one", source=str(scaled)))
-    convert(imported(DEEPSEEK, tmp_path / "other", source=str(plain)))
+    convert(imported(family, tmp_path / "one", source=str(scaled)))
+    convert(imported(family, tmp_path / "other", source=str(plain)))
     assert read_tree(tmp_path / "one") == read_tree(tmp_path / "other")
     # and as a reference: what is written is never fp8
     config = json.loads((scaled / "config.json").read_text())
     (scaled / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
     back = tmp_path / "one/rank_0/checkpoint_0.safetensors"
-    convert(export(DEEPSEEK, tmp_path / "back", source=str(back), like=str(scaled)))
+    convert(export(family, tmp_path / "back", source=str(back), like=str(scaled)))
     assert directory_contents(tmp_path / "back") == directory_contents(plain)
     assert json.loads((tmp_path / "back/config.json").read_text()) == config
 
@@ -327,7 +328,7 @@ def test_switches_that_do_not_exist(switch: list[str], problem: str, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"preset": "gpt"}, "there is no preset 'gpt': chatglm, deepseek3, glm4, llama"),
+        ({"preset": "bloom"}, "there is no preset 'bloom'. There are baichuan, chatglm, deepseek3, deepseek_v32"),
         (
             {"preset": "llama", "switch": [], "allow_model": ["qwen3"]},
             "preset llama: the source has names that its megatron rows have, but MindFormers lays out otherwise: name",

@@ -75,9 +75,10 @@ def test_another_plan_does_not_take_over_unfinished_work(target: Path, monkeypat
 def test_ranks_done_by_several_runs_are_committed_by_the_last(target: Path) -> None:
     first = convert(FOUR_TO_THREE.request(target, ranks="0,2"))
     assert (first.committed, first.missing_ranks) == (False, (1,))
+    assert first.directory == f"{target}.reshard-partial"
     assert not target.exists()
     last = convert(FOUR_TO_THREE.request(target, ranks="1"))
-    assert last.committed
+    assert (last.committed, last.directory) == (True, str(target))
     assert read_tree(target) == FOUR_TO_THREE.want
 
 
@@ -104,7 +105,7 @@ def test_other_ranks_may_be_done_at_the_same_time(target: Path) -> None:
     request = FOUR_TO_THREE.request(target, ranks="0")
     with open_session(request, make_plan(request)):
         assert not convert(FOUR_TO_THREE.request(target, ranks="1-2")).committed
-        with pytest.raises(TargetError, match="is converting something else into it"):
+        with pytest.raises(TargetError, match="It uses other options"):
             convert(FOUR_TO_THREE.request(target, ranks="1", prefix="p_", overwrite=True))
     assert convert(request).committed
 
@@ -191,7 +192,7 @@ def test_a_target_replaced_by_another_plan_just_before_it_is_mended(target: Path
     mended = Target(parse_url(str(target)), make_plan(request), overwrite=True)
     assert mended.workspace.directory == mended.final
     convert(FOUR_TO_THREE.request(target, prefix="other_", overwrite=True))
-    with pytest.raises(TargetError, match="was replaced by another conversion"), mended.claimed([0]):
+    with pytest.raises(TargetError, match="was just replaced by another conversion"), mended.claimed([0]):
         pass
     assert read_tree(target) == FOUR_TO_THREE.want
     assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems

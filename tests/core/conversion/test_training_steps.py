@@ -115,7 +115,7 @@ def test_a_job_that_saves_all_the_time_is_not_waited_for_for_ever(
     found = find(source, target)
     assert found.newest
     assert str(found.newest.step) == "1_2"
-    assert found.notes[0].startswith("step 1_3 is passed over: no file of rank_2, rank_3; its last change was 0.")
+    assert found.notes[0].startswith("step 1_3 is skipped: no file of rank_2, rank_3; its last change was 0.")
 
 
 def test_waiting_ends_when_the_run_is_to_stop(source: Path, target: Path) -> None:

@@ -180,4 +180,4 @@ def test_its_option_is_a_keyword_and_in_the_reference(shown: dict[str, Any]) -> 
 
 
 def test_its_option_is_refused_where_nothing_is_written(shown: dict[str, Any]) -> None:
-    assert shown["loading"] == "npy_version: about writing a target, and loading writes none: leave it out"
+    assert shown["loading"] == "npy_version: only for writing a target, and loading writes none: leave it out"

@@ -107,7 +107,7 @@ def test_a_layout_sees_its_own_options_in_a_request() -> None:
         ({"lock": True}, "lock True: open"),
         ({"layout": "drawers", "room": "kitchen"}, "layout 'drawers': bring no room"),
         ({"layout": "shelves", "format": "box"}, "layout 'shelves': writes .board files: leave out 'format'"),
-        ({"boards": 0}, "boards 0: Input should be greater than or equal to 1"),
+        ({"boards": 0}, "boards 0: must be at least 1"),
     ],
 )
 def test_options_that_do_not_go_with_the_layout_are_refused_by_name(options: dict[str, object], message: str) -> None:

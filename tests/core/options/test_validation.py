@@ -10,7 +10,7 @@ from tests.support.requests import refusal
 def test_what_is_missing_is_named_alone() -> None:
     with pytest.raises(InputError) as caught:
         build_request(source="/src", ranks="1")
-    assert str(caught.value) == "target: Field required"
+    assert str(caught.value) == "target: is missing"
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:

@@ -84,7 +84,7 @@ def test_both_sides_of_a_comparison() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": True}, "source True: Input should be a valid string"),
+        ({"source": True}, "source True: must be a path or URL"),
         ({"step": 3.5}, "step 3.5: must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration"),
         ({"step": True}, "step True: must be EPOCH_STEP"),
         ({"step": -3}, "step -3: must be EPOCH_STEP"),
@@ -108,8 +108,8 @@ def test_both_sides_of_a_comparison() -> None:
         ({"ranks": b"\3"}, "ranks b'\\x03': must be ranks such as 0-3,7"),
         ({"ranks": {3: 4}}, "ranks {3: 4}: must be ranks such as 0-3,7"),
         ({"include": ""}, "include '': a pattern is empty"),
-        ({"include": {"a": "b"}}, "include {'a': 'b'}: Input should be a valid list"),
-        ({"include": Path("a")}, "include PosixPath('a'): Input should be a valid list"),
+        ({"include": {"a": "b"}}, "include {'a': 'b'}: must be a list"),
+        ({"include": Path("a")}, "include PosixPath('a'): must be a list"),
         ({"cast": {"*": 16}}, "cast {'*': 16}: the value of '*' must be a text, not 16"),
         ({"cast": {5: "float16"}}, "cast {5: 'float16'}: 5 and 'float16' cannot be told apart in '5=float16'"),
         ({"rename": {"re:a": "b=c"}}, "rename {'re:a': 'b=c'}: 're:a' and 'b=c' cannot be told apart in 're:a=b=c'"),
@@ -121,7 +121,7 @@ def test_both_sides_of_a_comparison() -> None:
         ({"workers": True}, "workers True: must be a whole number, not true or false"),
         ({"workers": np.True_}, f"workers {np.True_!r}: must be a whole number, not true or false"),
         ({"layout": "dcp", "shards": False}, "shards False: must be a whole number, not true or false"),
-        ({"integrated_save": 1}, "integrated_save 1: Input should be 'auto', 'yes' or 'no'"),
+        ({"integrated_save": 1}, "integrated_save 1: must be 'auto', 'yes' or 'no'"),
     ],
 )
 def test_nonsense_is_refused_by_name(options: dict[str, Any], message: str) -> None:

@@ -29,7 +29,7 @@ def test_each_side_has_its_own_options_and_the_shared_ones() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"a": ""}, "a '': String should have at least 1 character"),
+        ({"a": ""}, "a '': must not be empty"),
         ({"b": "s3://user:password@bucket/x"}, "b: a URL must not carry credentials"),
         ({"strategy_a": "s3://user:password@bucket/x"}, "strategy_a: a URL must not carry credentials"),
         ({"step_b": "10_"}, "step_b '10_': must be EPOCH_STEP"),

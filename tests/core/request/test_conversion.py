@@ -6,7 +6,7 @@ import pickle
 import pytest
 from pydantic import ValidationError
 
-from reshard.core.changes.changes import OverflowPolicy, Selection
+from reshard.core.changes.changes import Fp8, OverflowPolicy, Selection
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import InputError
 from reshard.core.layouts.registry import TargetLayout
@@ -70,12 +70,17 @@ def test_two_fields_are_enough() -> None:
         "rename": [],
         "cast": [],
         "cast_overflow": OverflowPolicy.FAIL,
+        "fp8": Fp8.AUTO,
         "transpose": [],
         "changes": "",
         "preset": "",
+        "names": "",
         "switch": [],
+        "dialect": "auto",
         "training_config": "",
         "config_json": "",
+        "lora": "",
+        "lora_alpha": 0.0,
         "allow_model": [],
         "remove_redundancy": False,
         "replicas": 1,
@@ -121,25 +126,25 @@ def test_a_request_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": ""}, "source '': String should have at least 1 character"),
-        ({"target": ""}, "target '': String should have at least 1 character"),
-        ({"target": 5}, "target 5: Input should be a valid string"),
-        ({"source_strategy": None}, "source_strategy None: Input should be a valid string"),
-        ({"format": "npz"}, "format 'npz': Input should be 'same', 'ckpt' or 'safetensors'"),
-        ({"verify": "all"}, "verify 'all': Input should be 'none', 'structure', 'checksum' or 'content'"),
-        ({"unmatched": "keep"}, "unmatched 'keep': Input should be 'drop' or 'fail'"),
-        ({"workers": -1}, "workers -1: Input should be greater than or equal to 0"),
-        ({"workers": 1025}, "workers 1025: Input should be less than or equal to 1024"),
-        ({"workers": "many"}, "workers 'many': Input should be a valid integer"),
+        ({"source": ""}, "source '': must not be empty"),
+        ({"target": ""}, "target '': must not be empty"),
+        ({"target": 5}, "target 5: must be a path or URL"),
+        ({"source_strategy": None}, "source_strategy None: must be a path or URL"),
+        ({"format": "npz"}, "format 'npz': must be 'same', 'ckpt' or 'safetensors'"),
+        ({"verify": "all"}, "verify 'all': must be 'none', 'structure', 'checksum' or 'content'"),
+        ({"unmatched": "keep"}, "unmatched 'keep': must be 'drop' or 'fail'"),
+        ({"workers": -1}, "workers -1: must be at least 0"),
+        ({"workers": 1025}, "workers 1025: must be at most 1024"),
+        ({"workers": "many"}, "workers 'many': must be a whole number"),
         ({"memory_limit": "16MB"}, "memory_limit '16MB': must be at least 16MiB"),
         ({"memory_limit": "lots"}, "memory_limit 'lots': must be a size such as 512MiB or 2GiB"),
         ({"ranks": "0-"}, "ranks '0-': must be ranks such as 0-3,7"),
         ({"dask_scheduler": "10.0.0.5"}, "dask_scheduler '10.0.0.5': must be the address of a Dask scheduler"),
         ({"step": "10_"}, "step '10_': must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration"),
-        ({"allow_missing": ["a", 5]}, "allow_missing 5: Input should be a valid string"),
-        ({"allow_missing": 5}, "allow_missing 5: Input should be a valid list"),
-        ({"overwrite": "perhaps"}, "overwrite 'perhaps': Input should be a valid boolean"),
-        ({"target_strat": "x"}, "target_strat 'x': Extra inputs are not permitted"),
+        ({"allow_missing": ["a", 5]}, "allow_missing 5: must be a text"),
+        ({"allow_missing": 5}, "allow_missing 5: must be a list"),
+        ({"overwrite": "perhaps"}, "overwrite 'perhaps': must be true or false"),
+        ({"target_strat": "x"}, "target_strat 'x': there is no such option"),
     ],
 )
 def test_refusals(options: dict[str, object], message: str) -> None:

@@ -30,7 +30,7 @@ def test_a_source_without_a_strategy_holds_slices() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": ""}, "source '': String should have at least 1 character"),
+        ({"source": ""}, "source '': must not be empty"),
         ({"source_strategy": "s3://user:password@bucket/x"}, "source_strategy: a URL must not carry credentials"),
         ({"decrypt_mode": "AES-CBC"}, "decrypt_mode 'AES-CBC': needs a key"),
         ({"memory_limit": "1MiB"}, "memory_limit '1MiB': must be at least 16MiB"),

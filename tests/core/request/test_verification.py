@@ -15,9 +15,9 @@ def test_a_target_is_enough() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": ""}, "target '': String should have at least 1 character"),
+        ({"target": ""}, "target '': must not be empty"),
         ({"target": "s3://user:password@bucket/x"}, "target: a URL must not carry credentials"),
-        ({"level": "none"}, "level 'none': Input should be"),
+        ({"level": "none"}, "level 'none': must be 'structure', 'checksum' or 'content'"),
         (
             {"decrypt_mode": "AES-CBC"},
             "decrypt_mode 'AES-CBC': needs a key: name it with",

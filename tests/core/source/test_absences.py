@@ -122,4 +122,6 @@ def test_removed_redundancy_is_shown_by_one_owner_of_each_slice(tmp_path: Path) 
     convert(build_request(source=str(source), target=str(tmp_path / "removed"), remove_redundancy=True, **same))
     (tmp_path / "removed").rename(tmp_path / "src")
     notes = plan_notes(make_plan(request_by(tmp_path, layers)))
-    assert any("redundancy was removed from the source, what its files hold shows: " in note for note in notes)
+    assert any(
+        "redundancy was removed from the source, judging by the contents of its files: " in note for note in notes
+    )

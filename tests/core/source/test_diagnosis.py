@@ -9,10 +9,9 @@ import pytest
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, StrategyError
 from reshard.core.request.conversion import build_request
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.strategy.files import write_strategy
 from tests.support.checkpoints import ALL_CASES, Case
-from tests.support.diagnosed import looked_at, only, problems, shaped
+from tests.support.diagnosed import diagnose, looked_at, only, problems, shaped
 from tests.support.places import FIXTURES
 from tests.support.splitting import split_strategy
 from tests.support.two_stages import STAGES, put, strategy, whole, write

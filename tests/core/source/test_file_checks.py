@@ -37,7 +37,7 @@ def test_too_many_ranks(tmp_path: Path) -> None:
     write(tmp_path / "src", [*STAGES, {"net.l.2.wq": ROWS}, {"net.l.3.wq": ROWS}])
     found = problems(looked_at(tmp_path))
     assert found[0].found.startswith("the checkpoint has 16 ranks, the strategy 8; too many: rank_8, rank_9")
-    assert "a job of 2 times as many devices saved it" in found[0].means
+    assert "the checkpoint is from a job with 2 times as many devices" in found[0].means
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), (2, 4)])

@@ -25,7 +25,9 @@ from tests.support.damaged import entries_of, file_of, request_of, whole_model, 
 def test_entries_on_some_ranks_only(tmp_path: Path, drop: dict[int, set[str]]) -> None:
     report = convert(request_of(whole_shards(tmp_path, drop)))
     assert read_tree(tmp_path / "out")[0] == whole_model()
-    assert any("redundancy was removed from the source, what its files hold shows" in note for note in report.notes)
+    assert any(
+        "redundancy was removed from the source, judging by the contents of its files" in note for note in report.notes
+    )
 
 
 def test_parameters_that_no_file_holds_are_named(tmp_path: Path) -> None:

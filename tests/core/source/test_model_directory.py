@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from reshard.core.errors import InputError
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.source.findings import Finding, Severity
+from tests.support.diagnosed import diagnose
 from tests.support.families import ALL_FAMILIES, Family, directory_contents
 from tests.support.model_directories import changed_directory
 from tests.support.safetensors_files import write_safetensors
@@ -72,7 +72,7 @@ def test_names_with_a_prefix_too_many_are_all_dropped(family: Family, tmp_path: 
     missing, dropped = problems(found)
     assert "(100 %)" in missing.found
     assert "begin with 'module.' in the files" in missing.advice
-    assert "read by no loader" in dropped.found
+    assert "not read by any loader" in dropped.found
 
 
 def test_names_without_the_models_prefix_are_read_by_transformers_only(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_names_without_the_models_prefix_are_read_by_transformers_only(tmp_path:
     found = looked_at(directory)
     problem = only_problem(found, "names")
     assert "20 parameters under other names than the model's, such as 'embed_tokens.weight'" in problem.found
-    assert problem.means == "transformers reads them all the same; vLLM refuses them"
+    assert problem.means == "transformers still reads them; vLLM refuses to load"
     assert found.loaded is not None
     assert not found.loaded.missing
     assert found.loaded.renamed["norm.weight"] == "model.norm.weight"
@@ -118,7 +118,7 @@ def test_an_index_that_is_another_exports_is_found(tmp_path: Path) -> None:
     found = looked_at(directory)
     assert [finding.check for finding in found.findings] == ["index", "index", "index"]
     texts = [finding.found for finding in found.findings]
-    assert "places parameters where they are not: 'model.norm.weight' in" in texts[0]
+    assert "lists parameters in the wrong file: 'model.norm.weight' in" in texts[0]
     assert "does not list 1 parameter of its files: 'model.layers.0.mlp.up_proj.weight'" in texts[1]
     assert "has total_size 5, its files hold 34112 bytes" in texts[2]
     assert found.findings[2].severity is Severity.NOTE
@@ -159,7 +159,9 @@ def test_an_embedding_that_config_json_ties_may_be_the_head(tmp_path: Path) -> N
         return "lm_head.weight" if name == "model.embed_tokens.weight" else name
 
     found = looked_at(changed_directory(TIED.hf, tmp_path / "head", with_head))
-    assert "'lm_head.weight' is there and 'model.embed_tokens.weight' is not" in only_problem(found, "names").found
+    assert (
+        "'lm_head.weight' is present and 'model.embed_tokens.weight' is missing" in only_problem(found, "names").found
+    )
     untied = looked_at(changed_directory(TIED.hf, tmp_path / "untied", tie_word_embeddings=False))
     assert untied.loaded is not None
     assert untied.loaded.missing == ("lm_head.weight",)
@@ -189,7 +191,7 @@ def test_layers_with_experts_are_those_of_config_json(tmp_path: Path) -> None:
 def test_shapes_are_those_of_config_json(tmp_path: Path) -> None:
     found = looked_at(changed_directory(LLAMA.hf, tmp_path / "hf", vocab_size=1000))
     finding = only_problem(found, "shapes")
-    assert "2 shapes other than config.json gives: 'model.embed_tokens.weight' is" in finding.found
+    assert "shapes that differ from config.json: 'model.embed_tokens.weight' is" in finding.found
     assert found.loaded is not None
     assert {*found.loaded.mismatched} == {"model.embed_tokens.weight", "lm_head.weight"}
 
@@ -206,10 +208,10 @@ def test_an_unknown_family_is_not_a_silent_yes(tmp_path: Path) -> None:
     found = looked_at(directory)
     assert found.fits is None
     assert found.not_checked == ("names", "shapes")
-    assert found.findings[0].found == "no preset is for the family 'gemma9'"
-    named = looked_at(directory, preset="llama", allowed_models=["gemma9"])
+    assert found.findings[0].found == "there is no preset for the family 'gemma9'"
+    named = looked_at(directory, preset="llama", allow_model=["gemma9"])
     assert named.fits is True
-    with pytest.raises(InputError, match="a 'gemma9' model's, and preset llama is for llama and mistral"):
+    with pytest.raises(InputError, match="a 'gemma9' model's, and preset llama is for llama, mistral"):
         looked_at(directory, preset="llama")
 
 
@@ -218,7 +220,10 @@ def test_an_unknown_family_is_not_a_silent_yes(tmp_path: Path) -> None:
     [
         ({"model_type": None}, "config.json has no model_type"),
         ({"quantization_config": {"quant_method": "gptq"}}, "the weights are quantized: gptq"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "the model is a LlamaForSequenceClassification, and"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            "the model is a LlamaForSequenceClassification; presets only",
+        ),
     ],
 )
 def test_what_presets_do_not_know_is_not_checked(tmp_path: Path, config: dict[str, Any], text: str) -> None:
@@ -252,7 +257,7 @@ def test_scales_of_block_fp8_are_checked(tmp_path: Path) -> None:
     directory = tmp_path / "hf"
     fp8 = {"quant_method": "fp8", "weight_block_size": [4, 4]}
     changed_directory(LLAMA.hf, directory, quantization_config=fp8)
-    assert "no weight has 8 bits" in only_problem(looked_at(directory), "dtypes").found
+    assert "there are no 8-bit weights" in only_problem(looked_at(directory), "dtypes").found
     index = directory / "model.safetensors.index.json"
     files = sorted(directory.glob("*.safetensors"))
     tensors = {name: ("BF16", np.zeros(shape, np.uint16)) for name, (_, shape, _) in contents(directory).items()}
@@ -269,13 +274,10 @@ def test_scales_of_block_fp8_are_checked(tmp_path: Path) -> None:
     assert looked_at(directory).fits is True
     tensors[f"{name}_scale_inv"] = ("F32", np.zeros((1, 1), np.float32))
     write_safetensors(directory / "model.safetensors", tensors)
-    assert (
-        "scales of other shapes than weight_block_size [4, 4] gives"
-        in only_problem(looked_at(directory), "shapes").found
-    )
+    assert "scale shapes do not match weight_block_size [4, 4]: " in only_problem(looked_at(directory), "shapes").found
     (directory / "config.json").write_text((LLAMA.hf / "config.json").read_text())
     texts = [finding.found for finding in problems(looked_at(directory))]
-    assert any("1 weight of 8 bits, and config.json has no quantization_config" in text for text in texts)
+    assert any("1 8-bit weight, but config.json has no quantization_config" in text for text in texts)
 
 
 def contents(directory: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
@@ -309,7 +311,7 @@ def test_pytorchs_files_are_checked_alike(tmp_path: Path) -> None:
 
 def test_switches_have_nothing_to_decide(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a model's directory, which is checked by its config.json alone"):
-        looked_at(LLAMA.hf, preset="llama", switches=["qkv_concat=true"])
+        looked_at(LLAMA.hf, preset="llama", switch=["qkv_concat=true"])
 
 
 def test_a_config_json_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from reshard.core.layouts.survey import survey
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import StepState, assess_recovery
 from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.urls import Location
@@ -29,6 +28,7 @@ from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
 from tests.support.checkpoints import Case, case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.diagnosed import diagnose
 from tests.support.records import change_record
 
 PIPELINE = case(7010)
@@ -199,7 +199,7 @@ def test_files_that_were_replaced(made: Path, tmp_path: Path, harm: Callable[[Pa
     diagnosis = diagnose(str(made))
     assert diagnosis.fits is False
     assert [each.advice for each in diagnosis.findings if "manifest.json" in each.found] == [
-        "name their strategy with 'source_strategy'"
+        "give their strategy with 'source_strategy'"
     ]
     assert whole(made, tmp_path / "whole", source_strategy=named(FOUR_TO_THREE)).committed
 

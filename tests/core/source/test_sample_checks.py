@@ -16,7 +16,9 @@ def test_saved_whole(tmp_path: Path) -> None:
     one = [{name: whole_layout(whole(name).ndim, 4) for name in layouts} for layouts in STAGES]
     write(tmp_path / "src", one)
     finding = only(looked_at(tmp_path), "contents")
-    assert finding.found.startswith("ranks hold the same although the strategy cuts it: 'net.embed.w' is the same on")
+    assert finding.found.startswith(
+        "ranks hold the same contents although the strategy cuts them: 'net.embed.w' is the same on"
+    )
     assert "integrated_save" in finding.means
 
 

@@ -10,11 +10,10 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import build_request
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
-from tests.support.diagnosed import LAYERS, only, shaped
+from tests.support.diagnosed import LAYERS, diagnose, only, shaped
 from tests.support.families import ALL_FAMILIES, Family, sharded, switches_of
 from tests.support.two_stages import COLUMNS, strategy, write
 
@@ -82,6 +81,6 @@ def test_a_preset_confirms_the_shapes_of_a_family(family: Family, tmp_path: Path
     ranks = sharded(family, tmp_path)
     alone = diagnose(str(ranks.source), str(ranks.strategy))
     assert (alone.fits, alone.findings, alone.whole_shapes.confirmed) == (True, (), False)
-    options = {"preset": family.case["preset"], "switches": switches_of(family), "like": str(family.hf)}
+    options = {"preset": family.case["preset"], "switch": switches_of(family), "like": str(family.hf)}
     with_preset = diagnose(str(ranks.source), str(ranks.strategy), **options)
     assert (with_preset.fits, with_preset.findings, with_preset.whole_shapes.confirmed) == (True, (), True)

@@ -10,14 +10,13 @@ from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.plan.whole_shapes import BY_FILES, Whole
 from reshard.core.request.conversion import build_request
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.source.sibling_checks import sibling_findings
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import read_safetensors
 from tests.support.ckpt_writer import checkpoint_bytes
-from tests.support.diagnosed import only
+from tests.support.diagnosed import diagnose, only
 from tests.support.families import ALL_FAMILIES, Family, directory_contents
 from tests.support.two_stages import COLUMNS, NORM, ROWS, put, strategy
 

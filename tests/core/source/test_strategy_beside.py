@@ -17,7 +17,6 @@ from reshard.core.records.plan_file import plan_identity
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest, OpenRequest, SourceRequest
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.opening import find_strategy, open_source
 from reshard.core.source.recovery import assess_recovery
 from reshard.core.storage.named_options import named_storages, options_for
@@ -25,6 +24,7 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
 from reshard.core.verification.scan import scan_checkpoint
 from tests.support.checkpoints import case, read_tree
+from tests.support.diagnosed import diagnose
 from tests.support.small_files import forget_memory
 
 PIPELINE = case(7010)
@@ -61,9 +61,9 @@ def refusal_of(training: Path, **options: object) -> str:
 def refusal_text(training: Path, *reasons: str) -> str:
     lines = "\n  ".join(f"{training}/{reason}" for reason in reasons)
     return (
-        f"{training}/checkpoint: 8 ranks: several ranks need a source strategy, none is given, and what lies beside "
-        f"the checkpoint is not used by itself:\n  {lines}\n"
-        "Name the strategy of the job that saved it with 'source_strategy'; 'reshard doctor' checks it"
+        f"{training}/checkpoint: 8 ranks: several ranks need a source strategy, none is given, and the one beside the "
+        f"checkpoint is not used automatically:\n  {lines}\nGive the strategy of the job that saved it with "
+        "'source_strategy'; 'reshard doctor' checks it"
     )
 
 
@@ -96,7 +96,7 @@ def test_it_counts_as_if_it_were_named(training: Path, tmp_path: Path) -> None:
     [note] = [note for note in report.notes if "beside" in note]
     assert note == (
         f"using the strategy beside the checkpoint, {named}: it is the only one there, older than the checkpoint, and "
-        "'reshard doctor' finds it consistent; 'source_strategy' names another, auto_strategy=False uses none"
+        "'reshard doctor' finds it consistent; use 'source_strategy' for another, auto_strategy=False for none"
     )
     assert read_tree(tmp_path / "out")[0] == read_tree(PIPELINE.directory / "full")[0]
     assert convert(explicit).written_bytes == 0
@@ -122,7 +122,7 @@ def test_a_later_stages_own_counts_even_beside_an_earlier_merged_one(training: P
     with_strategy(training, seconds=LATER)
     merged = shutil.copy(PIPELINE.directory / "src_strategy.ckpt", training / "strategy/merged_ckpt_strategy.ckpt")
     dated(Path(merged), EARLIER)
-    assert "is newer than the checkpoint" in refusal_of(training)
+    assert "is consistent, but newer than the checkpoint" in refusal_of(training)
 
 
 # ---- what is refused ----
@@ -132,8 +132,7 @@ def test_one_that_is_newer_may_be_another_jobs(training: Path) -> None:
     with_strategy(training, seconds=LATER)
     assert refusal_of(training) == refusal_text(
         training,
-        "strategy: contradicts nothing, but is newer than the checkpoint: it was copied since, or a job that was "
-        "started later wrote it",
+        "strategy: is consistent, but newer than the checkpoint: it was copied later, or written by a later job",
     )
 
 
@@ -146,7 +145,7 @@ def test_one_that_is_newer_than_the_chosen_step(training: Path) -> None:
         dated(file.with_name("net-1_2.ckpt"), LATER + 1)
         dated(file.with_name("net-1_1.ckpt"), SAVED)
     assert isinstance(find_strategy(SourceRequest(source=str(training / "checkpoint"))), Strategy)
-    assert "is newer than the checkpoint" in refusal_of(training, step="1_1")
+    assert "is consistent, but newer than the checkpoint" in refusal_of(training, step="1_1")
 
 
 @pytest.mark.parametrize("folders", [True, False])
@@ -158,7 +157,7 @@ def test_one_beside_another_checkpoint_may_be_its(training: Path, folders: bool)
         file.write_bytes(b"")
     assert refusal_of(training) == refusal_text(
         training,
-        f"strategy: contradicts nothing, but lies beside other checkpoints, too, and may be theirs: {training}/other",
+        f"strategy: is consistent, but other checkpoints lie beside it, too, and it may be theirs: {training}/other",
     )
 
 
@@ -215,7 +214,7 @@ def test_one_that_contradicts_the_checkpoint(training: Path) -> None:
         shutil.rmtree(training / f"checkpoint/rank_{rank}")
         shutil.copytree(training / "checkpoint/rank_0", training / f"checkpoint/rank_{rank}")
     refusal = refusal_of(training)
-    assert refusal.startswith(refusal_text(training, "strategy: contradicts the checkpoint: ").partition("\nName")[0])
+    assert refusal.startswith(refusal_text(training, "strategy: contradicts the checkpoint: ").partition("\nGive")[0])
     assert "in the strategy, and in no file" in refusal
 
 
@@ -248,7 +247,7 @@ def test_not_where_the_user_declines(training: Path) -> None:
     assert find_strategy(request) is None
     with pytest.raises(CatalogError) as caught:
         open_source(request)
-    assert str(caught.value).endswith(f"name it with 'source_strategy' ({named}, if that is this checkpoint's)")
+    assert str(caught.value).endswith(f"pass 'source_strategy' ({named}, if that is this checkpoint's)")
 
 
 def test_not_for_a_source_of_one_rank(training: Path) -> None:
@@ -313,7 +312,7 @@ def test_what_needs_no_strategy_reads_the_files_all_the_same(training: Path) -> 
     assert (report.finite, report.files) == (True, 8)
     [note] = [note for note in report.notes if "beside" in note]
     assert note.startswith(
-        f"what lies beside the checkpoint is not used by itself: {training}/strategy: contradicts nothing, but is newer"
+        f"the strategy beside the checkpoint is not used automatically: {training}/strategy: is consistent, but newer"
     )
     inspected = inspect_parameters(OpenRequest(source=checkpoint), ["global_step"])
     assert note in inspected.notes
@@ -331,13 +330,13 @@ def test_a_diagnosis_checks_it(training: Path) -> None:
     named = with_strategy(training, seconds=LATER)
     diagnosis = diagnose(checkpoint)
     assert (diagnosis.fits, diagnosis.strategy) == (True, str(named))
-    note = ("note", f"no strategy is named: checked by {named}, the only one beside the checkpoint")
+    note = ("note", f"no strategy was given: checking {named}, the only one beside the checkpoint")
     assert note in diagnosis.facts
     assert diagnose(checkpoint, auto_strategy=False).fits is None
     other = with_strategy(training, "ckpt_strategy.ckpt", PIPELINE.directory / "dst_strategy.ckpt")
     diagnosis = diagnose(checkpoint)
     assert diagnosis.fits is None
-    assert ("note", f"several strategies lie beside it: {other} and {named}") in diagnosis.facts
+    assert ("note", f"there are several strategies beside it: {other} and {named}") in diagnosis.facts
 
 
 def test_a_diagnosis_of_what_is_no_strategy(training: Path) -> None:
@@ -345,7 +344,7 @@ def test_a_diagnosis_of_what_is_no_strategy(training: Path) -> None:
     [*_, (name, note)] = diagnose(str(training / "checkpoint")).facts
     assert (name, note.partition(".ckpt: ")[0]) == (
         "note",
-        f"what lies beside it cannot be used: {training}/ckpt_strategy",
+        f"the strategy beside it cannot be used: {training}/ckpt_strategy",
     )
 
 

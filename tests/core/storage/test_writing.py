@@ -127,7 +127,7 @@ def test_a_file_that_is_given_up_and_cannot_be_closed(tmp_path: Path, monkeypatc
 
 
 class Upload(AbstractBufferedFile):  # type: ignore[misc]
-    """An upload as of an object store: nothing is there before the last part is."""
+    """An upload as of an object store: does not exist before the last part is."""
 
     def __init__(self, fs: "UploadStore", path: str) -> None:
         super().__init__(fs, path, "wb", block_size=1000)

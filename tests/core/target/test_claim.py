@@ -43,7 +43,7 @@ def test_two_plans_never_work_at_a_target_at_the_same_time(
         finish(Target(final, plan))
     ours, theirs = Target(final, plan, overwrite=True), Target(final, other_plan, overwrite=True)
     for first, second in ((ours, theirs), (theirs, ours)):
-        refused = pytest.raises(TargetBusyError, match=r"another run is already .* It is converting something else")
+        refused = pytest.raises(TargetBusyError, match=r"another run is already .* It uses other options")
         with first.claimed([0]), refused, second.claimed([1]):
             pass
 

@@ -50,7 +50,7 @@ def leave_dead_lease(final: Location) -> Location:
 
 
 def test_nothing_there(final: Location) -> None:
-    with pytest.raises(InputError, match="out: nothing is there, and no unfinished work .* Check the path"):
+    with pytest.raises(InputError, match="out: does not exist, and has no unfinished work .* Check the path"):
         clean(str(final), remove=True)
     assert files_at(final) == set()
 
@@ -290,8 +290,8 @@ def test_a_finished_conversion_being_mended_is_kept(local: Path, plan: Conversio
     before = files_at(place(local))
     report = clean(str(local), remove=True)
     assert report.found == ()
-    mended = f"{local}: a finished conversion that was being mended or replaced; the same conversion, repeated, "
-    assert report.kept == (f"{mended}completes it. Remove it yourself if you do not want it",)
+    mended = f"{local}: a finished conversion that was being repaired or replaced; repeat the conversion "
+    assert report.kept == (f"{mended}to complete it. Remove it yourself if you do not want it",)
     assert files_at(place(local)) == before
 
 

@@ -110,7 +110,7 @@ class Case(Record):
     completed: bool = False
 
 
-MENDED = "a finished conversion that was being mended or replaced; the same conversion, repeated, completes it"
+MENDED = "a finished conversion that was being repaired or replaced; repeat the conversion to complete it"
 CASES = [
     Case(lambda _: None),
     Case(leave_lease),

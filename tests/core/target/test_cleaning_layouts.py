@@ -105,7 +105,7 @@ def test_a_finished_target_that_was_being_mended_stays(final: Location, layout: 
     before = names_below(final)
     report = clean(str(final), remove=True)
     assert report.found == ()
-    assert ["was being mended" in kept for kept in report.kept] == [True]
+    assert ["was being repaired" in kept for kept in report.kept] == [True]
     assert names_below(final) == before
     assert convert(build_request(target=str(final), **OPTIONS[layout])).committed
     assert verify_target(str(final), VerifyLevel.CHECKSUM).problems == ()

@@ -164,7 +164,7 @@ def test_what_is_selected_is_scanned(tmp_path: Path) -> None:
 
 def test_without_floating_point_parameters_there_is_nothing_to_scan(tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.ckpt", ("w", "Int32", np.arange(3, dtype=np.int32)))
-    with pytest.raises(InputError, match="there is nothing to scan: no floating-point parameter is included"):
+    with pytest.raises(InputError, match="nothing to scan: no floating-point parameter is included"):
         reshard.scan(path)
 
 

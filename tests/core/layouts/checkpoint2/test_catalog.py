@@ -15,10 +15,10 @@ from reshard.core.errors import InputError
 from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.request.conversion import build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import assess_recovery
 from reshard.core.verification.compare import fingerprint_checkpoint
 from tests.support.checkpoints import read_safetensors, read_tree
+from tests.support.diagnosed import diagnose
 from tests.support.iterations import CASES, IterationCase, iteration_case
 from tests.support.loading import load_rank
 from tests.support.places import FIXTURES
@@ -67,7 +67,7 @@ def test_another_iteration_is_chosen_by_its_number(tmp_path: Path) -> None:
 def test_newer_iterations_are_named_and_passed_over(tmp_path: Path) -> None:
     report = convert(SEVERAL.request(tmp_path / "out"))
     assert report.notes[0] == (
-        "iteration 45 is newer, and passed over: it is incomplete: it has no metadata.json, but by their names its "
+        "iteration 45 is newer, but skipped: it is incomplete: it has no metadata.json, but by their names its "
         "files are of 2 ranks"
     )
 

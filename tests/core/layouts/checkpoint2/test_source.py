@@ -38,7 +38,7 @@ def test_the_tracked_iteration_is_converted_once(case: IterationCase, tmp_path: 
     assert (report.outcome, report.step, report.target) == (LatestOutcome.CONVERTED, "40", str(tmp_path / "out/40"))
     [note] = report.notes
     assert note.startswith(
-        "step 45 is passed over: latest_checkpointed_iteration.txt does not name it yet; its last change was"
+        "step 45 is skipped: latest_checkpointed_iteration.txt does not name it yet; its last change was"
     )
     assert read_tree(tmp_path / "out" / "40") == case.want
     assert taken(case, tmp_path / "out").outcome is LatestOutcome.NOTHING_NEW
@@ -77,7 +77,7 @@ def test_an_incomplete_tracked_iteration_is_passed_over(case: IterationCase, tmp
     next(case.iteration.glob("*-opt-0000001-*")).unlink()
     report = taken(case, tmp_path / "out", patience_seconds=0, settle_seconds=0)
     assert report.step == "33"
-    assert any("step 40 is passed over: files are missing: llama-sft_1-opt-0000001" in note for note in report.notes)
+    assert any("step 40 is skipped: files are missing: llama-sft_1-opt-0000001" in note for note in report.notes)
 
 
 def test_one_iteration_is_not_where_training_saves(case: IterationCase, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_iterations_become_iterations_and_old_ones_go(case: IterationCase, tmp_p
 def test_steps_without_an_iteration_are_refused(tmp_path: Path) -> None:
     save_step(tmp_path / "training", "1_5")
     request = latest_request(tmp_path / "training", tmp_path / "out", layout="checkpoint2")
-    with pytest.raises(InputError, match=r"step 1_5 of .* has no number of an iteration.* with iteration='N'"):
+    with pytest.raises(InputError, match=r"step 1_5 of .* has no iteration number.* with iteration='N'"):
         convert_latest(request)
 
 

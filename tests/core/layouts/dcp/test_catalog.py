@@ -17,7 +17,6 @@ from reshard.core.errors import CatalogError, CheckpointError, InputError
 from reshard.core.layouts.dcp import catalog as dcp_catalog
 from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.source import FingerprintRequest, SourceRequest
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.opening import open_source
 from reshard.core.source.recovery import assess_recovery
 from reshard.core.storage import reading
@@ -33,6 +32,7 @@ from tests.core.conversion.test_foreign_dtypes import read_raw
 from tests.core.layouts.dcp.test_metadata import hyper_metadata
 from tests.support.checkpoints import Contents, read_safetensors, read_tree
 from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, archive, dcp_case, saved_tensor
+from tests.support.diagnosed import diagnose
 from tests.support.loading import load_rank
 
 UNEVEN = dcp_case("fsdp_uneven")

@@ -13,13 +13,13 @@ from reshard.core.conversion.planning import describe_plan
 from reshard.core.conversion.report import Outcome
 from reshard.core.errors import InputError
 from reshard.core.runtime.progress import reporting_to
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
 from tests.core.layouts.dcp.test_catalog import strategy_of
 from tests.support.checkpoints import read_safetensors, read_tree
 from tests.support.conversions import stop_before_commit
 from tests.support.dcp import DcpCase, dcp_case, torch_names
+from tests.support.diagnosed import diagnose
 from tests.support.loading import load_rank
 from tests.support.phases import Phases
 

@@ -14,9 +14,9 @@ from reshard.core.conversion.latest import LatestOutcome, LatestReport, convert_
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.source.description import describe
-from reshard.core.source.diagnosis import diagnose
 from tests.support.checkpoints import read_safetensors
 from tests.support.dcp import dcp_case
+from tests.support.diagnosed import diagnose
 
 UNEVEN = dcp_case("fsdp_uneven")
 FILE = "model.safetensors"
@@ -98,7 +98,7 @@ def test_steps_are_converted_as_they_come_and_old_ones_removed(training: Path, t
     target = tmp_path / "converted"
     report = latest(training, target, keep_checkpoint_max=1)
     assert (report.outcome, report.step) == (LatestOutcome.CONVERTED, "1000")
-    assert report.notes[0].startswith("step 1500 is passed over: .metadata is not there yet")
+    assert report.notes[0].startswith("step 1500 is skipped: .metadata is not there yet")
     assert read_safetensors(target / "1000" / FILE) == UNEVEN.whole
     assert latest(training, target).outcome is LatestOutcome.NOTHING_NEW
     shutil.copy(UNEVEN.source / ".metadata", training / "step-1500/.metadata")
@@ -111,9 +111,7 @@ def test_a_step_that_lacks_a_file_is_passed_over(training: Path, tmp_path: Path)
     (training / "step-1000/__2_0.distcp").unlink()
     report = latest(training, tmp_path / "converted")
     assert report.step == "500"
-    assert "step 1000 is passed over: files are missing: __2_0.distcp" in report.notes
+    assert "step 1000 is skipped: files are missing: __2_0.distcp" in report.notes
     (training / "step-500/.metadata").write_bytes(b"")
-    with pytest.raises(
-        InputError, match=r"step 500 is passed over: .*step-500/.metadata: is not the metadata of a DCP"
-    ):
+    with pytest.raises(InputError, match=r"step 500 is skipped: .*step-500/.metadata: is not the metadata of a DCP"):
         latest(training, tmp_path / "other")

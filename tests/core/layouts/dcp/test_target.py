@@ -21,7 +21,6 @@ from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.source.description import describe
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.target.documents import documents_of
@@ -33,6 +32,7 @@ from tests.support.checkpoints import case as rank_case
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.conversions import damage, stop_before_commit
 from tests.support.dcp import CASES, DCP_FIXTURES, FOREIGN, DcpCase, dcp_case, read_dcp, read_written, torch_names
+from tests.support.diagnosed import diagnose
 from tests.support.loading import load_rank
 
 UNEVEN = dcp_case("fsdp_uneven")

@@ -11,9 +11,9 @@ from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.request.source import SourceRequest
 from reshard.core.source.description import describe
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.opening import open_source
 from tests.support.deepspeed_files import DEEPSPEED_CASES, deepspeed_case, made, to_whole
+from tests.support.diagnosed import diagnose
 from tests.support.loading import load_rank
 from tests.support.locked_storage import put_tree
 from tests.support.places import FIXTURES
@@ -121,9 +121,9 @@ def test_latest_chooses_among_tags(tmp_path: Path) -> None:
     (root / "latest").write_text("global_step3\n")
     opened = open_source(SourceRequest(source=str(root)))
     assert opened.catalog.step == "3"
-    assert "step 7 is newer, and passed over: latest names global_step3; step='7' reads it" in opened.catalog.notes
+    assert "step 7 is newer, but skipped: latest names global_step3; step='7' reads it" in opened.catalog.notes
     assert (
-        "step 9 is newer, and passed over: it is incomplete: it has no file of the model, mp_rank_00_model_states.pt "
+        "step 9 is newer, but skipped: it is incomplete: it has no file of the model, mp_rank_00_model_states.pt "
         "or zero_pp_rank_0_…"
     ) in opened.catalog.notes
     assert open_source(SourceRequest(source=str(root), step="7")).catalog.step == "7"
@@ -142,7 +142,7 @@ def test_latest_chooses_among_tags(tmp_path: Path) -> None:
     assert "there is no file 'latest': step 7 is the newest complete one" in opened.catalog.notes
     shutil.rmtree(root / "global_step7")
     shutil.rmtree(root / "global_step3")
-    with pytest.raises(CatalogError, match="no step is complete: step 9 is passed over: it has no file of the model"):
+    with pytest.raises(CatalogError, match="no step is complete: step 9 is skipped: it has no file of the model"):
         open_source(SourceRequest(source=str(root)))
 
 
@@ -176,7 +176,7 @@ def test_a_tag_without_files_of_ranks_is_passed_over(tmp_path: Path) -> None:
     (case.root / "global_step4" / "x").touch()
     opened = open_source(SourceRequest(source=str(case.root)))
     assert opened.catalog.step == "2"
-    assert any(note.startswith("step 4 is newer, and passed over: it is incomplete") for note in opened.catalog.notes)
+    assert any(note.startswith("step 4 is newer, but skipped: it is incomplete") for note in opened.catalog.notes)
     with pytest.raises(CatalogError, match="global_step4: has no file of a rank: it was not saved completely"):
         open_source(SourceRequest(source=str(case.root), step="4"))
 

@@ -33,7 +33,7 @@ def test_the_latest_tag_is_converted_once(source: DeepSpeedCase, tmp_path: Path)
         os.utime(file, (long_ago, long_ago))
     report = taken(source, tmp_path / "out")
     assert (report.outcome, report.step, report.target) == (LatestOutcome.CONVERTED, "2", str(tmp_path / "out/2"))
-    assert report.notes[0].startswith("step 4 is passed over: latest does not name it yet; its last change was")
+    assert report.notes[0].startswith("step 4 is skipped: latest does not name it yet; its last change was")
     assert read_safetensors(tmp_path / "out" / "2" / "model.safetensors") == source.want
     assert taken(source, tmp_path / "out").outcome is LatestOutcome.NOTHING_NEW
     (source.root / "latest").write_text("global_step4")
@@ -56,7 +56,7 @@ def test_a_torn_tag_is_passed_over(source: DeepSpeedCase, gone: str, tmp_path: P
         file.unlink()
     report = taken(source, tmp_path / "out")
     assert report.step == "2"
-    assert report.notes[0].startswith("step 4 is passed over: ")
+    assert report.notes[0].startswith("step 4 is skipped: ")
 
 
 def test_without_latest_no_tag_is_complete(source: DeepSpeedCase, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_the_tracked_step_is_read(training: Path, tmp_path: Path) -> None:
     case = FsdpCase(training, fsdp_case("fsdp1").answer)
     report = convert(case.request(tmp_path / "out"))
     assert report.step == "3"
-    assert report.notes[0] == "step 20 is newer, and passed over: the tracker names 3; step='20' reads it"
+    assert report.notes[0] == "step 20 is newer, but skipped: the tracker names 3; step='20' reads it"
     assert read_safetensors(tmp_path / "out/model.safetensors") == case.want
     assert convert(case.request(tmp_path / "newer", step="20")).step == "20"
 
@@ -74,17 +74,17 @@ def test_without_a_tracker_the_newest_complete_step_is_read(training: Path) -> N
     assert (found["step"], found["other_steps"]) == (3, [20])
     assert found["notes"] == [
         f"there is no {TRACKER}: step 3 is the newest complete one",
-        "step 20 is passed over: model_world_size_3_rank_2.pt is missing",
+        "step 20 is skipped: model_world_size_3_rank_2.pt is missing",
     ]
     shutil.rmtree(training / "global_step_3")
-    with pytest.raises(CatalogError, match="no step is complete: step 20 is passed over: model_world_size_3_rank_2.pt"):
+    with pytest.raises(CatalogError, match="no step is complete: step 20 is skipped: model_world_size_3_rank_2.pt"):
         survey(str(training))
 
 
 def test_a_newer_step_that_is_incomplete_is_said_to_be(training: Path) -> None:
     (training / "global_step_20/actor/model_world_size_3_rank_2.pt").unlink()
     assert survey(str(training)).describe()["notes"] == [
-        "step 20 is newer, and passed over: it is incomplete: model_world_size_3_rank_2.pt is missing"
+        "step 20 is newer, but skipped: it is incomplete: model_world_size_3_rank_2.pt is missing"
     ]
 
 
@@ -126,7 +126,7 @@ def test_numbers_by_names_alone(training: Path) -> None:
 def test_the_tracked_step_is_converted_once(training: Path, tmp_path: Path) -> None:
     report = taken(training, tmp_path / "out")
     assert (report.outcome, report.step, report.target) == (LatestOutcome.CONVERTED, "3", str(tmp_path / "out/3"))
-    assert report.notes[0].startswith(f"step 20 is passed over: {TRACKER} does not name it yet; its last change was")
+    assert report.notes[0].startswith(f"step 20 is skipped: {TRACKER} does not name it yet; its last change was")
     assert read_safetensors(tmp_path / "out/3/model.safetensors") == fsdp_case("fsdp1").want
     assert taken(training, tmp_path / "out").outcome is LatestOutcome.NOTHING_NEW
     (training / TRACKER).write_text("20")

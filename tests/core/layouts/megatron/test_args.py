@@ -31,12 +31,25 @@ def test_old_protocols_name_the_class_as_an_argument() -> None:
     assert parse_args(made, "somewhere") == _parsed()
 
 
+@pytest.mark.parametrize("activation", ["geglu", "quick_geglu"])
+def test_a_gate_of_another_activation(activation: str) -> None:
+    assert _parsed(swiglu=False, **{activation: True}).gated
+    assert not _parsed(swiglu=False, **{activation: False}).gated
+
+
 def test_both_spellings() -> None:
     assert _parsed(intermediate_size=8).ffn == _parsed(ffn_hidden_size=8).ffn == 8
     assert _parsed(kv_channels=None, head_dim=8).head_size == 8
     assert _parsed(group_query_attention=True, num_query_groups=2, num_attention_heads=4).groups == 2
     assert _parsed(group_query_attention=False, num_query_groups=1, num_attention_heads=4).groups == 4
     assert _parsed(group_query_attention=False, num_key_value_heads=2, num_attention_heads=4).groups == 2
+
+
+def test_each_gated_activation_has_an_argument_of_its_own() -> None:
+    """With gpt-oss's, swiglu is False."""
+    assert _parsed(swiglu=False, quick_geglu=True).gated is True
+    assert _parsed(swiglu=True, quick_geglu=False).gated is True
+    assert _parsed(swiglu=False, quick_geglu=False).gated is False
 
 
 @pytest.mark.parametrize("value", ["1,4", [1, 4], (1, 4), PickledObject(Global("builtins", "set"), ([1, 4],)), "1, 4"])

@@ -112,7 +112,12 @@ def test_stacked_experts_have_an_axis_of_their_own() -> None:
         (f"{LAYER}self_attention.linear_qkv.bias", Cut(0)),
         (f"{LAYER}self_attention.linear_qkv.layer_norm_weight", Cut()),
         (f"{LAYER}self_attention.q_layernorm.weight", Cut()),
+        (f"{LAYER}self_attention.core_attention.softmax_offset", Cut(0)),
         (f"{LAYER}self_attention.linear_proj.weight", Cut(1)),
+        (f"{LAYER}self_attention.linear_proj.post_layernorm.weight", Cut()),
+        (f"{LAYER}mlp.linear_fc2.post_layernorm.weight", Cut()),
+        (f"{LAYER}post_attn_norm.weight", Cut()),
+        (f"{LAYER}post_mlp_layernorm.weight", Cut()),
         (f"{LAYER}self_attention.linear_proj.bias", Cut()),
         (f"{LAYER}self_attention.linear_q_up_proj.weight", Cut(0)),
         (f"{LAYER}self_attention.linear_q_up_proj.layer_norm_weight", Cut()),
@@ -128,6 +133,8 @@ def test_stacked_experts_have_an_axis_of_their_own() -> None:
         (f"{LAYER}mlp.shared_experts.gate_weight", Cut()),
         (f"{LAYER}mlp.router.weight", Cut()),
         (f"{LAYER}mlp.router.expert_bias", Cut()),
+        (f"{LAYER}mlp.router.bias", Cut()),
+        (f"{LAYER}mlp.experts.local_experts.3.linear_fc1.bias", Cut(0, halves=True, of_experts=True)),
         (f"{LAYER}mlp.experts.local_experts.3.linear_fc1.weight", Cut(0, halves=True, of_experts=True)),
         (f"{LAYER}mlp.experts.local_experts.3.linear_fc2.weight", Cut(1, of_experts=True)),
         (f"{LAYER}mlp.experts.local_experts.3.linear_fc2.bias", Cut(of_experts=True)),
@@ -176,3 +183,9 @@ def test_tensors_that_cannot_be_cut(cut: Cut, shape: tuple[int, ...], message: s
 def test_stacked_shapes_must_suit_the_number_of_experts() -> None:
     with pytest.raises(LayoutError, match=r"its shape \[5, 9\] is not that of 2 experts"):
         stacked_shape("weight1", (5, 9), 2)
+
+
+@pytest.mark.parametrize("name", ["q_layernorm", "k_layernorm"])
+def test_norms_over_all_heads_together_are_cut_as_the_heads_are(name: str) -> None:
+    assert cut_of(f"{LAYER}self_attention.{name}.weight", Traits(joint_norms=True)) == Cut(0)
+    assert cut_of(f"{LAYER}input_layernorm.weight", Traits(joint_norms=True)) == Cut()

@@ -11,9 +11,9 @@ from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError
 from reshard.core.request.source import SourceRequest
 from reshard.core.source.description import describe
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.opening import open_source
 from tests.support.checkpoints import read_safetensors
+from tests.support.diagnosed import diagnose
 from tests.support.loading import load_rank
 from tests.support.locked_storage import put_tree
 from tests.support.megatron_sources import MODEL_FILE, OPTIMIZER_FILE, SOURCE_CASES, MegatronSource, megatron_source
@@ -139,11 +139,9 @@ def test_the_tracker_chooses_among_iterations(tmp_path: Path) -> None:
     (source.root / "iter_0000007").rmdir()
     opened = open_source(SourceRequest(source=str(source.root)))
     assert opened.catalog.step == "3"
-    assert "iteration 5 is newer, and passed over: the tracker names 3; step='5' reads it" in opened.catalog.notes
+    assert "iteration 5 is newer, but skipped: the tracker names 3; step='5' reads it" in opened.catalog.notes
     incomplete = [note for note in opened.catalog.notes if note.startswith("iteration 9")]
-    assert incomplete[0].startswith(
-        "iteration 9 is newer, and passed over: it is incomplete: model_optim_rng.pt is not"
-    )
+    assert incomplete[0].startswith("iteration 9 is newer, but skipped: it is incomplete: model_optim_rng.pt is not")
     (source.root / TRACKER).unlink()
     opened = open_source(SourceRequest(source=str(source.root)))
     assert f"there is no {TRACKER}: iteration 5 is the newest complete one" in opened.catalog.notes

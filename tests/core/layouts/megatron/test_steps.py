@@ -36,7 +36,7 @@ def test_the_tracked_iteration_is_converted_once(source: MegatronSource, tmp_pat
         os.utime(file, (long_ago, long_ago))
     report = taken(source, tmp_path / "out")
     assert (report.outcome, report.step, report.target) == (LatestOutcome.CONVERTED, "3", str(tmp_path / "out/3"))
-    assert report.notes[0].startswith(f"step 5 is passed over: {TRACKER} does not name it yet; its last change was")
+    assert report.notes[0].startswith(f"step 5 is skipped: {TRACKER} does not name it yet; its last change was")
     assert read_safetensors(tmp_path / "out" / "3" / "model.safetensors") == source.want
     assert taken(source, tmp_path / "out").outcome is LatestOutcome.NOTHING_NEW
     (source.root / TRACKER).write_text("5")

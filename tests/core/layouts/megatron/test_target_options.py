@@ -28,9 +28,7 @@ def test_the_directory_of_a_target(target: str, iteration: str, directory: str) 
 
 def test_steps_are_iterations_of_one_target(tmp_path: Path) -> None:
     assert OPTIONS.options_of_step("out", "src", "40") == {"iteration": "40"}
-    with pytest.raises(
-        InputError, match="step 10_5 of src has no number of an iteration, which Megatron's checkpoints"
-    ):
+    with pytest.raises(InputError, match="step 10_5 of src has no iteration number, which Megatron's checkpoints"):
         OPTIONS.options_of_step("out", "src", "10_5")
     OPTIONS.check_for_all_steps("out")
     with pytest.raises(ValueError, match="the target 'release' is named after one iteration"):

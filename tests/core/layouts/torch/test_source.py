@@ -24,11 +24,11 @@ from reshard.core.request.conversion import build_request
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.pickled import Global, PickledObject
 from reshard.core.source.description import describe
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.opening import open_source
 from reshard.core.verification.compare import compare_checkpoints
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import Contents, read_rank, read_safetensors, read_tree, write_safetensors
+from tests.support.diagnosed import diagnose
 from tests.support.families import Family, directory_contents, switches_of
 from tests.support.locked_storage import put_tree
 from tests.support.places import FIXTURES

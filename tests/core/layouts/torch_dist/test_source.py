@@ -20,9 +20,9 @@ from reshard.core.layouts.registry import TargetLayout
 from reshard.core.request.conversion import build_request
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.source.description import describe
-from reshard.core.source.diagnosis import diagnose
 from tests.support.checkpoints import Contents, read_safetensors
 from tests.support.dcp import DcpCase, saved_tensor, torch_names
+from tests.support.diagnosed import diagnose
 from tests.support.megatron import ITERATION, SMALL, MegatronCase, megatron_case
 
 DENSE = megatron_case("dist_tp2_pp2_optimizer")
@@ -293,7 +293,7 @@ class TestIterations:
         )
         report = convert_latest(request)
         assert report.step == "4"
-        assert report.notes[0].startswith("step 5 is passed over: metadata.json is not there yet")
+        assert report.notes[0].startswith("step 5 is skipped: metadata.json is not there yet")
         assert read_safetensors(tmp_path / "out/4" / FILE) == DENSE.want
 
 

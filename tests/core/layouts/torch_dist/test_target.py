@@ -28,13 +28,13 @@ from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.pickled import Global, Pairs, PickledObject
-from reshard.core.source.diagnosis import diagnose
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.documents import documents_of
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import Contents, read_safetensors
 from tests.support.conversions import stop_before_commit
+from tests.support.diagnosed import diagnose
 from tests.support.megatron import ITERATION, megatron_case
 
 CASES = ("dist_moe_numbered_pp2", "dist_moe_tp2_ep2", "dist_tp2_pp2_optimizer")
@@ -284,10 +284,10 @@ def test_the_number_of_heads_has_to_be_known(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"target_strategy": "s.json"}, "a torch_dist checkpoint is loaded by any number of ranks: leave it out"),
-        ({"prefix": "a"}, "the files of a torch_dist checkpoint have names of their own"),
-        ({"encrypt_key": "env:KEY"}, "Megatron knows no encrypted files"),
+        ({"prefix": "a"}, "the files of a torch_dist checkpoint have fixed names"),
+        ({"encrypt_key": "env:KEY"}, "Megatron has no encrypted files"),
         ({"write_crc": True}, "the files of a torch_dist checkpoint have a CRC of each tensor anyway"),
-        ({"append_info": ["a=1"]}, "a torch_dist checkpoint has its state of training in common.pt"),
+        ({"append_info": ["a=1"]}, "a torch_dist checkpoint keeps its training state in common.pt"),
         ({"remove_redundancy": True}, "a torch_dist checkpoint has every slice once"),
         ({"layout": "dcp", "transformer_impl": "local"}, "only valid with layout='torch_dist'"),
     ],

@@ -80,6 +80,19 @@ def test_a_reference_without_weights(tmp_path: Path, reference: Path) -> None:
     assert notes[1] == f"{reference}: has no weights: names, shapes and dtypes were not held against it"
 
 
+def test_names_of_another_program_are_a_matter_of_a_preset(tmp_path: Path, reference: Path) -> None:
+    lines = refusal(request_of(tmp_path, reference, rename=["re:(.*)=other.\\1"])).splitlines()
+    assert lines[0].endswith("whose names are others. 'preset' converts names: give it the model's family")
+    assert lines[1].endswith(" is not in the reference")
+
+
+def test_a_dtype_that_an_earlier_cast_decides(tmp_path: Path, reference: Path) -> None:
+    casts = ["model.norm.*=float32", "model.norm.weight=bfloat16"]
+    assert "leave out 'like', and name the model's config.json with 'config_json'" in refusal(
+        request_of(tmp_path, reference, cast=casts)
+    )
+
+
 def test_names_shapes_and_dtypes_are_held_against_the_reference(tmp_path: Path, reference: Path) -> None:
     options: dict[str, Any] = {
         "exclude": ["model.layers.1.mlp.up_proj.weight"],
@@ -128,7 +141,7 @@ def test_the_reference_decides_about_tied_heads(tmp_path: Path, reference: Path)
 
 
 def test_what_is_no_hugging_face_directory(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no config.json: 'like' names a Hugging Face directory"):
+    with pytest.raises(InputError, match="has no config.json, so that it is not a Hugging Face model's directory"):
         make_plan(request_of(tmp_path, tmp_path))
 
 

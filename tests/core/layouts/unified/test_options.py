@@ -12,12 +12,12 @@ from tests.support.requests import refusal, request
     [
         ({"target_strategy": "x.ckpt"}, "layout 'unified': its tensors are whole, so leave out 'target"),
         ({"format": "ckpt"}, "layout 'unified': writes .safetensors files: leave out 'format'"),
-        ({"prefix": "net_"}, "prefix 'net_': the files of a unified target have names of their own"),
+        ({"prefix": "net_"}, "prefix 'net_': the files of a unified target have fixed names"),
         (
             {"encrypt_key": "env:KEY"},
-            "encrypt_key: a unified target is .safetensors files, of which MindSpore knows no encrypted ones",
+            "encrypt_key: a unified target has .safetensors files, which MindSpore cannot encrypt",
         ),
-        ({"remove_redundancy": True}, "remove_redundancy True: a unified target has everything once"),
+        ({"remove_redundancy": True}, "remove_redundancy True: a unified target holds everything once"),
         ({"max_shard_size": "0"}, "max_shard_size '0': must be at least 1 byte"),
         ({"layout": "ranks", "max_shard_size": "1GB"}, "max_shard_size '1GB': only valid with layout='unified'"),
         (

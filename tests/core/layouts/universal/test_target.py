@@ -182,13 +182,13 @@ DOUBLE: Contents = {"w": ("Float64", (1,), bytes(8))}
         ({"Optimizer_state.pt": floats(1)}, {}, "'Optimizer_state.pt' gets a folder of its name, which is the name of"),
         ({"a.Weight": floats(1), "a.weight": floats(1)}, {}, "differs from another one only in upper and lower case"),
         (WEIGHT, {"target_strategy": "s.ckpt"}, "its tensors are whole, so leave out"),
-        (WEIGHT, {"prefix": "p"}, "the files of a universal checkpoint have names of their own"),
-        (WEIGHT, {"encrypt_key": "env:K"}, "DeepSpeed knows no encrypted files"),
+        (WEIGHT, {"prefix": "p"}, "the files of a universal checkpoint have fixed names"),
+        (WEIGHT, {"encrypt_key": "env:K"}, "DeepSpeed has no encrypted files"),
         (WEIGHT, {"write_crc": True}, "files that PyTorch saves have a CRC of each tensor anyway"),
-        (WEIGHT, {"append_info": ["epoch=1"]}, "has its state of training in places of its own"),
-        (WEIGHT, {"remove_redundancy": True}, "a universal checkpoint has everything once"),
+        (WEIGHT, {"append_info": ["epoch=1"]}, "keeps its training state elsewhere"),
+        (WEIGHT, {"remove_redundancy": True}, "a universal checkpoint holds everything once"),
         (WEIGHT, {"format": "ckpt"}, "writes .pt files: leave out 'format'"),
-        (WEIGHT, {"optimizer_step": 1 << 25}, "less than or equal to 16777216"),
+        (WEIGHT, {"optimizer_step": 1 << 25}, "must be at most 16777216"),
     ],
 )
 def test_refusals(contents: Contents, options: dict[str, Any], reason: str, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_other_ranks_are_free(directory: Location) -> None:
 
 def test_who_makes_something_else_is_refused_whatever_the_ranks(directory: Location) -> None:
     with held_lease(directory, new_holder([0], "one")):
-        refused = pytest.raises(TargetBusyError, match=r"already converting .* It is converting something else into it")
+        refused = pytest.raises(TargetBusyError, match=r"already converting .* It uses other options")
         with refused, held_lease(directory, new_holder([1], "another")):
             pass
         with held_lease(directory, new_holder([1], "one")):
