@@ -1156,7 +1156,7 @@ def diff(
         lora: Compare what A becomes with this LoRA adapter merged, before all other changes, or after the preset's if
             it has the names that these make.
         lora_alpha: Alpha of an adapter whose files do not state it. 0: take it from them or the training's YAML.
-        training_config: The training's YAML, from which the preset reads such facts, and the adapter's alpha is taken.
+        training_config: The training's YAML, from which the preset's switches and the adapter's alpha are taken.
         config_json: The model's config.json, or its directory, for the numbers that the preset needs. None: the one
             beside A or B.
         allow_model: A model_type (kimi_k2) to accept although the preset does not list it: the model must have the

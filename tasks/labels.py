@@ -47,7 +47,7 @@ Label = str | int | float | bool
 def labelled(request: ConversionRequest) -> Iterator[None]:
     """Write down who carries out the run before the block, and what it took after it, unless it was interrupted.
 
-    A run that is told to stop has no time for a server that does not answer.
+    A run that is being stopped does not wait for a server that does not answer.
     """
     is_alone = not request.dask_scheduler  # the memory of other processes is not known
     facts: dict[str, Label] = {USER: user_name(), HOST: host_name()}

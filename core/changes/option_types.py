@@ -55,6 +55,15 @@ ALLOW_MODEL_DESCRIPTION = (
     "A model_type (kimi_k2) to accept although the preset does not list it: the model must have the names and layouts "
     "of the preset's family."
 )
+LoraAlpha = Annotated[
+    float,
+    Field(
+        title="LoRA's alpha",
+        ge=0,
+        allow_inf_nan=False,
+        description="Alpha of an adapter whose files do not state it. 0: take it from them or the training's YAML.",
+    ),
+]
 WorldName = Annotated[str, Field(json_schema_extra=WORLD_NAME), Metavar("WORLD")]
 AllowedModels = Annotated[list[str], TEXTS, Metavar("TYPE")]
 InfoTexts = Annotated[

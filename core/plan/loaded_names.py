@@ -6,6 +6,7 @@ or refuse, what is left over.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from msgspec import field
@@ -160,10 +161,14 @@ class _Names:
 
     def _is_there(self, template: Template) -> bool:
         """True if a name fits, with the prefix of the model, without it, or with it twice."""
+        return any(index.fitting(template) for index in self._prefixed)
+
+    @cached_property
+    def _prefixed(self) -> tuple[NameIndex, NameIndex]:
+        """The names that there are, also with the prefix of the model; and with one prefix less."""
         prefix = self._prefix()
         index = NameIndex([*self._there, *(f"{prefix}{name}" for name in self._there)])
-        doubled = NameIndex(name.removeprefix(prefix) for name in self._there)
-        return bool(index.fitting(template) or doubled.fitting(template))
+        return index, NameIndex(name.removeprefix(prefix) for name in self._there)
 
     def _dialect(self) -> tuple[Row, ...]:
         """The rows of the dialect that the files have, by their names."""

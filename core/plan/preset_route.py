@@ -196,6 +196,7 @@ class _Chain:
         self._settings = settings
         self._variables = variables_of(preset, settings)
         self._weights = {without_state(name): axes for name, axes in known.axes.items()}
+        self._source_index = NameIndex(self._weights)
         self._hub_texts = frozenset[str]().union(*map(_hf_texts, preset.names.values()))
         self._steps: list[Changes] = []
         self._known_axes: list[Mapping[str, int]] = [self._weights]
@@ -204,7 +205,7 @@ class _Chain:
 
     def compiled(self) -> CompiledPreset:
         source = self._source_world()
-        from_dialect = _HUB if source else self._shown_dialect(NameIndex(self._weights))
+        from_dialect = _HUB if source else self._shown_dialect(self._source_index)
         to_dialect = self._target_dialect()
         target = self._target_world(source, is_other_dialect=from_dialect != to_dialect)
         if target:
@@ -295,16 +296,17 @@ class _Chain:
 
     def _spell(self, world: str, direction: Direction) -> None:
         """Add the table that leads to a world's names from others of their spellings, or there."""
-        name = self._preset.names[world].spellings
-        if name:
-            spellings = read_spellings(name)
-            self._added(Table(spellings, spellings.worlds[0], direction, is_spelling=True))
+        if name := self._preset.names[world].spellings:
+            self._add_spellings(name, direction)
 
     def _translate(self, dialect: str, direction: Direction) -> None:
         """Add the table that leads from a dialect of Hugging Face's names to the hub's, or there."""
         if dialect in self._preset.dialects:
-            spellings = read_spellings(self._preset.dialects[dialect])
-            self._added(Table(spellings, spellings.worlds[0], direction, is_spelling=True))
+            self._add_spellings(self._preset.dialects[dialect], direction)
+
+    def _add_spellings(self, name: str, direction: Direction) -> None:
+        spellings = read_spellings(name)
+        self._added(Table(spellings, spellings.worlds[0], direction, is_spelling=True))
 
     def _dialect_rows(self, dialects: Collection[str]) -> Iterator[Row]:
         for dialect in sorted(self._preset.dialects.keys() & dialects):
@@ -345,7 +347,7 @@ class _Chain:
     def _source_world(self) -> str:
         """The world of the source's names; empty for Hugging Face's."""
         preset, asked, said = self._preset, self._settings.given.get(_NAMES), self._settings.of_source.get(_NAMES)
-        index = NameIndex(self._weights)
+        index = self._source_index
         hf = self._fitting(self._hub_texts | self._dialect_texts(self._preset.dialects), index)
         worlds = {world: self._fitting(_own_texts(names), index) for world, names in preset.names.items()}
         all_worlds = frozenset[str]().union(*worlds.values())

@@ -1,4 +1,4 @@
-"""The steps of declared changes that a row of a preset stands for, from MindFormers' parameter to Hugging Face's."""
+"""Translates a row of a preset into steps of declared changes, from MindFormers' parameter to Hugging Face's."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

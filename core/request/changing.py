@@ -11,6 +11,7 @@ from reshard.core.changes.option_types import (
     AllowedModels,
     Casts,
     InfoTexts,
+    LoraAlpha,
     Preset,
     Renames,
     Switches,
@@ -112,13 +113,7 @@ class ChangeOptions(RequestModel):
         "preset's if it has the names that these make: a directory of PEFT's or MindFormers', or the source itself, if "
         "its files have both.",
     )
-    lora_alpha: float = Field(
-        default=0.0,
-        title="LoRA's alpha",
-        ge=0,
-        allow_inf_nan=False,
-        description="Alpha of an adapter whose files do not state it. 0: take it from them or the training's YAML.",
-    )
+    lora_alpha: LoraAlpha = 0.0
     training_config: Url = Field(
         default="",
         description="The training's YAML, from which the preset's switches and the adapter's alpha are taken.",

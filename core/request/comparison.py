@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reshard.core.changes.changes import Fp8, Selection
-from reshard.core.changes.option_types import ALLOW_MODEL_DESCRIPTION, AllowedModels, Preset, Switches, WorldName
+from reshard.core.changes.option_types import (
+    ALLOW_MODEL_DESCRIPTION,
+    AllowedModels,
+    LoraAlpha,
+    Preset,
+    Switches,
+    WorldName,
+)
 from reshard.core.options.fields import (
     SIZE,
     SIZE_METAVAR,
@@ -115,16 +122,10 @@ class ComparisonRequest(RequestModel):
         description="Compare what A becomes with this LoRA adapter merged, before all other changes, or after the "
         "preset's if it has the names that these make.",
     )
-    lora_alpha: float = Field(
-        default=0.0,
-        title="LoRA's alpha",
-        ge=0,
-        allow_inf_nan=False,
-        description="Alpha of an adapter whose files do not state it. 0: take it from them or the training's YAML.",
-    )
+    lora_alpha: LoraAlpha = 0.0
     training_config: Url = Field(
         default="",
-        description="The training's YAML, from which the preset reads such facts, and the adapter's alpha is taken.",
+        description="The training's YAML, from which the preset's switches and the adapter's alpha are taken.",
     )
     config_json: Url = Field(
         default="",

@@ -126,7 +126,7 @@ def judged_worlds(family: Family) -> tuple[str, ...]:
 
 
 def check_hugging_face(first: int, directory: Path) -> list[str]:
-    """What is not as it should be, of some models of each family, in each world."""
+    """Return the problems of some models of each family, in each world."""
     directory.mkdir(parents=True, exist_ok=True)
     with TransformersJudge(directory / "transformers.log") as judge:
         return [
@@ -140,7 +140,7 @@ def check_hugging_face(first: int, directory: Path) -> list[str]:
 
 
 def check_case(case: Case, judge: TransformersJudge, directory: Path) -> list[str]:
-    """What is not as it should be, or how it failed."""
+    """Return the problems of a case, or how it failed."""
     try:
         return _check(case, judge, directory)
     except (ReshardError, RefusalError) as error:
