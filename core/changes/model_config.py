@@ -11,6 +11,8 @@ from reshard.core.storage.urls import Location
 
 CONFIG_NAME = "config.json"
 _MAX_BYTES = 256 << 20
+_OF_WHOLE_MODELS = ("architectures", "model_type", "quantization_config", "tie_word_embeddings")
+"""Fields that models with several parts have outside of these; parts may have their own, which loaders ignore."""
 
 
 def read_config(directory: Location) -> dict[str, Any]:
@@ -42,6 +44,17 @@ def parse_config(data: bytes, location: Location) -> dict[str, Any]:
     return config
 
 
+def fields_of(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """Return the fields of a part of a model, such as `text_config`; those beside it count where the part lacks them.
+
+    What is said of the whole model stays so. An empty name, or one that config.json lacks: the fields as they are.
+    """
+    fields = config.get(part) if part else None
+    if not isinstance(fields, dict):
+        return config
+    return {**config, **fields, **{name: config[name] for name in _OF_WHOLE_MODELS if name in config}}
+
+
 def has_field(config: Mapping[str, Any], name: str, *, default: bool) -> bool:
     """True if a field of config.json is set, to a number or to true; an empty name is always."""
     return bool(config.get(name, default)) if name else True
@@ -68,13 +81,20 @@ def _attention_variant(config: Mapping[str, Any], layer: int) -> str:
 
 
 def _mlp_variant(config: Mapping[str, Any], layer: int) -> str:
-    """Which layers have experts, as the families of DeepSeek and Qwen say it."""
+    """Which layers have experts, as the families of DeepSeek, ERNIE and Qwen say it."""
     kinds = config.get("mlp_layer_types")
     if isinstance(kinds, list) and layer < len(kinds):
         return str(kinds[layer])
     first = config.get("first_k_dense_replace")
     if isinstance(first, int):
         return "dense" if layer < first else "sparse"
+    start = config.get("moe_layer_start_index")
+    if isinstance(start, int):
+        end, interval = config.get("moe_layer_end_index", -1), config.get("moe_layer_interval", 1)
+        if not isinstance(end, int) or not isinstance(interval, int) or interval < 1:
+            return ""
+        is_within = start <= layer and (end == -1 or layer <= end)
+        return "dense" if not is_within or (layer + 1) % interval else "sparse"
     step, only_dense = config.get("decoder_sparse_step"), config.get("mlp_only_layers")
     if not isinstance(step, int) or step < 1:
         return ""

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from reshard.core.changes.expressions import VariableName
+from reshard.core.changes.model_config import fields_of
 from reshard.core.changes.option_types import is_own_preset
 from reshard.core.changes.preset_rows import EXPERT, Row, TemplateText
 from reshard.core.changes.rules import Name, Rule, Several
@@ -33,8 +34,13 @@ from reshard.core.text.printing import listed_lines
 
 MINDFORMERS = "MindFormers"
 """The program whose names worlds have, unless they say otherwise."""
+HUGGING_FACE = "Hugging Face"
+"""Whose names a world has that is none: its rows are what the preset knows of a family that has dialects only."""
 MEGATRON = "Megatron"
 """The program whose names are MindFormers', too: where these lie otherwise, names do not tell whose they are."""
+
+HEADS = "nh"
+"""The variable of a preset that is the number of attention heads."""
 
 _SUFFIX = ".yaml"
 _WEIGHT = ".weight"
@@ -241,6 +247,9 @@ class Preset(Rule):
         preset: its name.
         proof: whether its rules were `run` against MindFormers' own code, or `read` from it.
         models: values of `model_type` in config.json.
+        fields_in: the object of config.json that has the text model's fields, where the model has other parts, too.
+        passed: prefixes of Hugging Face's names of these other parts: they have the same names and layouts on both
+            sides.
         variables: variable -> field of config.json, or expression of fields; of several the first that is there.
         counted: variable -> templates of names, of both sides: the number of indexes that they have.
         quantized: ending of the names of scales in Hugging Face's directories: `_scale_inv` of block-fp8, which any
@@ -256,6 +265,8 @@ class Preset(Rule):
     title: str
     proof: Literal["run", "read"]
     models: tuple[str, ...] = ()
+    fields_in: str = ""
+    passed: tuple[Name, ...] = ()
     variables: dict[VariableName, Expressions] = Field(default={})
     counted: dict[VariableName, tuple[TemplateText, ...]] = Field(default={})
     quantized: Literal["", "_scale_inv", "_scales"] = "_scale_inv"
@@ -299,13 +310,21 @@ class Preset(Rule):
 
     @cached_property
     def worlds(self) -> tuple[str, ...]:
-        """The worlds of MindFormers' names."""
-        return tuple(self.names)
+        """The worlds of other names than Hugging Face's."""
+        return tuple(world for world, names in self.names.items() if names.whose != HUGGING_FACE)
 
     @property
     def complete_world(self) -> str:
         """The world whose rows have all of Hugging Face's names."""
-        return self.loaded_world or self.worlds[0]
+        return self.loaded_world or next(iter(self.names))
+
+    def fields(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the fields of config.json that count for its rows."""
+        return fields_of(config, self.fields_in)
+
+    def is_passed(self, name: str) -> bool:
+        """True for a parameter of a part of the model that keeps its names and layouts."""
+        return name.startswith(self.passed)
 
     def is_run(self, world: str) -> bool:
         """True if the rules of a world were run against MindFormers' own code."""
@@ -427,7 +446,7 @@ class PresetList(Report):
     def blocks(self) -> Iterator[Block]:
         """Yield its content: a table."""
         rows = [
-            (each.preset, each.title, " ".join(each.worlds), each.proof, listed(list(each.switches)) or "-")
+            (each.preset, each.title, " ".join(each.worlds) or "-", each.proof, listed(list(each.switches)) or "-")
             for each in self.presets
         ]
         yield Table(

@@ -52,7 +52,7 @@ class Row(Rule):
     """A parameter of MindFormers, and the one or several that it is for Hugging Face, or several of one.
 
     Attributes:
-        mf: its name; several with their shapes, if they are one for Hugging Face.
+        mf: its name; several with their shapes, if they are one for Hugging Face. If it is left out, Hugging Face's.
         hf: Hugging Face's name -> shape there.
         groups: of several side by side along axis 0, the rows are in so many groups, each of which has an equal share
             of every part.
@@ -99,6 +99,14 @@ class Row(Rule):
     part: str = ""
     variant: str = ""
     when: dict[str, str] = Field(default={})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_own_name(cls, value: Any) -> Any:
+        """Rows without `mf` have the same name on both sides."""
+        if not isinstance(value, dict) or "mf" in value or not isinstance(value.get("hf"), dict):
+            return value
+        return {**value, "mf": dict.fromkeys(value["hf"], ())}
 
     @model_validator(mode="after")
     def _check(self) -> "Row":

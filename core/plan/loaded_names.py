@@ -58,6 +58,7 @@ def loaded_names(preset: Preset, config: Mapping[str, Any], origin: str, there: 
     Raises:
         InputError: config.json lacks a number that names need, or asks for too many.
     """
+    config = preset.fields(config)
     variables = variables_of(preset, Settings({}, None, config, origin))
     if "N" not in variables:
         fields = " or ".join(preset.variables.get("N", ("num_hidden_layers",)))

@@ -38,6 +38,8 @@ _ADAPTER = re.compile(r"\.(\w*lora_[abAB])(\.\w+)*$")
 
 _ROTARY_BUFFERS = ("*rotary_emb.inv_freq", "freqs_cis", "rope.freqs")
 """Buffers that models compute from config.json: one for each layer in older files of Hugging Face's, or one in all."""
+_CHATGLM_BUFFER = "rotary_pos_emb.inv_freq"
+"""The same of ChatGLM, whose own code and MindFormers' load it where it is there; Megatron has none."""
 
 
 def rotary_buffers(names: Iterable[str]) -> list[str]:
@@ -54,14 +56,16 @@ def rotary_buffers_note(names: Sequence[str]) -> str:
 
 def without_rotary_buffers(compiled: CompiledPreset, names: Iterable[str]) -> CompiledPreset:
     """Return a preset that leaves out such buffers of a source, with a note."""
-    found = rotary_buffers(names)
+    in_rows = any(text.endswith(_CHATGLM_BUFFER) for _, row in compiled.rows for text in row.hf)
+    found = [*rotary_buffers(names), *(name for name in names if not in_rows and name.endswith(_CHATGLM_BUFFER))]
     if not found:
         return compiled
     return replace(compiled, left_out=_patterns_of(found), notes=(*compiled.notes, rotary_buffers_note(found)))
 
 
 def _patterns_of(buffers: Sequence[str]) -> tuple[str, ...]:
-    return tuple(pattern for pattern in _ROTARY_BUFFERS if any(fnmatchcase(name, pattern) for name in buffers))
+    patterns = (*_ROTARY_BUFFERS, f"*{_CHATGLM_BUFFER}")
+    return tuple(pattern for pattern in patterns if any(fnmatchcase(name, pattern) for name in buffers))
 
 
 def check_names(
@@ -88,7 +92,7 @@ def check_names(
     missing = list(check.missing(allowed))
     # layers of two numberings may be the same
     others = [*check.unknown(excluded), *check.surplus(excluded), *check.unlike_config(excluded)]
-    problems = list(dict.fromkeys([*others, *missing]))
+    problems = list(dict.fromkeys([*others, *missing, *check.missing_parts(allowed)]))
     if not may_be_partial and check.has_weights(excluded):
         left = _Names(compiled, [name for name in names if name not in excluded])
         problems += [
@@ -238,7 +242,8 @@ class _Names:
         known = self.in_rows()
         if orders := [name for name in self._orders if name not in excluded]:
             yield expert_order_problem(orders)
-        passed = self._state.union(known, excluded, self._orders)
+        of_parts = filter(lambda name: self._compiled.preset.is_passed(without_state(name)), self._all)
+        passed = self._state.union(known, excluded, self._orders, of_parts)
         for name in self._all:
             if name in passed:
                 continue
@@ -323,10 +328,25 @@ class _Names:
                 for row, names in there:
                     lacking = self._lacking(names, allowed)
                     if lacking and (len(lacking) < len(names) or not self._may_lack(row)):
-                        problems[f"parameter {lacking[0]!r} is missing"] = None
+                        problems[f"parameter {lacking[0]!r} is missing{self._asked_by(row)}"] = None
                 for part in dict.fromkeys(row.part for row in rows if row.part):
                     problems |= dict.fromkeys(self._lacking_of_part(place, part, there, allowed))
                 yield from problems
+
+    def missing_parts(self, allowed: Sequence[str]) -> Iterator[str]:
+        """Parts of the model that are passed through, and that the source has nothing of."""
+        for prefix in self._compiled.preset.passed if self._compiled.has_hf_target else ():
+            if not fits_any(prefix, allowed) and not any(name.startswith(prefix) for name in self._weights):
+                yield (
+                    f"there are no parameters {prefix}*, and the model of config.json has that part: loaders would "
+                    f"begin with random weights. If it is to be added later, {option('allow_missing', [f'{prefix}*'])}"
+                )
+
+    def _asked_by(self, row: Row) -> str:
+        """Why a parameter is wanted that not all models of the family have."""
+        loaded = self._compiled.preset.loaded
+        field = next((loaded[text].field for text in row.hf if text in loaded), "")
+        return f": config.json asks for it ({field})" if field else ""
 
     def _may_lack(self, row: Row) -> bool:
         """True if a place may be without the row; of a part the variants are looked at together."""

@@ -332,21 +332,21 @@ class _Compiler:
         return parsed(text, self._variables) is not None
 
     def _lacks(self, expression: str, row: Row) -> InputError:
-        fields = {
-            name: " or ".join(alternatives)
+        fields = [
+            " or ".join(alternatives)
             for name, alternatives in self._preset.variables.items()
             if name not in self._variables and name in expression
-        }
-        wanted = ", ".join(f"{name} ({text})" for name, text in fields.items()) or expression
+        ]
+        wanted = ", ".join(fields) or expression
         where = self._settings.origin
         if self._settings.config is None and not self._settings.numbers:
             return InputError(
-                f"preset {self._preset.preset}: {row.name!r} needs numbers of config.json, {wanted}: {where} has none: "
-                f"put the model's there, or name it with {option('config_json')}"
+                f"the layout of {row.name!r} depends on {wanted} of config.json, and {where} has none: put the model's "
+                f"there, or name it with {option('config_json')}"
             )
         return InputError(
-            f"{where}: has no {wanted}, which preset {self._preset.preset} needs for {row.name!r}: name the model's "
-            f"config.json with {option('config_json')}"
+            f"{where}: config.json has no number {wanted}, on which the layout of {row.name!r} depends: name the "
+            f"model's config.json with {option('config_json')}"
         )
 
     def _is_so(self, name: str, value: str, *, needed: bool) -> bool:

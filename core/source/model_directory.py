@@ -132,9 +132,14 @@ def check_model(url: str, choice: ModelChoice, workers: int) -> CheckedModel | N
         not_checked = (_NAMES, SHAPES)
     else:
         names = loaded_names(preset, config, str(place.location), list(model.weights.entries))
-        model = _Model(config, model.weights, names, _renamed(names, model.weights.entries))
+        model = _Model(preset.fields(config), model.weights, names, _renamed(names, model.weights.entries))
         loaded = _loaded(model, preset, loaded.model_type)
-        findings += [*_name_findings(model, loaded), *_head_findings(model), *_shape_findings(model)]
+        findings += [
+            *_part_findings(model.weights, preset),
+            *_name_findings(model, loaded),
+            *_head_findings(model),
+            *_shape_findings(model),
+        ]
     findings += dtype_findings(config, model.weights.entries)
     findings += scale_findings(config, model.entries)
     return CheckedModel(str(place.location), tuple(_facts(place, model, loaded)), tuple(findings), not_checked, loaded)
@@ -234,7 +239,11 @@ def _loaded(model: _Model, preset: Preset, model_type: str) -> LoadedModel:
         preset=preset.preset,
         expected=len(required),
         missing=tuple(name for name in required if name not in entries),
-        dropped=tuple(name for name in model.weights.entries if model.read_as.get(name, name) not in known | scales),
+        dropped=tuple(
+            name
+            for name in model.weights.entries
+            if model.read_as.get(name, name) not in known | scales and not preset.is_passed(name)
+        ),
         renamed=dict(model.read_as),
         mismatched=tuple(_mismatched(model)),
         speculative=tuple(name for name in names.speculative if name in entries),
@@ -289,6 +298,26 @@ def _name_findings(model: _Model, loaded: LoadedModel) -> Iterator[Finding]:
             found=f"{counted(len(buffers), 'buffer')} in the files: {quoted_names(buffers)}",
             means="models compute them from config.json, so loaders ignore them",
         )
+
+
+def _part_findings(weights: ModelWeights, preset: Preset) -> Iterator[Finding]:
+    """Of the parts of a model that its preset only passes through: whether there is something of each."""
+    for prefix in preset.passed:
+        count = sum(name.startswith(prefix) for name in weights.entries)
+        if count:
+            yield Finding(
+                check=_NAMES,
+                severity=Severity.NOTE,
+                found=f"{counted(count, 'parameter')} {prefix}* of another part of the model",
+                means="their names and shapes were not checked: the preset knows the text model's only",
+            )
+        else:
+            yield Finding(
+                check=_NAMES,
+                found=f"no parameters {prefix}*, and the model has that part",
+                means=_RANDOM,
+                advice="export the model with all of its parts, or name a config.json of the text model alone",
+            )
 
 
 def _of(count: int, total: int, what: str) -> str:

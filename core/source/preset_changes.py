@@ -121,7 +121,7 @@ def compiled_for(choice: PresetChoice, source: SourceRequest, target: Strategy |
         given=choice.given,
         names=choice.names,
         training=training,
-        config=config,
+        config=preset.fields(config) if config is not None else None,
         origin=origin,
         allowed_models=choice.allowed_models,
         dialect=choice.dialect,

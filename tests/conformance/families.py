@@ -33,6 +33,8 @@ class Family:
         rules: world -> its rules in numpy, a further judge.
         without: worlds that cannot have what transformers makes, with the reason.
         refused: "SWITCH=VALUE" of a spelling that cannot have its parameters.
+        around: for a model with other parts: the config.json of the text model -> the fields around it, which is their
+            `text_config`.
     """
 
     preset: str
@@ -45,6 +47,7 @@ class Family:
     rules: Mapping[str, Rule] = field(default_factory=dict)
     without: Mapping[str, str] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
+    around: Callable[[Config], Config] | None = None
 
     def drawn_config(self, draw: Random) -> Config:
         """Draw a config.json."""
@@ -55,6 +58,12 @@ class Family:
             if callable(value):
                 config[name] = value(config)
         return {"tie_word_embeddings": self.tied and draw.random() < 0.3, **config}
+
+    def whole_config(self, config: Config) -> Config:
+        """Return the config.json of the model whose text model has this one."""
+        if self.around is None:
+            return config
+        return {"tie_word_embeddings": config["tie_word_embeddings"], "text_config": config, **self.around(config)}
 
 
 _SIZES = (16, 24, 32, 40, 48)
@@ -134,6 +143,35 @@ _DELTA_NET = {
 }
 _DELTA_NET_MOE = {**_DELTA_NET, **_MOE, "num_experts": _EXPERTS, "shared_expert_intermediate_size": (8, 16, 24)}
 _ROUNDED_ALIKE = ("float32", "bfloat16")
+_VISION = {"hidden_size": 16, "intermediate_size": 24, "patch_size": 4}
+
+
+def _beside_vision(rule: Rule, prefix: str) -> Mapping[str, Rule]:
+    """The rules of a text model whose names have another prefix; other parts keep theirs."""
+
+    def rules(hf: Arrays, config: Config, **switches: Any) -> Arrays | None:
+        text = {name.replace(prefix, "model.", 1): array for name, array in hf.items()
+                if name.startswith((prefix, "lm_head."))}  # fmt: skip
+        others = {name: array for name, array in hf.items() if not name.startswith((prefix, "lm_head."))}
+        made = rule(text, config["text_config"], **switches)
+        assert others
+        return None if made is None else made | others
+
+    return {"megatron": rules}
+
+
+def _gemma3_vision(text: Config) -> Config:
+    tower = {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8}
+    return {"model_type": "gemma3", "mm_tokens_per_image": 4, "vision_config": _VISION | tower}
+
+
+def _qwen_vision(model_type: str) -> Callable[[Config], Config]:
+    tower = {"depth": 2, "num_heads": 2, "num_position_embeddings": 16, "deepstack_visual_indexes": []}
+    return lambda text: {
+        "model_type": model_type,
+        "vision_config": _VISION | tower | {"out_hidden_size": text["hidden_size"]},
+    }
+
 
 FAMILIES = (
     Family("qwen3", "qwen3", _HEADS, rules=_MEGATRON),
@@ -154,7 +192,7 @@ FAMILIES = (
     Family("mixtral", "mixtral", _PARTS | _LOCAL_EXPERTS, tied=False, rules=_MEGATRON),
     Family("qwen2_moe", "qwen2_moe", _PARTS | _QWEN_MOE | {"shared_expert_intermediate_size": (8, 16, 24)}, tied=False,
            needs=_ALL_SPARSE, rules={"legacy": qwen2_moe, **_MEGATRON}),
-    Family("glm4", "glm4", _HEADS | {"attention_bias": True}),
+    Family("glm4", "glm4", _HEADS | {"attention_bias": (True, False)}, rules=_MEGATRON),
     Family("glm", "glm", _HEADS | {"attention_bias": (True, False)},
            settles={"use_rearrange_rope=true": {"qkv_concat": "false"}}, rules={"legacy": glm, **_MEGATRON}),
     Family("phi3", "phi3", _PARTS | {"pad_token_id": 0}, rules=_MEGATRON),
@@ -162,10 +200,13 @@ FAMILIES = (
       for each, kind in (("gemma", "gemma"), ("gemma2", "gemma2"), ("gemma3", "gemma3_text"))
       for fields in ({}, _BIASES)),
     *(Family("hunyuan_dense", "hunyuan_v1_dense", _HEADS | fields, rules=_MEGATRON) for fields in ({}, _BIASES)),
+    *(Family("hunyuan_moe", "hunyuan_v1_moe", _HEADS | {"num_experts": _EXPERTS, "moe_topk": 2} | fields,
+             rules=_MEGATRON) for fields in ({}, _BIASES)),
     Family("seed_oss", "seed_oss", _HEADS | {"attention_bias": (True, False), "attention_out_bias": (True, False),
                                              "mlp_bias": (True, False)}, rules=_MEGATRON),
     Family("glm4_moe", "glm4_moe", _HEADS | _GLM_MOE, rules=_MEGATRON),
     Family("gpt_oss", "gpt_oss", _HEADS | _LOCAL_EXPERTS, rules=_MEGATRON, refused=("megatron_experts=grouped",)),
+    Family("minimax", "minimax", _HEADS | _LOCAL_EXPERTS | {"layer_types": _DELTA_NET["layer_types"]}),
     Family("minimax_m2", "minimax_m2", _HEADS | _LOCAL_EXPERTS, rules=_MEGATRON),
     Family("olmoe", "olmoe", _PARTS | {"num_experts": _EXPERTS, "num_experts_per_tok": 2}, rules=_MEGATRON),
     Family("ernie4_5_moe", "ernie4_5_moe", _PARTS | _ERNIE_MOE, rules=_MEGATRON),
@@ -175,6 +216,12 @@ FAMILIES = (
            dtypes=_ROUNDED_ALIKE, rules={"megatron": hybrid}),
     Family("qwen3_5_moe", "qwen3_5_moe_text", _DELTA_NET_MOE, dtypes=_ROUNDED_ALIKE, rules={"megatron": hybrid}),
     Family("qwen3_5", "qwen3_5_text", _DELTA_NET, dtypes=_ROUNDED_ALIKE, rules={"megatron": hybrid}),
+    Family("gemma3_vl", "gemma3_text", _HEADS | _WIDE | _ALWAYS_TIED | {"sliding_window": 4},
+           around=_gemma3_vision, rules=_beside_vision(_megatron, "language_model.model.")),
+    Family("qwen3_5_moe_vl", "qwen3_5_moe_text", _DELTA_NET_MOE, dtypes=_ROUNDED_ALIKE,
+           around=_qwen_vision("qwen3_5_moe"), rules=_beside_vision(hybrid, "model.language_model.")),
+    Family("qwen3_5_vl", "qwen3_5_text", _DELTA_NET, dtypes=_ROUNDED_ALIKE,
+           around=_qwen_vision("qwen3_5"), rules=_beside_vision(hybrid, "model.language_model.")),
     # transformers has none of these, whose names and shapes are those of the model that it makes
     Family("internlm", "llama", _HEADS | _PARTS | _BIASES | {"bias": True}, rules=_MEGATRON),
     Family("pangu_embedded", "llama", _HEADS | _PARTS | _BIASES | {"bias": True}, rules=_MEGATRON),

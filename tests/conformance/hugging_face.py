@@ -77,7 +77,7 @@ def build_case(seed: int, family: Family, world: str) -> Case:
         seed,
         family,
         world,
-        config,
+        family.whole_config(config),
         draw.choice(family.dtypes),
         switches,
         data=draw.choice((1, 2)),
@@ -167,6 +167,7 @@ def _check(case: Case, judge: TransformersJudge, directory: Path) -> list[str]:
         optimizer_parallel=case.optimizer,
         optimizer_threshold_bytes=0,
         cuts=_cuts(case, whole),
+        places=[f"{prefix}*=first" for prefix in read_preset(case.family.preset).passed],
     )
     convert(build_request(source=str(model), target=str(ranks), target_strategy=str(strategy), **preset))
     known = {"source_strategy": str(strategy), "layout": "unified", "like": str(model), "max_shard_size": "50KB"}

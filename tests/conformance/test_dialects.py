@@ -19,7 +19,7 @@ KINDS = [family for family in FAMILIES if read_preset(family.preset).dialects an
 @pytest.mark.skipif(not TORCH_PYTHON.exists(), reason="make .venv-torch/installed")
 @pytest.mark.parametrize("family", KINDS, ids=lambda family: f"{family.preset} {family.model_type}")
 def test_both_are_what_transformers_writes(family: Family, tmp_path: Path) -> None:
-    case = build_case(1, family, "megatron")
+    case = build_case(1, family, read_preset(family.preset).complete_world)
     all_sparse = {"first_k_dense_replace": 0} if "first_k_dense_replace" in case.config else {}
     hub, in_memory, made, back = (tmp_path / name for name in ("hub", "in_memory", "made", "back"))
     with TransformersJudge(tmp_path / "log") as judge:

@@ -35,7 +35,7 @@ def test_every_world_is_judged_or_has_a_reason() -> None:
     for family in FAMILIES:
         assert family.without.keys() <= {*read_preset(family.preset).worlds}
         assert all(family.without.values())
-        assert judged_worlds(family)
+        assert judged_worlds(family) or read_preset(family.preset).dialects  # of which test_dialects.py is the judge
 
 
 def test_cases_have_every_value_of_every_switch() -> None:

@@ -50,6 +50,13 @@ LATENT = {
     "index_head_dim": 16,
     "num_key_value_heads": 4,
 }
+ERNIE = {
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "moe_intermediate_size": 16,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": 2,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama with biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "mistral": {"model_type": "mistral"},
@@ -69,6 +76,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_next with biases": {"model_type": "qwen3_next", **EXPERTS, **DELTA_NET, "attention_bias": True},
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **EXPERTS, **DELTA_NET},
     "qwen3_5": {"model_type": "qwen3_5_text", **DELTA_NET},
+    "hunyuan_moe": {"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": 2, "attention_bias": True},
+    "ernie4_5_moe with biases": {"model_type": "ernie4_5_moe", "use_bias": True, **ERNIE},
     "deepseek_v32": {"model_type": "deepseek_v32", **LATENT},
 }
 """Models that the fixtures do not have."""
@@ -91,6 +100,7 @@ CHANGES: dict[str, tuple[Rename, dict[str, Any]]] = {
 def fused(names: list[str]) -> set[str]:
     """Names of parameters with experts as transformers has them in memory, whatever the directory has."""
     found = (name.replace("block_sparse_moe", "mlp") for name in names)
+    found = (name.replace("mlp.moe_statics", "mlp.gate.moe_statics") for name in found)
     found = (re.sub(r"\.experts\.\d+\.(gate_proj|up_proj|w1|w3)\.weight$", ".experts.gate_up_proj", e) for e in found)
     return {re.sub(r"\.experts\.\d+\.(down_proj|w2)\.weight$", ".experts.down_proj", name) for name in found}
 

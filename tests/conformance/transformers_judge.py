@@ -15,7 +15,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -28,7 +28,7 @@ def make_model(directory: str, config: dict[str, Any], dtype: str, seed: int, in
     With `in_memory`, saves it there as well, under the names that transformers has in memory.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    model = _class_of(config).from_config(AutoConfig.for_model(**config))
     with torch.no_grad():
         for name, parameter in _tensors(model):
             if "rotary" not in name and parameter.is_floating_point():
@@ -66,7 +66,7 @@ def compare_models(directory: str, other: str, seed: int) -> list[str]:
         if weights[name].dtype != others[name].dtype or not torch.equal(weights[name], others[name])
     ]
     torch.manual_seed(seed)
-    tokens = torch.randint(3, model.config.vocab_size, (2, _TOKENS))
+    tokens = torch.randint(3, model.config.get_text_config().vocab_size, (2, _TOKENS))
     with torch.no_grad():
         answers = [each.eval()(tokens).logits for each in (model, again)]
     if not torch.isfinite(answers[0]).all():
@@ -109,8 +109,13 @@ def _tensors(model: Any) -> list[tuple[str, Any]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
+def _class_of(config: dict[str, Any]) -> Any:
+    return AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+
+
 def _load(directory: str) -> tuple[Any, dict[str, Any]]:
-    loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+    config = json.loads((Path(directory) / "config.json").read_text())
+    loaded: tuple[Any, dict[str, Any]] = _class_of(config).from_pretrained(
         directory, output_loading_info=True, dtype="auto", local_files_only=True
     )
     return loaded

@@ -29,12 +29,14 @@ _RENAMED = {
     "mlp.down_proj.bias": "mlp.linear_fc2.bias",
     "mlp.gate.weight": "mlp.router.weight",
     "block_sparse_moe.gate.weight": "mlp.router.weight",
+    "mlp.gate.wg.weight": "mlp.router.weight",
     "mlp.router.weight": "mlp.router.weight",
     "mlp.router.bias": "mlp.router.bias",
     "mlp.gate.e_score_correction_bias": "mlp.router.expert_bias",
     "block_sparse_moe.e_score_correction_bias": "mlp.router.expert_bias",
     "mlp.shared_experts.down_proj.weight": "mlp.shared_experts.linear_fc2.weight",
     "mlp.shared_expert.down_proj.weight": "mlp.shared_experts.linear_fc2.weight",
+    "mlp.shared_mlp.down_proj.weight": "mlp.shared_experts.linear_fc2.weight",
     "mlp.shared_expert_gate.weight": "mlp.shared_experts.gate_weight",
 }
 _OF_MTP = {name: f"{name}.weight" for name in ("enorm", "hnorm", "eh_proj")}
@@ -71,14 +73,15 @@ def _layer(layer: Arrays, config: dict[str, Any], experts: str, norms: str) -> A
         if f"self_attn.k_proj.{kind}" in rest:
             parts = [rest.pop(f"self_attn.{name}_proj.{kind}") for name in "qkv"]
             made[f"self_attention.linear_qkv.{kind}"] = grouped(parts, groups)
-    for name in ("self_attn.qkv_proj.weight", "self_attn.W_pack.weight"):  # all of q, then of k, then of v
+    # all of q, then of k, then of v
+    for name in ("self_attn.qkv_proj.weight", "self_attn.qkv_proj.bias", "self_attn.W_pack.weight"):
         if name in rest:
             whole = rest.pop(name)
             of_group = len(whole) // (config["num_attention_heads"] + 2 * groups)
             parts = np.split(whole, [of_group * config["num_attention_heads"], len(whole) - of_group * groups])
-            made["self_attention.linear_qkv.weight"] = grouped(parts, groups)
-    for theirs, ours in (("mlp", "mlp"), ("mlp.shared_experts", "mlp.shared_experts"),
-                         ("mlp.shared_expert", "mlp.shared_experts")):  # fmt: skip
+            made[f"self_attention.linear_qkv.{name.rpartition('.')[2]}"] = grouped(parts, groups)
+    for theirs in ("mlp", "mlp.shared_experts", "mlp.shared_expert", "mlp.shared_mlp"):
+        ours = "mlp.shared_experts" if "shared" in theirs else "mlp"
         for kind in ("weight", "bias"):
             if f"{theirs}.gate_proj.{kind}" in rest:
                 both = [rest.pop(f"{theirs}.{name}_proj.{kind}") for name in ("gate", "up")]
@@ -139,17 +142,18 @@ def _norms(rest: Arrays, spelling: str, *, is_dense: bool) -> Arrays:
     place = "self_attention.linear_qkv.layer_norm_weight" if fused and not is_latent else "input_layernorm.weight"
     made = {place: rest.pop("input_layernorm.weight")}
     place = "mlp.linear_fc1.layer_norm_weight" if before_mlp else "pre_mlp_layernorm.weight"
+    attention, mlp = ("post_attn_norm.weight", "post_mlp_layernorm.weight")
+    if fused:
+        attention, mlp = (f"{name}.post_layernorm.weight" for name in ("self_attention.linear_proj", "mlp.linear_fc2"))
     if "pre_feedforward_layernorm.weight" in rest:  # Gemma: norms before and after, all of these with w - 1 as w
-        attention, mlp = ("post_attn_norm.weight", "post_mlp_layernorm.weight")
-        if fused:
-            attention, mlp = (
-                f"{name}.post_layernorm.weight" for name in ("self_attention.linear_proj", "mlp.linear_fc2")
-            )
         made[attention] = rest.pop("post_attention_layernorm.weight")
         made[mlp] = rest.pop("post_feedforward_layernorm.weight")
         made[place] = rest.pop("pre_feedforward_layernorm.weight")
     else:
         made[place] = rest.pop("post_attention_layernorm.weight")
+    if "post_self_attn_layernorm.weight" in rest:  # GLM-4's
+        made[attention] = rest.pop("post_self_attn_layernorm.weight")
+        made[mlp] = rest.pop("post_mlp_layernorm.weight")
     for theirs, norm, up in (("q_a", "q", "linear_q_up_proj"), ("kv_a", "kv", "linear_kv_up_proj")):
         name = f"self_attn.{theirs}_layernorm.weight"
         if name in rest:

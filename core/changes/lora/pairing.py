@@ -43,11 +43,16 @@ def matrix_of(name: str) -> tuple[str, str] | None:
     return (match["module"], match["which"].lower()) if match else None
 
 
-def modules_of(tensors: Iterable[str]) -> set[str]:
-    """Return the modules that an adapter's tensors are of by their names; patterns are matched with these."""
+def adapted_modules(tensors: Iterable[str]) -> set[str]:
+    """Return the modules that have matrices among an adapter's tensors."""
     short = [name.removeprefix(_PREFIX) for name in tensors]
     matches = (pattern.fullmatch(name) for name in short for pattern in (*_MATRICES, _EMBEDDINGS))
-    modules = {match["module"] for match in matches if match}
+    return {match["module"] for match in matches if match}
+
+
+def modules_of(tensors: Iterable[str]) -> set[str]:
+    """Return the modules that an adapter's tensors are of by their names; patterns are matched with these."""
+    modules = adapted_modules(tensors)
     return modules | {module.removesuffix(_BASE_LAYER) for module in modules}
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -13,12 +14,14 @@ from reshard.core.errors import InputError, PlanError, ReshardError
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
 from reshard.core.verification.compare import compare_checkpoints
+from tests.support.diagnosed import diagnose
 from tests.support.families import Family, directory_contents, switches_of
 from tests.support.mindformers_rules import Arrays
 from tests.support.written_models import fused, written
 
 FAMILIES = [Family(name) for name in ("qwen3_moe", "deepseek3_mtp", "mixtral")]
 MOE = FAMILIES[0]
+OF_ATTENTION = "use_contiguous_weight_layout_attention=false"
 
 
 def arrays_of(family: Family) -> Arrays:
@@ -85,6 +88,8 @@ def test_a_dialect_that_contradicts_that_directory(tmp_path: Path) -> None:
     ("options", "problem"),
     [
         ({"dialect": "hub"}, "dialect='hub': the source has hub names already"),
+        ({"dialect": "transformers5", "switch": [OF_ATTENTION]},
+         f"switch=['{OF_ATTENTION}']: dialects of Hugging Face's names do not depend on it: leave it out"),
         ({"dialect": "hub", "switch": ["to=mcore"]},
          "dialect='hub': only Hugging Face's names have dialects, and the target gets mcore names"),
     ],
@@ -132,6 +137,68 @@ def test_sizes_of_another_model_in_the_dialect(tmp_path: Path) -> None:
     assert (
         "'model.layers.0.mlp.experts.gate_up_proj' has shape [4, 32, 48], by config.json it would be [4, 4, 48]" in text
     )
+
+
+MINIMAX = {"model_type": "minimax", "num_hidden_layers": 2, "vocab_size": 32, "hidden_size": 16, "head_dim": 4,
+           "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 10, "num_local_experts": 12,
+           "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip
+
+
+def minimax() -> Arrays:
+    """A model of which no training has other names than Hugging Face's."""
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (16,),
+        "post_attention_layernorm.weight": (16,),
+        "block_sparse_moe.gate.weight": (12, 16),
+        **{f"block_sparse_moe.experts.{e}.{name}.weight": (10, 16) for e in range(12) for name in ("w1", "w3")},
+        **{f"block_sparse_moe.experts.{e}.w2.weight": (16, 10) for e in range(12)},
+    }
+    kinds: tuple[dict[str, tuple[int, ...]], ...] = (
+        {"norm.weight": (16,), "qkv_proj.weight": (48, 16), "out_proj.weight": (16, 16), "output_gate.weight": (16, 16),
+         "slope_rate": (4, 1, 1)},
+        {f"{name}_proj.weight": (rows, 16) for name, rows in (("q", 16), ("k", 8), ("v", 8), ("o", 16))},
+    )  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (32, 16), "model.norm.weight": (16,)}
+    shapes["lm_head.weight"] = (32, 16)
+    for number, kind in enumerate(kinds):
+        whole = layer | {f"self_attn.{name}": shape for name, shape in kind.items()}
+        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in whole.items()}
+    draw = np.random.default_rng(1)
+    return {name: draw.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+
+def test_a_family_with_dialects_only(tmp_path: Path) -> None:
+    hub = written(tmp_path / "hub", minimax(), MINIMAX)
+    expected = written(tmp_path / "expected", fused(minimax()), MINIMAX)
+    options: dict[str, Any] = {"preset": "minimax", "layout": "unified", "config_json": str(hub)}
+    there, back = tmp_path / "there", tmp_path / "back"
+    convert(build_request(source=str(hub), target=str(there), dialect="transformers5", **options))
+    assert directory_contents(there) == directory_contents(expected)
+    convert(build_request(source=str(there), target=str(back), dialect="hub", **options))
+    assert directory_contents(back) == directory_contents(hub)
+    for directory in (hub, expected):
+        loaded = diagnose(str(directory)).loaded
+        assert loaded is not None
+        assert (loaded.missing, loaded.dropped, loaded.mismatched) == ((), (), ())
+    for source, other in ((hub, "transformers5"), (there, "hub")):
+        said = refusal(source=str(source), target=str(tmp_path / "out"), **options)
+        assert said.startswith("preset minimax: there are no names of this family besides Hugging Face's, and the")
+        assert said.endswith(f"for its other dialect, dialect='{other}'")
+
+
+def test_a_layer_of_the_wrong_kind_of_attention(tmp_path: Path) -> None:
+    arrays = {name: array for name, array in minimax().items() if name != "model.layers.0.self_attn.norm.weight"}
+    source = written(tmp_path / "source", arrays, MINIMAX)
+    options: dict[str, Any] = {"preset": "minimax", "dialect": "transformers5", "target": str(tmp_path / "out")}
+    assert "'model.layers.0.self_attn.norm.weight' is missing" in refusal(PlanError, source=str(source), **options)
+
+
+def test_a_note_on_quantized_weights_spells_options(tmp_path: Path) -> None:
+    hub = written(tmp_path / "hub", minimax(), MINIMAX)
+    options: dict[str, Any] = {"preset": "minimax", "dialect": "transformers5", "layout": "unified", "fp8": "quantize"}
+    report = convert(build_request(source=str(hub), target=str(tmp_path / "out"), **options))
+    said = "no config.json is written that says so to loaders: name a directory with one, 'like'"
+    assert any(note.endswith(said) for note in report.notes)
 
 
 def test_an_expert_that_is_missing(tmp_path: Path) -> None:

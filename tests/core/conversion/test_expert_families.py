@@ -144,6 +144,14 @@ MINIMAX_M2_LAYER: Shapes = {
 }
 LOCAL = CONFIG | {"num_local_experts": EXPERTS, "intermediate_size": OF_EXPERT}
 OLMOE_LAYER = attention(HIDDEN, HIDDEN // 2) | norms_of(HIDDEN, HIDDEN // 2) | SPARSE  # heads are parts of it
+HUNYUAN_LAYER: Shapes = {
+    **ATTENTION,
+    "self_attn.query_layernorm.weight": (SIZE,),
+    "self_attn.key_layernorm.weight": (SIZE,),
+    "mlp.gate.wg.weight": (EXPERTS, HIDDEN),
+    **matrices("mlp.shared_mlp", PROJECTIONS, OF_EXPERT),
+    **matrices_of_experts("mlp", PROJECTIONS),
+}
 QWEN = CONFIG | {"intermediate_size": INNER, "num_experts": EXPERTS, "moe_intermediate_size": OF_EXPERT}
 SHARED_EXPERT = matrices("mlp.shared_expert", PROJECTIONS, 8) | {"mlp.shared_expert_gate.weight": (1, HIDDEN)}
 ERNIE = attention(HIDDEN, HIDDEN // 2)
@@ -158,6 +166,8 @@ MODELS = (
           GLM | {"use_qk_norm": True}),
     Model("gpt_oss", "gpt_oss", (GPT_OSS_LAYER,) * LAYERS, LOCAL | {"model_type": "gpt_oss"}),
     Model("minimax_m2", "minimax_m2", (MINIMAX_M2_LAYER,) * LAYERS, LOCAL | {"model_type": "minimax_m2"}),
+    Model("hunyuan_moe", "hunyuan_moe", (HUNYUAN_LAYER,) * LAYERS,
+          CONFIG | {"model_type": "hunyuan_v1_moe", "num_experts": EXPERTS, "intermediate_size": OF_EXPERT}),
     Model("olmoe", "olmoe", (OLMOE_LAYER,) * LAYERS,
           {**CONFIG, "model_type": "olmoe", "num_experts": EXPERTS, "intermediate_size": OF_EXPERT}),
     Model("ernie4_5_moe", "ernie4_5_moe",
@@ -294,6 +304,7 @@ def test_another_inner_size_is_refused(tmp_path: Path) -> None:
         ("minimax_m2", "model.layers.0.self_attn.k_norm.weight"),
         ("minimax_m2", "model.layers.1.block_sparse_moe.e_score_correction_bias"),
         ("olmoe", "model.layers.1.mlp.experts.11.up_proj.weight"),
+        ("hunyuan_moe", "model.layers.1.mlp.gate.wg.weight"),
     ],
 )
 def test_what_a_layer_lacks_is_named(name: str, missing: str, tmp_path: Path) -> None:
@@ -324,19 +335,32 @@ LAYOUTS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("model", [MODEL["gpt_oss"], MODEL["minimax_m2"], MODEL["olmoe"], MODEL["glm4_moe"]], ids=str)
+@pytest.mark.parametrize(
+    "model", [MODEL["gpt_oss"], MODEL["minimax_m2"], MODEL["olmoe"], MODEL["glm4_moe"], MODEL["hunyuan_moe"]], ids=str
+)
 def test_in_megatrons_own_layouts(model: Model, layout: str, tmp_path: Path) -> None:
     hf = model.directory(tmp_path / "hf")
-    # neither shapes nor a norm of all heads together tell how many there are
-    heads = {} if model.preset == "gpt_oss" else {"attention_heads": HEADS}
     options: dict[str, Any] = {"preset": model.preset, "verify": "content"}
-    convert(build_request(source=str(hf), target=str(tmp_path / "out"), **options, **LAYOUTS[layout], **heads))
+    # neither shapes nor a norm of all heads together tell how many there are: config.json does
+    convert(build_request(source=str(hf), target=str(tmp_path / "out"), **options, **LAYOUTS[layout]))
     # without a preset the names stay, so that each tensor is held against the rules in numpy
     convert(build_request(source=str(tmp_path / "out"), target=str(tmp_path / "whole"), layout="unified"))
     assert found_in(tmp_path / "whole") == bytes_of(megatron(model.hf, dict(model.config)))
     options |= {"layout": "unified", "like": str(hf)}
     convert(build_request(source=str(tmp_path / "out"), target=str(tmp_path / "back"), **options))
     assert found_in(tmp_path / "back") == bytes_of(model.hf)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_heads_that_were_given_count_for_more_than_those_of_config_json(layout: str, tmp_path: Path) -> None:
+    model = MODEL["minimax_m2"]
+    options: dict[str, Any] = {"preset": model.preset, "target": str(tmp_path / "out"), **LAYOUTS[layout]}
+    with pytest.raises(InputError) as caught:
+        make_plan(build_request(source=str(model.directory(tmp_path / "hf")), attention_heads=5, **options))
+    assert (
+        "attention with 5 heads cannot have matrices of 48 rows (linear_qkv) and 24 columns (linear_proj): correct "
+        "'attention_heads', or num_attention_heads in config.json"
+    ) in str(caught.value)
 
 
 def shapes_and_dtypes(model: Model) -> tuple[Shapes, dict[str, DType]]:
