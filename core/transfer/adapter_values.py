@@ -20,6 +20,7 @@ from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.wholes import whole_plan
 from reshard.core.tensor.casting import cast_bits, typed
 from reshard.core.tensor.dtypes import DType
+from reshard.core.tensor.float_bits import find_non_finite, float_bits
 from reshard.core.tensor.low_rank import LowRank, with_low_rank
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 from reshard.core.transfer.read_ranges import ValueChange
@@ -59,9 +60,16 @@ class AdapterReader:
         return partial(self._changed, name, self._adapter.deltas[name])
 
     def _changed_in_parts(
-        self, name: str, source: AdaptedSource, values: np.ndarray, dtype: DType, start: Shape
+        self,
+        name: str,
+        source: AdaptedSource,
+        values: np.ndarray,
+        dtype: DType,
+        start: Shape,
+        out: np.ndarray | None = None,
     ) -> np.ndarray:
-        found = np.array(values, order="C")
+        found = np.empty(values.shape, values.dtype) if out is None else out
+        found[...] = values
         box = _box(start, values.shape)
         for each in source.parts:
             part = each.piece.in_source(box)
@@ -86,12 +94,23 @@ class AdapterReader:
         _check_finite(name, values, dtype, sums, dtype, box)
         return sums
 
-    def _changed(self, name: str, delta: Delta, values: np.ndarray, dtype: DType, start: Shape) -> np.ndarray:
+    def _changed(
+        self,
+        name: str,
+        delta: Delta,
+        values: np.ndarray,
+        dtype: DType,
+        start: Shape,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
         if delta.replaced_by:
             values = self._replacing(name, delta.replaced_by, values.shape, dtype, start)
         if delta.product is None:
-            return values
-        sums = with_low_rank(values, dtype, start, self._low_rank(delta.product))
+            if out is None:
+                return values
+            out[...] = values
+            return out
+        sums = with_low_rank(values, dtype, start, self._low_rank(delta.product), out)
         _check_finite(name, values, dtype, sums, dtype, _box(start, values.shape))
         return sums
 
@@ -169,6 +188,9 @@ def _check_finite(
     name: str, before: np.ndarray, dtype: DType, after: np.ndarray, after_dtype: DType, box: TensorSlice
 ) -> None:
     """Refuse finite values that became infinite or NaN; both are the bits of a box's values."""
+    bits = float_bits(after_dtype)
+    if bits is None or find_non_finite(after, bits) is None:
+        return
     for row in range(0, len(after) if after.ndim else 1, _ROWS_AT_ONCE):
         rows = slice(row, row + _ROWS_AT_ONCE) if after.ndim else ()
         lost = ~_are_finite(after[rows], after_dtype)

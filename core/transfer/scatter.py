@@ -8,7 +8,7 @@ from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.overflow import Overflow
 from reshard.core.tensor.tiling import copy_transposed
 from reshard.core.transfer.file_blocks import Chunk
-from reshard.core.transfer.read_ranges import ReadRange, ValueChange
+from reshard.core.transfer.read_ranges import AdaptedBox, ReadRange, SourceShard, ValueChange
 
 _INFINITE_BFLOAT16 = np.uint16(0x7F80)
 _UINT_OF_SIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -53,6 +53,9 @@ def scatter_values(
     if read_range.adapted is not None and change is not None:
         at = read_range.adapted
         values = np.ndarray(at.shape, _UINT_OF_SIZE[at.dtype.itemsize], run, strides=at.strides)
+        if _takes_all(target, at, read_range):
+            change(values, at.dtype, at.start, target)
+            return None
         run = change(values, at.dtype, at.start).reshape(-1).view(np.uint8)
     if read_range.added and read_range.dtype is not None:
         from reshard.core.tensor.casting import increased
@@ -67,6 +70,12 @@ def scatter_values(
     else:
         target[...] = values
     return None
+
+
+def _takes_all(target: np.ndarray, box: AdaptedBox, read_range: ReadRange) -> bool:
+    """True if `target` gets all values of a box, in their order, as they are after the change."""
+    is_whole = target.shape == box.shape and read_range.strides == SourceShard(box.shape, box.dtype).strides
+    return is_whole and not read_range.transposed and read_range.dtype is None
 
 
 def _cast(

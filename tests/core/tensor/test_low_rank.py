@@ -51,6 +51,7 @@ def test_every_element_is_the_chains(name: str, rank: int, size: float) -> None:
 
 def test_a_long_rank_is_two_chains() -> None:
     values, added = random_case("Float32", 256, 0.002)
+    values, added = values[:4], LowRank(added.b[:4], added.a, 1.5)  # exact chains take their time
     found = with_low_rank(values.view("u4"), dtype_from_name("Float32"), (0, 0), added)
     halves = chain(added.b[:, :128], added.a[:128]) + chain(added.b[:, 128:], added.a[128:])
     assert found.tobytes() == (values + halves * np.float32(1.5)).tobytes()
@@ -72,13 +73,89 @@ def test_a_box_has_the_elements_of_the_whole(name: str) -> None:
         assert (box == whole[rows, columns]).all()
 
 
-def test_values_that_are_rounded_twice() -> None:
-    values, added = random_case("BFloat16", 4, 0.02)
+@pytest.mark.parametrize("name", ["BFloat16", "Float16"])
+@pytest.mark.parametrize(("rank", "size"), [(4, 0.02), (8, 2.0)])
+def test_values_that_are_rounded_twice(name: str, rank: int, size: float) -> None:
+    values, added = random_case(name, rank, size)
     twice = LowRank(added.b, added.a, added.scale, rounds_twice=True)
-    found = with_low_rank(values.view("u2"), dtype_from_name("BFloat16"), (0, 0), twice)
-    delta = (chain(added.b, added.a) * np.float32(1.5)).astype(ml_dtypes.bfloat16)
+    found = with_low_rank(values.view("u2"), dtype_from_name(name), (0, 0), twice)
+    delta = (chain(added.b, added.a) * np.float32(1.5)).astype(values.dtype)
     sums = values.astype(np.float32) + delta.astype(np.float32)
-    assert found.tobytes() == sums.astype(ml_dtypes.bfloat16).tobytes()
+    assert found.tobytes() == sums.astype(values.dtype).tobytes()
+
+
+@pytest.mark.parametrize("rounds_twice", [False, True])
+@pytest.mark.parametrize("name", ["BFloat16", "Float16"])
+def test_sums_near_halfway_are_the_chains(name: str, rounds_twice: bool) -> None:
+    generator = np.random.default_rng(11)
+    b, a = generator.normal(0, 1, (1, 16)).astype(np.float32), generator.normal(0, 1, (16, 120)).astype(np.float32)
+    digit = 2.0**-7 if name == "BFloat16" else 2.0**-10
+    wanted = digit / 2 * (1 + digit / 2) if rounds_twice else digit / 2  # halfway, of the addition or of the sum
+    a[15] = ((wanted - b[:, :15].astype(np.float64) @ a[:15]) / b[0, 15]).astype(np.float32)
+    values = np.ones((1, 120), TYPES[name])
+    found = with_low_rank(values.view("u2"), dtype_from_name(name), (0, 0), LowRank(b, a, 1.0, rounds_twice))
+    delta = chain(b, a)
+    sums = values.astype(np.float32) + (delta.astype(values.dtype).astype(np.float32) if rounds_twice else delta)
+    assert found.tobytes() == sums.astype(values.dtype).tobytes()
+    assert len(np.unique(found)) == 2
+
+
+@pytest.mark.parametrize("rounds_twice", [False, True])
+@pytest.mark.parametrize("name", ["BFloat16", "Float16"])
+def test_sums_halfway_between_two_values_become_even(name: str, rounds_twice: bool) -> None:
+    generator = np.random.default_rng(3)
+    digits = 8 if name == "BFloat16" else 11
+    values = generator.integers(-(2**digits), 2**digits, (200, 300)).astype(TYPES[name])
+    b, a = (generator.integers(-3, 4, shape) * 0.5 for shape in ((200, 5), (5, 300)))
+    added = LowRank(b.astype(np.float32), a.astype(np.float32), 1.0, rounds_twice)
+    found = with_low_rank(values.view("u2"), dtype_from_name(name), (0, 0), added)
+    sums = values.astype(np.float64) + b @ a
+    assert len(np.unique(np.abs(sums.astype(values.dtype) - sums))) > 3
+    assert found.tobytes() == sums.astype(np.float32).astype(values.dtype).tobytes()
+
+
+@pytest.mark.parametrize("name", ["BFloat16", "Float16"])
+@pytest.mark.parametrize("size", [2.0**-138, 2.0**-20])
+def test_subnormal_values_are_the_chains(name: str, size: float) -> None:
+    generator = np.random.default_rng(5)
+    values = generator.normal(0, size, (12, 9)).astype(TYPES[name])
+    b = generator.normal(0, 2.0**-60, (12, 4)).astype(np.float32)
+    a = generator.normal(0, size * 2.0**60, (4, 9)).astype(np.float32)
+    found = with_low_rank(values.view("u2"), dtype_from_name(name), (0, 0), LowRank(b, a, 1.5))
+    sums = values.astype(np.float32) + chain(b, a) * np.float32(1.5)
+    assert found.tobytes() == sums.astype(values.dtype).tobytes()
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_sums_are_put_where_they_are_wanted(name: str) -> None:
+    values, added = random_case(name, 16, 0.02)
+    bits = values.view(f"u{values.itemsize}")
+    room = np.zeros((2 * 23, 40), bits.dtype)
+    place = room[::2, 4:35]
+    assert with_low_rank(bits, dtype_from_name(name), (0, 0), added, place) is place
+    assert (place == with_low_rank(bits, dtype_from_name(name), (0, 0), added)).all()
+    place[...] = 0
+    assert not room.any()
+
+
+@pytest.mark.parametrize("name", ["BFloat16", "Float16"])
+def test_large_factors_of_nothing_add_nothing(name: str) -> None:
+    values, _ = random_case(name, 4, 0.02)
+    b = np.zeros((23, 4), np.float32)
+    a = np.full((4, 31), 3e38, np.float32)
+    found = with_low_rank(values.view("u2"), dtype_from_name(name), (0, 0), LowRank(b, a, 1.0))
+    assert found.tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_one_undefined_factor_makes_a_column_undefined(name: str) -> None:
+    values, added = random_case(name, 4, 0.02)
+    a = added.a.copy()
+    a[2, 7] = np.nan
+    found = with_low_rank(values.view(f"u{values.itemsize}"), dtype_from_name(name), (0, 0), LowRank(added.b, a, 1.5))
+    sums = found.view(values.dtype).astype(np.float32)
+    assert np.isnan(sums[:, 7]).all()
+    assert np.isfinite(np.delete(sums, 7, 1)).all()
 
 
 @pytest.mark.parametrize("name", TYPES)
