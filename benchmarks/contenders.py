@@ -103,6 +103,11 @@ class Job:
         return self.directory / "like"
 
     @property
+    def adapter(self) -> Path:
+        """The adapter that is merged into the checkpoint that is copied."""
+        return self.directory / "adapter"
+
+    @property
     def strategies(self) -> tuple[str, str]:
         """The strategy files of source and target."""
         return str(self.directory / "source_strategy.ckpt"), str(self.directory / "target_strategy.ckpt")
@@ -126,6 +131,7 @@ class Contender:
         preparation: makes a source of its own from `source_format` or from the target that `cp` copies, once and
             unmeasured.
         target_dtype: of the values that it writes.
+        merges: whether it merges an adapter into them.
     """
 
     name: str
@@ -140,6 +146,7 @@ class Contender:
     delayed: bool = False
     preparation: Callable[[Job], Sequence[str]] | None = None
     target_dtype: DType = FLOAT
+    merges: bool = False
 
 
 def _reshard(*options: str) -> Callable[[Job], Sequence[str]]:
@@ -259,6 +266,20 @@ def _deepspeed(job: Job) -> Sequence[str]:
     return _silent(*gather, "--safe_serialization", "--max_shard_size", "500MB")
 
 
+def _as_adapter(job: Job) -> Sequence[str]:
+    return [sys.executable, "-m", "benchmarks.adapters", str(job.copied), str(job.adapter)]
+
+
+def _merge(*options: str) -> Callable[[Job], Sequence[str]]:
+    merged = "--layout", "unified", *_EXPORT_SHARDS
+    return lambda job: _plain(str(job.copied), job.target, "--lora", str(job.adapter), *merged, *options)
+
+
+def _peft(job: Job) -> Sequence[str]:
+    paths = str(job.copied), str(job.adapter), str(job.target)
+    return _silent(str(TORCH_PYTHON), str(_HERE / "peft_merge.py"), *paths)
+
+
 def _silent(*command: str) -> Sequence[str]:
     """A command that prints for people, not JSON."""
     return ["sh", "-c", 'exec "$@" >&2', "sh", *command]
@@ -325,6 +346,12 @@ NONE = Contender("none", "reshard, not verified", _reshard("--engine", "direct",
 CHECKSUM = Contender("checksum", "reshard, every byte verified", _reshard("--engine", "direct", "--verify", "checksum"))
 CONTENT = Contender(
     "content", "reshard, every value compared with the source's", _reshard("--engine", "direct", "--verify", "content")
+)
+SHA256 = Contender(
+    "sha256", "the same, with the SHA-256 of its files", _reshard("--engine", "direct", "--sha256", "target")
+)
+SHA256_OF_SOURCE = Contender(
+    "sha256-of-source", "and of the source's files", _reshard("--engine", "direct", "--sha256", "source")
 )
 SAFETENSORS = Contender(
     "safetensors",
@@ -404,6 +431,28 @@ FROM_ZERO3 = Contender(
     "from-zero3", "reshard from ZeRO-3, every byte verified", _from_torch_ranks(lambda job: job.zero3)
 )
 DEEPSPEED = Contender("deepspeed", "DeepSpeed's `zero_to_fp32`", _deepspeed)
+TO_BFLOAT16 = Contender(
+    "to-bfloat16",
+    "reshard to bfloat16, not verified",
+    _reshard("--engine", "direct", "--verify", "none", "--cast", "*=bfloat16"),
+    target_dtype=BFLOAT16,
+)
+NOT_MERGED = Contender(
+    "not-merged",
+    "reshard without the adapter, every byte verified",
+    lambda job: _plain(str(job.copied), job.target, "--layout", "unified", *_EXPORT_SHARDS),
+    target_dtype=BFLOAT16,
+)
+MERGE_NONE = Contender(
+    "merge-none",
+    "reshard, merged, not verified",
+    _merge("--verify", "none"),
+    preparation=_as_adapter,
+    target_dtype=BFLOAT16,
+    merges=True,
+)
+MERGE = Contender("merge", "reshard, merged, every byte verified", _merge(), target_dtype=BFLOAT16, merges=True)
+PEFT = Contender("peft", "peft's `merge_and_unload`", _peft, target_dtype=BFLOAT16, merges=True)
 FLOW = Contender(
     "flow",
     "reshard as a Prefect flow, every byte verified",
@@ -487,6 +536,8 @@ CONTENDERS = {
         NONE,
         CHECKSUM,
         CONTENT,
+        SHA256,
+        SHA256_OF_SOURCE,
         SAFETENSORS,
         FROM_CHECKPOINT2,
         TO_CHECKPOINT2,
@@ -505,6 +556,10 @@ CONTENDERS = {
         FROM_ZERO3_NONE,
         FROM_ZERO3,
         DEEPSPEED,
+        NOT_MERGED,
+        MERGE_NONE,
+        MERGE,
+        PEFT,
         FLOW,
         MINDSPORE_CKPT,
         MINDSPORE_SAFETENSORS,

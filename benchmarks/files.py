@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import adapters
 from benchmarks.errors import BenchmarkError
 from benchmarks.models import (
     FLOAT,
@@ -66,10 +67,10 @@ def write_config(export: Export, directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(export.config))
 
 
-def check_target(model: Model, directory: Path, dtype: DType = FLOAT) -> None:
+def check_target(model: Model, directory: Path, dtype: DType = FLOAT, *, merged: bool = False) -> None:
     """Compares a converted checkpoint with what it has to be: ranks, names, dtypes, shapes, every byte.
 
-    What is exported may have been cast to `dtype`.
+    What is exported may have been cast to `dtype`, and an adapter have been merged into it.
 
     Raises:
         BenchmarkError: something differs.
@@ -78,7 +79,7 @@ def check_target(model: Model, directory: Path, dtype: DType = FLOAT) -> None:
         _check_megatron(model, directory / _RELEASE)
         return
     if model.export:
-        _check_export(model.export, directory, dtype)
+        _check_export(model.export, directory, dtype, merged)
         return
     found = {path.name for path in directory.glob("rank_*")}
     wanted = {f"rank_{rank}" for rank in model.ranks(Side.TARGET)}
@@ -157,16 +158,16 @@ def _check_rank(model: Model, rank: int, directory: Path) -> None:
                         raise BenchmarkError(f"{_short(path)}: {parameter.name} holds other values than it should")
 
 
-def _check_export(export: Export, directory: Path, dtype: DType) -> None:
+def _check_export(export: Export, directory: Path, dtype: DType, merged: bool) -> None:
     wanted = {exported.name: exported for exported in export.parameters}
     paths = sorted(directory.glob("*.safetensors"))
     found = [name for path in paths for name in _entries(path)]
     if sorted(found) != sorted(wanted):
         raise BenchmarkError(f"{directory.name}: has other parameters: {sorted(wanted.keys() ^ found)[:5]}")
-    _each(_check_exported, ((path, [wanted[name] for name in _entries(path)], dtype) for path in paths))
+    _each(_check_exported, ((path, [wanted[name] for name in _entries(path)], dtype, merged) for path in paths))
 
 
-def _check_exported(path: Path, wanted: Sequence[Exported], dtype: DType) -> None:
+def _check_exported(path: Path, wanted: Sequence[Exported], dtype: DType, merged: bool) -> None:
     entries = _entries(path)
     known: tuple[str, np.ndarray] | None = None
     with path.open("rb") as file:
@@ -174,6 +175,8 @@ def _check_exported(path: Path, wanted: Sequence[Exported], dtype: DType) -> Non
             if known is None or known[0] != exported.source.name:
                 known = exported.source.name, whole_values(exported.source)
             values = exported.part(known[1]).astype(numpy_dtype(dtype), copy=False)
+            if merged:
+                values = adapters.merged(exported.name, values)
             entry = entries[exported.name]
             if (entry.dtype, entry.shape) != (dtype, values.shape):
                 raise BenchmarkError(f"{exported.name} is {entry.dtype.name} {entry.shape}, not {values.shape}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks import measure
-from benchmarks.contenders import CP, DELAY_SECONDS, NONE, S3_COPY, S3_NAIVE, S3_UPLOAD, Contender, Job
+from benchmarks.contenders import CP, DELAY_SECONDS, S3_COPY, S3_NAIVE, S3_UPLOAD, Contender, Job
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import check_target, write_checkpoint, write_config, write_strategies
 from benchmarks.models import Model, Side
@@ -131,7 +131,7 @@ class Plan:
             write_config(model.export, job.like)
         job.target.parent.mkdir()
         if self._keeps_a_target():
-            measure.run(NONE.command(job))
+            measure.run(self.scenario.kept_by.command(job))
             job.target.rename(job.copied)
         for contender in self.in_round(1):
             if contender.preparation:
@@ -203,7 +203,7 @@ def _run(contender: Contender, job: Job, number: int, services: Services) -> Run
 def _problem(contender: Contender, model: Model, target: Path) -> dict[str, str]:
     """Problems of a target. Other contenders' targets may have some, which are printed; reshard's must not."""
     try:
-        check_target(model, target, contender.target_dtype)
+        check_target(model, target, contender.target_dtype, merged=contender.merges)
     except BenchmarkError as error:
         if contender.is_mindspore:
             return {contender.name: str(error)}

@@ -20,10 +20,14 @@ from benchmarks.contenders import (
     FROM_MEGATRON_NONE,
     FROM_ZERO3,
     FROM_ZERO3_NONE,
+    MERGE,
+    MERGE_NONE,
     MINDSPORE_CKPT,
     MINDSPORE_SAFETENSORS,
     NONE,
+    NOT_MERGED,
     OVERHEAD,
+    PEFT,
     PLAN_FLAT,
     PLAN_STAGES,
     S3_CHECKSUM,
@@ -40,6 +44,9 @@ from benchmarks.contenders import (
     S3_TO_DISK_LATENCY,
     S3_UPLOAD,
     SAFETENSORS,
+    SHA256,
+    SHA256_OF_SOURCE,
+    TO_BFLOAT16,
     TO_CHECKPOINT2,
     TO_DCP,
     TO_MEGATRON,
@@ -77,6 +84,7 @@ class Scenario:
         rounds: how often, if nobody says otherwise.
         once: who takes part in the first round only, because it takes so long.
         note: what has to be known of it, below its title.
+        kept_by: who makes the target that `cp` copies.
         copies_source: `cp` copies the source, which has no replicas, so the same bytes, and needs no room beside it;
             else a target.
         pythons: those of other environments that its files and contenders need; MindSpore's, which may be left out, is
@@ -90,6 +98,7 @@ class Scenario:
     rounds: int = 3
     once: tuple[Contender, ...] = ()
     note: str = ""
+    kept_by: Contender = NONE
     copies_source: bool = False
     pythons: tuple[Path, ...] = ()
 
@@ -151,6 +160,10 @@ begins with MindSpore's files of 8 ranks."""
 _VENDORS = """\
 The vendor's command is run as it is: starting Python and importing torch is part of the time."""
 
+_MERGED = """\
+Source and target are Hugging Face directories. The size above is that of float32; `cp -r` copies half as much. Starting
+Python and importing torch is part of peft's time."""
+
 _OVERHEAD = """\
 Two workers, ranks of next to no work. In the whole process are the start of Python and of a cluster, and the time until
 Prefect's server has recorded all task runs."""
@@ -170,6 +183,7 @@ SCENARIOS = (
         _llama,
         rounds=5,
     ),
+    Scenario("sha256", "the first, with SHA-256", (CP, CHECKSUM, SHA256, SHA256_OF_SOURCE), _llama),
     Scenario(
         "dcp",
         "the first, as PyTorch's Distributed Checkpoint of 4 ranks",
@@ -219,6 +233,16 @@ SCENARIOS = (
         _fused_llama,
         rounds=5,
         note=_VENDORS,
+        pythons=(TORCH_PYTHON,),
+    ),
+    Scenario(
+        "merge",
+        "a LoRA adapter of rank 16 merged into a llama, bfloat16",
+        (CP, NOT_MERGED, MERGE_NONE, MERGE, PEFT),
+        lambda: fused_transformer(hidden=2048, layers=10, feed_forward=5632, vocabulary=32000),
+        rounds=5,
+        note=_MERGED,
+        kept_by=TO_BFLOAT16,
         pythons=(TORCH_PYTHON,),
     ),
     Scenario(

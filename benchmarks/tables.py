@@ -13,9 +13,11 @@ from benchmarks.contenders import (
     FROM_FSDP_NONE,
     FROM_MEGATRON_NONE,
     FROM_ZERO3_NONE,
+    MERGE,
     MINDSPORE_CKPT,
     NONE,
     OVERHEAD_RANKS,
+    PEFT,
     S3_CHECKSUM,
     S3_COPY,
     S3_DOWNLOAD,
@@ -37,6 +39,7 @@ CHECKSUM_TIMES_CP = 1.4
 _CONTENT_TIMES_CHECKSUM = 2
 TIMES_FASTER_THAN_MINDSPORE = 15
 _EXPORT_TIMES_CP = 2.5
+_MERGE_TIMES_CP = 3
 _FOREIGN_TIMES_CP = 1.5
 _PEAK_BYTES = 500 * 2**20
 _PLAN_SECONDS = 60
@@ -58,7 +61,7 @@ _RESHARD = (NONE.name, CHECKSUM.name, CONTENT.name, FLOW.name)
 
 _COPIES = S3_COPY, S3_DOWNLOAD, S3_DOWNLOAD_LATENCY, S3_UPLOAD
 _FLOORS = {CP.name: "x `cp -r`", **{copy.name: "x `rclone copy`" for copy in _COPIES}}
-_VENDORS = {VERL.name: "faster than verl", DEEPSPEED.name: "faster than DeepSpeed"}
+_VENDORS = {VERL.name: "faster than verl", DEEPSPEED.name: "faster than DeepSpeed", PEFT.name: "faster than peft"}
 _COMPARED = {**_FLOORS, MINDSPORE_CKPT.name: "faster than MindSpore's `.ckpt`", **_VENDORS}
 _FOREIGN = {
     "megatron": (FROM_MEGATRON_NONE, TO_MEGATRON_NONE),
@@ -250,6 +253,10 @@ def _export_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
             title = f"`{name}`, every byte verified"
             rows.append(_at_most(title, _EXPORT_TIMES_CP, times, _times_text("`cp -r`")))
             rows.append(_at_most(f"`{name}`, memory", _PEAK_BYTES, peak, size_text))
+    if merge := results.get("merge"):
+        times = ratio(merge, MERGE.name, CP.name).median
+        rows.append(_at_most("`merge`, every byte verified", _MERGE_TIMES_CP, times, _times_text("`cp -r`")))
+        rows.append(_at_most("`merge`, memory", _PEAK_BYTES, peak_bytes(merge, MERGE.name), size_text))
     return rows
 
 

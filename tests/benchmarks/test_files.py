@@ -33,19 +33,25 @@ def model() -> Model:
     return transformer(hidden=16, layers=1, feed_forward=32, vocabulary=64)
 
 
-@pytest.fixture
-def target(model: Model, tmp_path: Path) -> Path:
-    write_checkpoint(model, CheckpointFormat.CKPT, tmp_path / "source")
-    write_strategies(model, tmp_path)
+@pytest.fixture(scope="module")
+def converted(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("converted")
+    write_checkpoint(model, CheckpointFormat.CKPT, directory / "source")
+    write_strategies(model, directory)
     convert(
         ConversionRequest(
-            source=str(tmp_path / "source"),
-            target=str(tmp_path / "target"),
-            source_strategy=str(tmp_path / "source_strategy.ckpt"),
-            target_strategy=str(tmp_path / "target_strategy.ckpt"),
+            source=str(directory / "source"),
+            target=str(directory / "target"),
+            source_strategy=str(directory / "source_strategy.ckpt"),
+            target_strategy=str(directory / "target_strategy.ckpt"),
         )
     )
-    return tmp_path / "target"
+    return directory / "target"
+
+
+@pytest.fixture
+def target(converted: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(converted, tmp_path / "target")
 
 
 @pytest.mark.parametrize("format", SELF_CONTAINED)

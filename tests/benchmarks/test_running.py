@@ -53,7 +53,7 @@ def test_all_who_work_with_buckets_write_what_they_should(tmp_path: Path, name: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fsdp", "zero3"])
+@pytest.mark.parametrize("name", ["fsdp", "zero3", "merge"])
 def test_the_vendors_and_reshard_write_the_same_weights(tmp_path: Path, name: str) -> None:
     [scenario] = (scenario for scenario in SCENARIOS if scenario.name == name)
     missing = [python.parents[1].name for python in scenario.pythons if not python.exists()]
