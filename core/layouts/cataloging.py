@@ -48,8 +48,8 @@ def check_usable(found: FoundCheckpoint, options: CatalogOptions) -> None:
         )
     if options.root and not found.has_trees:
         raise CatalogError(
-            f"{found.url}: its tensors are not in trees of dicts, as PyTorch saves them: leave out "
-            f"{source_option('root')}"
+            f"{found.url}: its tensors are not in trees of dicts, as PyTorch saves them in files that end in .pt, .pth "
+            f"or .bin: leave out {source_option('root')}"
         )
     found.check_options(options)
 

@@ -1,5 +1,6 @@
 """The documents beside a target's files, such as an index: their names, kinds and contents."""
 
+import hashlib
 from functools import cached_property
 
 import xxhash
@@ -25,6 +26,11 @@ class Document(Record, dict=True):
     def summary(self) -> IndexSummary:
         """The document's entry in the manifest."""
         return IndexSummary(file=self.name, size_bytes=len(self.data), digest=xxhash.xxh3_128_hexdigest(self.data))
+
+    @cached_property
+    def summary_with_sha256(self) -> IndexSummary:
+        """The same with the SHA-256."""
+        return self.summary.model_copy(update={"sha256": hashlib.sha256(self.data).hexdigest()})
 
 
 class Documents(Record):

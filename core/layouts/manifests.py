@@ -4,24 +4,32 @@ import re
 
 from pydantic import ValidationError
 
-from reshard.core.checkpoint.manifest import MAX_RECORD_BYTES, Manifest, RankSummary, ShardRecord, validated
+from reshard.core.checkpoint.manifest import (
+    ALL_STATEMENT_NAMES,
+    MAX_RECORD_BYTES,
+    Manifest,
+    RankSummary,
+    ShardRecord,
+    validated,
+)
 from reshard.core.checkpoint.self_digest import split_digest
 from reshard.core.errors import TargetError
 from reshard.core.layouts.registry import TargetLayout
-from reshard.core.layouts.targets import companion_names, is_document_name, is_target_name
+from reshard.core.layouts.targets import companion_names, is_document_name, is_tensor_file
 from reshard.core.storage.listing import unless_missing
-from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
+from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, state_path
 from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.urls import Location
 
 _RANK_FILE = re.compile(r"rank_([0-9]+)/(?!\.{1,2}$)[^/\\\0]+", re.DOTALL)
+_STATEMENTS = frozenset(state_path(name) for name in ALL_STATEMENT_NAMES)
 _NO_DIGEST = "it was changed: the digest that it should end in is missing"
 
 
 def is_rank_file(path: str, rank: int) -> bool:
     """True if a path below a target can be a rank's file: paths in records are not trusted."""
     match = _RANK_FILE.fullmatch(path)
-    return match[1] == str(rank) if match else is_target_name(path) and not is_document_name(path)
+    return match[1] == str(rank) if match else is_tensor_file(path) and not is_document_name(path)
 
 
 def parse_shard_record(data: bytes, origin: str, *, needs_digest: bool = False) -> ShardRecord:
@@ -66,6 +74,11 @@ def parse_manifest(data: bytes, origin: str) -> Manifest:
     for companion in manifest.companions:
         if companion.file not in companion_names():
             raise TargetError(f"{origin}: lists {companion.file!r}, which no conversion copies: it was changed")
+    for statement in manifest.statements:
+        if statement.file not in _STATEMENTS:
+            raise TargetError(
+                f"{origin}: lists the statement {statement.file!r}, which no conversion writes: it was changed"
+            )
     return manifest
 
 

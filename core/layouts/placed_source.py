@@ -40,9 +40,6 @@ class OpenedShards(Protocol):
 class FoundShards(FoundCheckpoint):
     """A checkpoint of known shards that was found; its files are opened when its sharding is asked for."""
 
-    title: ClassVar[str]
-    """What messages call it, without an article."""
-    article: ClassVar[str] = "a"
     evidence: ClassVar[str]
     """Why it needs no strategy."""
     has_replicas: ClassVar[bool] = True
@@ -75,18 +72,12 @@ class FoundShards(FoundCheckpoint):
 
     def check_options(self, options: CatalogOptions) -> None:
         """Refuse options about ranks, prefixes, and replicas that it does not have."""
-        if options.about_ranks:
-            raise CatalogError(
-                f"{self._named}, which says itself what each file holds, and is never encrypted: leave out "
-                f"{' and '.join(options.about_ranks)}"
-            )
+        self.check_left_out(options.about_ranks, "which says itself what each file holds, and is never encrypted")
         if options.source_prefix:
-            raise CatalogError(f"{self._named}, whose files have fixed names: leave out {option('source_prefix')}")
+            self.check_left_out([option("source_prefix")], "whose files have fixed names")
         if not self.has_replicas and (options.damage.recovers or options.damage.faulty):
             given = option("recover", True) if options.damage.recovers else option("fault_ranks")
-            raise CatalogError(
-                f"{self._named}, which has everything once and so nothing to recover from: leave out {given}"
-            )
+            self.check_left_out([given], "which has everything once and so nothing to recover from")
         if options.damage.faulty:
             raise CatalogError(
                 f"{self._named}, whose files are not counted as ranks: leave out {option('fault_ranks')}, and move "

@@ -8,10 +8,10 @@ they were just written.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from reshard.core.errors import InputError
-from reshard.core.files.file_names import Step
+from reshard.core.files.file_names import NO_EPOCH, Step
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.file_versions import Stamp, read_stamps
@@ -114,3 +114,44 @@ class TrainingSteps(Protocol):
 
     def look(self, observer: StepObserver) -> Iterator[SeenStep]:
         """Yield the steps, newest first; only those that are asked for are looked at."""
+
+
+class DirectorySteps(Record):
+    """Steps with a directory each, one of which a tracker beside them may name.
+
+    Attributes:
+        root: the directory of all.
+        directories: number of a step -> the name of its directory.
+    """
+
+    root: Location
+    directories: Mapping[int, str]
+
+    tracker_name: ClassVar[str] = ""
+
+    @property
+    def source(self) -> str:
+        """The directory's URL."""
+        return str(self.root)
+
+    def named(self) -> int | None:
+        """Return the number of the step that the tracker names; None if it names none, or there is none."""
+        return None
+
+    def see(self, observer: StepObserver, step: Step, directory: Location, named: int | None) -> SeenStep:
+        """Return a step at one look; `named`: the number of the one that the tracker names."""
+        raise NotImplementedError
+
+    def look(self, observer: StepObserver) -> Iterator[SeenStep]:
+        """Yield the steps, newest first, and in its place the one that the tracker names although it is not there."""
+        named = self.named()
+        for number in sorted({*self.directories, *([] if named is None else [named])}, reverse=True):
+            step = Step(NO_EPOCH, number)
+            if number in self.directories:
+                yield self.see(observer, step, self.root.child(self.directories[number]), named)
+            else:
+                yield SeenStep(step, {}, f"{self.tracker_name} names it, and it is not there")
+
+    def unnamed(self, observer: StepObserver, step: Step, directory: Location) -> SeenStep:
+        """Return a step that the tracker has still to name: it is being written, or was left incomplete."""
+        return observer.growing(directory, step, f"{self.tracker_name} does not name it yet")

@@ -127,6 +127,9 @@ class FoundCheckpoint(_Remarks, dict=True):
     url: str
     files: Mapping[int, tuple[FoundFile, ...]]
 
+    title: ClassVar[str] = "checkpoint"
+    """What messages call it, without an article."""
+    article: ClassVar[str] = "a"
     is_self_described: ClassVar[bool] = True
     """Its own files say how it is sharded: no strategy may be named for it."""
     has_whole_tensors: ClassVar[bool] = False
@@ -198,6 +201,11 @@ class FoundCheckpoint(_Remarks, dict=True):
     def check_options(self, options: CatalogOptions) -> None:
         """Raise a CatalogError if an option makes no sense for this layout."""
         return
+
+    def check_left_out(self, given: Sequence[str], why: str) -> None:
+        """Raise a CatalogError if options were given that make no sense for it; `why`, as a relative clause."""
+        if given:
+            raise CatalogError(f"{self.url}: is {self.article} {self.title}, {why}: leave out {' and '.join(given)}")
 
     @abstractmethod
     def catalog(self, options: CatalogOptions) -> CheckpointCatalog:

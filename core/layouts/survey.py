@@ -15,6 +15,7 @@ from reshard.core.layouts.place import Place, PlaceKind, directory_at, look_at
 from reshard.core.layouts.registry import source_layouts
 from reshard.core.layouts.seen_steps import TrainingSteps
 from reshard.core.layouts.source_layout import FoundCheckpoint
+from reshard.core.layouts.trainer_output import trainer_text
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.input_errors import storage_errors_as_input
 from reshard.core.storage.listing import unless_missing
@@ -120,9 +121,9 @@ def _with_output(place: Place) -> Iterator[Place]:
 
 
 def _without_checkpoint(place: Place) -> str:
-    """Return the refusal of a directory without anything to read; it says so if another library wrote it."""
-    if foreign := foreign_text(place.location, place.names):
-        return foreign
+    """Return the refusal of a place without anything to read; it says so if another library wrote it."""
+    if refusal := trainer_text(place.location, place.names) or foreign_text(place.location, place.names):
+        return refusal
     nothing = f"{place.location}: holds neither rank_N folders nor checkpoint files ({_EXTENSIONS})"
     folders = [item.location for item in place.items if item.kind == "directory"]
     if near := _self_described([place.location.parent]) or _self_described(folders[-_MAX_LOOKED_INTO:]):

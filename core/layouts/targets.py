@@ -5,10 +5,14 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from reshard.core.changes.changes import Changes, Fp8
+from reshard.core.errors import PlanError
 from reshard.core.layouts.documents import DocumentKind
 from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.target_side import TargetSide
 from reshard.core.plan.planned_layout import PlannedLayout
+from reshard.core.storage.publishing import SIGNATURE_NAME
+from reshard.core.text.options import option
 
 
 @cache
@@ -69,8 +73,16 @@ def is_document_name(name: str) -> bool:
 
 
 def is_target_name(name: str) -> bool:
-    """True for the name of a file of tensors, or of a document, that a conversion writes outside of rank folders."""
-    return any(side.owns(name) for side in all_sides()) or is_document_name(name)
+    """True for the name of any file that a conversion writes outside of rank folders: of tensors, documents, signature.
+
+    Files copied from elsewhere are `companion_names`.
+    """
+    return is_tensor_file(name) or is_document_name(name) or name == SIGNATURE_NAME
+
+
+def is_tensor_file(name: str) -> bool:
+    """True for the name of a file of tensors that a conversion writes outside of rank folders."""
+    return any(side.owns(name) for side in all_sides())
 
 
 def side_of_file(path: str) -> TargetSide:
@@ -81,3 +93,15 @@ def side_of_file(path: str) -> TargetSide:
 def float8_layouts() -> tuple[str, ...]:
     """Return the names of the layouts whose targets can hold floats of 8 bits."""
     return tuple(side.record.name for side in all_sides() if side.record.carries_float8)
+
+
+def check_quantizes(changes: Changes, layout: PlannedLayout) -> None:
+    """Refuse to quantize parameters on the way to a target that cannot say how they are.
+
+    Raises:
+        PlanError: it is asked for, of such a layout.
+    """
+    if changes.fp8 is Fp8.QUANTIZE and not layout.quantizes:
+        names = [side.record.name for side in all_sides() if side.record.quantizes]
+        choices = " or ".join(option("layout", name) for name in names)
+        raise PlanError(f"{option('fp8', Fp8.QUANTIZE)}: only valid with {choices}")

@@ -27,15 +27,9 @@ class FoundWholeTensors(FoundCheckpoint):
         if options.ranks is not None:
             raise CatalogError(self.strategy_refusal)
         if options.step or options.source_prefix:
-            raise CatalogError(
-                f"{self.url}: is a {self.title}, without steps or prefixes: leave out {source_option('step')} and "
-                f"{option('source_prefix')}"
-            )
+            self.check_left_out([source_option("step"), option("source_prefix")], "without steps or prefixes")
         if options.damage.recovers:
-            raise CatalogError(
-                f"{self.url}: is a {self.title}, which has everything once and so nothing to recover from: leave out "
-                f"{option('recover', True)}"
-            )
+            self.check_left_out([option("recover", True)], "which has everything once and so nothing to recover from")
 
     def sharding_of(self, catalog: CheckpointCatalog) -> Strategy | None:
         """Each file is a stage of one device."""

@@ -1,6 +1,7 @@
 """An iteration of a Checkpoint 2.0 as a source."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, StrategyError
@@ -26,7 +27,7 @@ from reshard.core.layouts.checkpoint2.names import (
 )
 from reshard.core.layouts.checkpoint2.strategy import read_tracked_strategy
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, lacks_manifest, whole_file
-from reshard.core.layouts.seen_steps import SeenStep, StepObserver
+from reshard.core.layouts.seen_steps import DirectorySteps, SeenStep, StepObserver
 from reshard.core.layouts.source_layout import (
     CatalogOptions,
     Document,
@@ -37,7 +38,6 @@ from reshard.core.layouts.source_layout import (
 )
 from reshard.core.layouts.state_numbers import Number
 from reshard.core.layouts.tracker import read_tracker
-from reshard.core.runtime.records import Record
 from reshard.core.storage.links import check_links
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.publishing import STATE_DIRECTORY
@@ -101,32 +101,25 @@ class FoundIteration(FoundCheckpoint):
         return describe_iteration(self.iteration, self.ignored, unfinished=self.unfinished)
 
 
-class IterationSteps(Record):
-    """The iterations in a directory, ascending: the tracker names the newest that is complete."""
+class IterationSteps(DirectorySteps):
+    """The iterations in a directory: the tracker names the newest that is complete."""
 
-    root: Location
-    numbers: Sequence[int]
+    tracker_name: ClassVar[str] = TRACKER.name
 
-    @property
-    def source(self) -> str:
-        """The directory's URL."""
-        return str(self.root)
+    def named(self) -> int | None:
+        """Return the iteration that the tracker names."""
+        return read_tracker(self.root, TRACKER)
 
-    def look(self, observer: StepObserver) -> Iterator[SeenStep]:
-        """Yield the iterations, newest first."""
-        tracked = read_tracker(self.root, TRACKER)
-        for number in reversed(self.numbers):
-            step, directory = Step(NO_EPOCH, number), self.root.child(iteration_name(number))
-            if tracked is None or number > tracked:
-                yield observer.growing(directory, step, f"{TRACKER.name} does not name it yet")
-                continue
-            try:
-                iteration = read_iteration(directory, names_in(directory))
-            except (CatalogError, StrategyError) as error:
-                yield SeenStep(step, {}, str(error))
-                continue
-            missing = [name for rank in iteration.files for name in iteration.missing_from(rank)]
-            yield observer.finished(step, self.source, joint_files(iteration), missing)
+    def see(self, observer: StepObserver, step: Step, directory: Location, named: int | None) -> SeenStep:
+        """Return an iteration at one look."""
+        if named is None or step.step > named:
+            return self.unnamed(observer, step, directory)
+        try:
+            iteration = read_iteration(directory, names_in(directory))
+        except (CatalogError, StrategyError) as error:
+            return SeenStep(step, {}, str(error))
+        missing = [name for rank in iteration.files for name in iteration.missing_from(rank)]
+        return observer.finished(step, self.source, joint_files(iteration), missing)
 
 
 class Checkpoint2Source(SourceLayout):
@@ -165,8 +158,11 @@ class Checkpoint2Source(SourceLayout):
 
     def find_steps(self, place: Place) -> IterationSteps | None:
         """Return the iterations in a directory."""
-        names = place.names
-        return IterationSteps(place.location, list_iterations(names)) if holds_iterations(names) else None
+        if not holds_iterations(place.names):
+            return None
+        return IterationSteps(
+            place.location, {number: iteration_name(number) for number in list_iterations(place.names)}
+        )
 
     def step_of(self, name: str) -> Step | None:
         """Return the step in `iteration_00000040`."""

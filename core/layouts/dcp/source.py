@@ -1,18 +1,17 @@
 """A checkpoint of DCP as a source."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, StrategyError
-from reshard.core.files.file_names import NO_EPOCH, Step
+from reshard.core.files.file_names import Step
 from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, dcp_in, read_dcp
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME, is_dcp
 from reshard.core.layouts.dcp.steps import list_dcp_steps
 from reshard.core.layouts.place import Place, PlaceKind, directory_at, lacks_manifest, whole_file
-from reshard.core.layouts.seen_steps import SeenStep, StepObserver
+from reshard.core.layouts.seen_steps import DirectorySteps, SeenStep, StepObserver
 from reshard.core.layouts.source_layout import CatalogOptions, Document, FoundCheckpoint, SelfEvident, SourceLayout
-from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.links import check_links
 from reshard.core.storage.listing import names_in
@@ -51,21 +50,11 @@ class FoundDcp(FoundCheckpoint):
 
     def check_options(self, options: CatalogOptions) -> None:
         """Refuse options about ranks, other steps and replicas."""
-        if options.about_ranks:
-            raise CatalogError(
-                f"{self.url}: is a {self.title}, which says itself what each file holds, and is never encrypted: "
-                f"leave out {' and '.join(options.about_ranks)}"
-            )
+        self.check_left_out(options.about_ranks, "which says itself what each file holds, and is never encrypted")
         if options.source_prefix or (options.step and self.checkpoint.step is None):
-            raise CatalogError(
-                f"{self.url}: is one {self.title}, without steps or prefixes: leave out {source_option('step')} "
-                f"and {option('source_prefix')}"
-            )
+            self.check_left_out([source_option("step"), option("source_prefix")], "without steps or prefixes")
         if options.damage.recovers:
-            raise CatalogError(
-                f"{self.url}: is a {self.title}, which has each slice once and so nothing to recover from: leave out "
-                f"{option('recover', True)}"
-            )
+            self.check_left_out([option("recover", True)], "which has each slice once and so nothing to recover from")
 
     def catalog(self, options: CatalogOptions) -> CheckpointCatalog:
         """Open its files, and compare each tensor's header with the metadata."""
@@ -80,16 +69,8 @@ class FoundDcp(FoundCheckpoint):
         return describe_dcp(self.checkpoint, self.ignored, unfinished=self.unfinished)
 
 
-class DcpSteps(Record):
-    """The steps of a training with PyTorch in a directory, number -> name; `.metadata` is written last."""
-
-    root: Location
-    steps: Mapping[int, str]
-
-    @property
-    def source(self) -> str:
-        """The directory's URL."""
-        return str(self.root)
+class DcpSteps(DirectorySteps):
+    """The steps of a training with PyTorch in a directory; `.metadata` is written last."""
 
     def missing_from(self, names: Sequence[str]) -> list[str]:
         """Return the files that a step with these names lacks to be complete."""
@@ -99,22 +80,18 @@ class DcpSteps(Record):
         """Read a step with these names."""
         return read_dcp(directory, names)
 
-    def look(self, observer: StepObserver) -> Iterator[SeenStep]:
-        """Yield the steps, newest first."""
-        for number in sorted(self.steps, reverse=True):
-            step, directory = Step(NO_EPOCH, number), self.root.child(self.steps[number])
-            names = names_in(directory)
-            if lacking := self.missing_from(names):
-                yield observer.growing(directory, step, f"{listed(lacking)} is not there yet")
-                continue
-            try:
-                checkpoint = self.read(directory, names)
-                files = {rank: directory.child(part.path) for rank, part in enumerate(checkpoint.parts)}
-            except (CatalogError, StrategyError) as error:
-                yield SeenStep(step, {}, str(error))
-                continue
-            missing = [path for path in checkpoint.paths if "/" not in path and path not in names]
-            yield observer.finished(step, self.source, files, missing)
+    def see(self, observer: StepObserver, step: Step, directory: Location, named: int | None) -> SeenStep:
+        """Return a step at one look."""
+        names = names_in(directory)
+        if lacking := self.missing_from(names):
+            return observer.growing(directory, step, f"{listed(lacking)} is not there yet")
+        try:
+            checkpoint = self.read(directory, names)
+            files = {rank: directory.child(part.path) for rank, part in enumerate(checkpoint.parts)}
+        except (CatalogError, StrategyError) as error:
+            return SeenStep(step, {}, str(error))
+        missing = [path for path in checkpoint.paths if "/" not in path and path not in names]
+        return observer.finished(step, self.source, files, missing)
 
 
 class DcpSource(SourceLayout):

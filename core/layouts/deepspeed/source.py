@@ -24,6 +24,7 @@ from reshard.core.layouts.source_layout import (
     SourceLayout,
 )
 from reshard.core.layouts.state_numbers import Number
+from reshard.core.layouts.trainer_output import TRAINER_STATE
 from reshard.core.storage.links import check_links
 from reshard.core.storage.listing import names_if_directory
 from reshard.core.storage.publishing import STATE_DIRECTORY
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from reshard.core.layouts.deepspeed.steps import TagSteps
 
 _TITLE = "DeepSpeed checkpoint"
-_OF_TRAINER = frozenset({MODEL_CONFIG, "trainer_state.json"})
+_OF_TRAINER = frozenset({MODEL_CONFIG, TRAINER_STATE})
 """Hugging Face's Trainer has DeepSpeed save into its own checkpoint-40/, which has both."""
 _WEIGHTS = re.compile(r".+\.safetensors|pytorch_model.*\.bin", re.DOTALL)
 
@@ -130,7 +131,7 @@ class DeepSpeedSource(SourceLayout):
 
         is_training = _may_be_read(place) and not is_tag(place.names)
         tags = list_tags(place.location, place.names) if is_training else None
-        return TagSteps(tags) if tags is not None and tags.numbered else None
+        return TagSteps(tags.root, tags.numbered, tags.latest) if tags is not None and tags.numbered else None
 
     def numbers_beside(self, catalog: CheckpointCatalog) -> Mapping[str, Number] | None:
         """Return the step of the training, and that of its optimizer."""

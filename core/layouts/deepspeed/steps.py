@@ -1,43 +1,38 @@
 """The steps that a training saves into one directory, each in the directory of its tag."""
 
-from collections.abc import Iterator
+from typing import ClassVar
 
 from reshard.core.errors import CatalogError, CheckpointError
-from reshard.core.files.file_names import NO_EPOCH, Step
+from reshard.core.files.file_names import Step
 from reshard.core.layouts.deepspeed.checkpoint import open_tag
-from reshard.core.layouts.deepspeed.names import LATEST_NAME, is_tag
-from reshard.core.layouts.deepspeed.tags import Tag, Tags
+from reshard.core.layouts.deepspeed.names import LATEST_NAME, is_tag, parse_tag
+from reshard.core.layouts.deepspeed.tags import Tag
 from reshard.core.layouts.placed_shards import part_locations
-from reshard.core.layouts.seen_steps import SeenStep, StepObserver
-from reshard.core.runtime.records import Record
+from reshard.core.layouts.seen_steps import DirectorySteps, SeenStep, StepObserver
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.urls import Location
 
 
-class TagSteps(Record):
-    """The tags in a directory that have a step; `latest` names the newest that is complete."""
+class TagSteps(DirectorySteps):
+    """The tags in a directory that have a step; `latest`, if it is there, names the newest that is complete."""
 
-    tags: Tags
+    latest: str | None
 
-    @property
-    def source(self) -> str:
-        """The directory's URL."""
-        return str(self.tags.root)
+    tracker_name: ClassVar[str] = LATEST_NAME
 
-    def look(self, observer: StepObserver) -> Iterator[SeenStep]:
-        """Yield the steps, newest first."""
-        complete = self.tags.newest_complete
-        for number in self.tags.newest_first:
-            step, directory = Step(NO_EPOCH, number), self.tags.root.child(self.tags.numbered[number])
-            if self.tags.latest is None or (complete is not None and number > complete):
-                yield observer.growing(directory, step, f"{LATEST_NAME} does not name it yet")
-                continue
-            try:
-                files = self._files(directory, number)
-            except (CatalogError, CheckpointError) as error:
-                yield SeenStep(step, {}, str(error))
-                continue
-            yield observer.finished(step, self.source, files, [])
+    def named(self) -> int | None:
+        """Return the step of the tag that `latest` names; None also if that is of another kind."""
+        return None if self.latest is None else parse_tag(self.latest)
+
+    def see(self, observer: StepObserver, step: Step, directory: Location, named: int | None) -> SeenStep:
+        """Return a step at one look."""
+        if self.latest is None or (named is not None and step.step > named):
+            return self.unnamed(observer, step, directory)
+        try:
+            files = self._files(directory, step.step)
+        except (CatalogError, CheckpointError) as error:
+            return SeenStep(step, {}, str(error))
+        return observer.finished(step, self.source, files, [])
 
     def _files(self, directory: Location, number: int) -> dict[int, Location]:
         """The file of each rank, as a conversion counts them."""

@@ -41,11 +41,6 @@ class Tags(Record):
     latest: str | None
 
     @property
-    def newest_first(self) -> list[int]:
-        """The steps, newest first."""
-        return sorted(self.numbered, reverse=True)
-
-    @property
     def newest_complete(self) -> int | None:
         """The step of the tag that `latest` names; None if it names another kind of tag, or is not there."""
         return None if self.latest is None else parse_tag(self.latest)

@@ -4,54 +4,46 @@ The tracker is written last; but a training that saves asynchronously may name a
 have none. So files are read to see whether they are whole, and without a tracker they have to settle, too.
 """
 
-from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from reshard.core.errors import CatalogError, CheckpointError, StrategyError
-from reshard.core.files.file_names import NO_EPOCH, Step
+from reshard.core.files.file_names import Step
 from reshard.core.layouts.fsdp.checkpoint import open_checkpoint
 from reshard.core.layouts.fsdp.names import TRACKER
 from reshard.core.layouts.fsdp.places import incomplete, model_in
 from reshard.core.layouts.lost_files import lost_text
 from reshard.core.layouts.placed_shards import part_locations
-from reshard.core.layouts.seen_steps import SeenStep, StepObserver
+from reshard.core.layouts.seen_steps import DirectorySteps, SeenStep, StepObserver
 from reshard.core.layouts.tracker import read_tracker
-from reshard.core.runtime.records import Record
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.urls import Location
 
 
-class FsdpSteps(Record):
-    """The steps in a directory, number -> name."""
+class FsdpSteps(DirectorySteps):
+    """The steps in a directory."""
 
-    root: Location
-    steps: Mapping[int, str]
+    tracker_name: ClassVar[str] = TRACKER.name
 
-    @property
-    def source(self) -> str:
-        """The directory's URL."""
-        return str(self.root)
+    def named(self) -> int | None:
+        """Return the step that the tracker names."""
+        return read_tracker(self.root, TRACKER)
 
-    def look(self, observer: StepObserver) -> Iterator[SeenStep]:
-        """Yield the steps, newest first."""
-        tracked = read_tracker(self.root, TRACKER)
-        for number in sorted(self.steps, reverse=True):
-            step, directory = Step(NO_EPOCH, number), self.root.child(self.steps[number])
-            if tracked is not None and number > tracked:
-                yield observer.growing(directory, step, f"{TRACKER.name} does not name it yet")
-                continue
-            try:
-                problem, files = incomplete(directory), dict[int, Location]()
-                if not problem:
-                    files = _files(directory)
-            except (CatalogError, CheckpointError, StrategyError) as error:
-                problem = str(error)
-            if tracked is None and not problem:
-                seen = observer.growing(directory, step, "its files have just changed")
-                problem = seen.incomplete if seen.quiet_seconds < observer.options.settle_seconds else ""
-            if problem:
-                yield observer.growing(directory, step, problem)
-            else:
-                yield observer.finished(step, self.source, files, [])
+    def see(self, observer: StepObserver, step: Step, directory: Location, named: int | None) -> SeenStep:
+        """Return a step at one look."""
+        if named is not None and step.step > named:
+            return self.unnamed(observer, step, directory)
+        try:
+            problem, files = incomplete(directory), dict[int, Location]()
+            if not problem:
+                files = _files(directory)
+        except (CatalogError, CheckpointError, StrategyError) as error:
+            problem = str(error)
+        if named is None and not problem:
+            seen = observer.growing(directory, step, "its files have just changed")
+            problem = seen.incomplete if seen.quiet_seconds < observer.options.settle_seconds else ""
+        if problem:
+            return observer.growing(directory, step, problem)
+        return observer.finished(step, self.source, files, [])
 
 
 def _files(directory: Location) -> dict[int, Location]:

@@ -165,7 +165,7 @@ class _Attention:
         if not fits or norm not in (0, size, columns):
             raise LayoutError(
                 f"attention with {heads} heads cannot have matrices of {rows} rows (linear_qkv) and {columns} columns "
-                f"(linear_proj): correct {option('attention_heads')}"
+                f"(linear_proj): correct {option('attention_heads')}, or num_attention_heads in config.json"
             )
         return {
             "num_attention_heads": heads,

@@ -24,8 +24,8 @@ class HeadsOptions(RequestModel):
     attention_heads: CountOrNone = Field(
         default=0,
         title="Attention heads",
-        description="Number of attention heads, if neither shapes nor the source's own arguments show it (megatron and "
-        "torch_dist layouts only).",
+        description="Number of attention heads, if neither shapes, nor the source's own arguments, nor the config.json "
+        "of a preset show it (megatron and torch_dist layouts only).",
     )
 
 

@@ -1,9 +1,9 @@
 """The record of a target in the form of Megatron-Core's files of ranks."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from reshard.core.files.model import CheckpointFormat, FilePlan, OutputEntry
 from reshard.core.layouts.megatron.plan_fields import encoded_common
@@ -41,6 +41,10 @@ class MegatronTarget(Record, PlannedLayout):
     heads: int = 0
     vocabulary: int = 0
     common: bytes = b""
+
+    def with_heads(self, heads: int) -> Self:
+        """Return it with the heads of a model's config.json, unless it was given others."""
+        return replace(self, heads=self.heads or heads)
 
     def assign(self, inputs: "PlanInputs", match: "ParameterMatch") -> "ParameterMatch":
         """Assign the slices of every parameter to the files of ranks."""

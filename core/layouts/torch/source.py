@@ -47,11 +47,7 @@ class FoundStateDict(FoundIndexed):
 
     def check_options(self, options: CatalogOptions) -> None:
         """Refuse options about ranks and steps."""
-        if options.about_ranks:
-            raise CatalogError(
-                f"{self.url}: is a {self.title}, whose tensors are whole, and which is never encrypted: leave out "
-                f"{' and '.join(options.about_ranks)}"
-            )
+        self.check_left_out(options.about_ranks, "whose tensors are whole, and which is never encrypted")
         super().check_options(options)
 
     def catalog(self, options: CatalogOptions) -> CheckpointCatalog:
@@ -75,7 +71,7 @@ class FoundStateDict(FoundIndexed):
         try:
             catalog = catalog_of(self, CatalogOptions(check_crc=False))
         except NotChosenError as error:
-            chosen = spelled(f"convert one with {option('root', 'KEY')}")
+            chosen = spelled(f"choose one with {option('root', 'KEY')}")
             return {"kind": "PyTorch file", "url": self.url, "has": list(error.there), "note": chosen}
         return describe_whole_tensors(self.title, catalog, self.index_name, self.ignored)
 

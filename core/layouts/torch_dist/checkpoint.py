@@ -9,20 +9,18 @@ from reshard.core.layouts.dcp.checkpoint import DcpCheckpoint, read_dcp
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME, is_dcp
 from reshard.core.layouts.dcp.steps import list_dcp_steps
 from reshard.core.layouts.megatron.names import RELEASE, TRACKER, parse_iteration
+from reshard.core.layouts.step_choice import NumberedSteps, choose_step
 from reshard.core.layouts.torch_dist.names import BACKEND, COMMON_NAME, CONFIG_NAME
 from reshard.core.layouts.torch_dist.unstacking import unstacked
-from reshard.core.layouts.tracker import read_tracker
 from reshard.core.runtime.metadata import load_json
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import names_if_directory, names_in
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
-from reshard.core.text.options import source_option
 
 _MAX_CONFIG_BYTES = 1 << 16
 _REQUIRED = (DCP_METADATA_NAME, COMMON_NAME, CONFIG_NAME)
 _LEFT_OUT = f"{COMMON_NAME}, with Megatron's arguments and schedules, is only taken into targets of Megatron"
-_MAX_LISTED = 6
 
 
 def is_torch_dist(names: Sequence[str]) -> bool:
@@ -105,30 +103,12 @@ def read_torch_dist(location: Location, names: Sequence[str]) -> DcpCheckpoint:
 
 def _choose(root: Location, steps: Mapping[int, str], asked: str) -> tuple[int, tuple[str, ...]]:
     """The number of the asked step, or of the one to load, and notes on the choice."""
-    there = listed([str(number) for number in sorted(steps, reverse=True)], _MAX_LISTED)
-    if asked:
-        if not asked.isdigit() or int(asked) not in steps:
-            raise CatalogError(f"{root}: has no iteration {asked}; it has {there}")
-        return int(asked), ()
-    tracked = read_tracker(root, TRACKER)
-    if tracked is not None:
-        if tracked not in steps:
-            raise CatalogError(
-                f"{root}: {TRACKER.name} names iteration {tracked}, which is not there; there are {there}: name one "
-                f"with {source_option('step')}"
-            )
-        newer = [str(number) for number in steps if number > tracked]
-        note = f"using iteration {tracked}, which {TRACKER.name} names, and not {listed(newer, _MAX_LISTED)}"
-        return tracked, (note,) if newer else ()
-    incomplete: list[str] = []
-    for number in sorted(steps, reverse=True):
-        if not missing_from(names_if_directory(root.child(steps[number]))):
-            notes = [f"using iteration {number}, the newest that is complete"] if len(steps) > 1 else []
-            if incomplete:
-                notes.append(f"ignored newer iterations that are incomplete: {listed(incomplete, _MAX_LISTED)}")
-            return number, tuple(notes)
-        incomplete.append(str(number))
-    raise CatalogError(f"{root}: none of its iterations is complete: {there}")
+    return choose_step(NumberedSteps(root, steps, _incomplete, TRACKER.word), asked, TRACKER)
+
+
+def _incomplete(directory: Location) -> str:
+    missing = missing_from(names_if_directory(directory))
+    return f"{listed(missing)} is missing" if missing else ""
 
 
 def _check_config(location: Location) -> None:

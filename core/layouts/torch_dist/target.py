@@ -1,9 +1,9 @@
 """The record of a target in the form of Megatron-Core's `torch_dist`."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.megatron.plan_fields import encoded_common
@@ -47,6 +47,10 @@ class TorchDistTarget(Record, PlannedLayout):
     def kept_replicas(self, asked: int) -> int:
         """Return 1: every slice is in one file."""
         return 1
+
+    def with_heads(self, heads: int) -> Self:
+        """Return it with the heads of a model's config.json, unless it was given others."""
+        return replace(self, heads=self.heads or heads)
 
     def assign(self, inputs: "PlanInputs", match: "ParameterMatch") -> "ParameterMatch":
         """Assign some rows of every tensor to each file."""

@@ -33,7 +33,7 @@ class FoundUnified(FoundIndexed):
     """A unified checkpoint that was found."""
 
     title = "unified checkpoint"
-    no_steps = "is a unified checkpoint. Name the directory that training saves into"
+    no_steps = "is a unified checkpoint, and has no steps: convert it with `reshard convert`"
 
     @property
     def self_evident(self) -> SelfEvident:

@@ -69,7 +69,8 @@ class UniversalTarget(Record, PlannedLayout):
         names = [each.name for each in match.resharded]
         optimized = {parameter for state, parameter in map(parse_state, names) if state}
         if not optimized:
-            return (_NO_MOMENTS,)
+            unused = f"; the number of optimizer steps, {self.optimizer_step}, is not written"
+            return (_NO_MOMENTS + (unused if self.optimizer_step else ""),)
         from reshard.core.layouts.universal.training import groups_of
 
         notes = [_STEP] if groups_of(self.training) else [_SETTINGS, _STEP]

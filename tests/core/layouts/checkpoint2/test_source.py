@@ -44,6 +44,13 @@ def test_the_tracked_iteration_is_converted_once(case: IterationCase, tmp_path: 
     assert taken(case, tmp_path / "out").outcome is LatestOutcome.NOTHING_NEW
 
 
+def test_a_tracked_iteration_that_is_not_there_is_told(case: IterationCase, tmp_path: Path) -> None:
+    track(case, 41)
+    report = taken(case, tmp_path / "out", dry_run=True, patience_seconds=0, settle_seconds=0)
+    assert report.step == "40"
+    assert report.notes[1] == ("step 41 is skipped: latest_checkpointed_iteration.txt names it, and it is not there")
+
+
 def test_an_iteration_that_is_being_written_is_awaited(case: IterationCase, tmp_path: Path) -> None:
     (case.source / "iteration_00000045").touch()
     for file in (case.source / "iteration_00000045").iterdir():

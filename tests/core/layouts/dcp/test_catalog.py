@@ -366,8 +366,8 @@ def test_another_tensor_than_the_metadata_says_is_refused(tmp_path: Path) -> Non
     ("options", "message"),
     [
         ({"source_strategy": "x"}, "is a DCP checkpoint: .metadata says how it is sharded, so leave out 'source_"),
-        ({"step": "3"}, "is one DCP checkpoint, without steps or prefixes: leave out 'step'"),
-        ({"source_prefix": "llama"}, "is one DCP checkpoint, without steps or prefixes"),
+        ({"step": "3"}, "is a DCP checkpoint, without steps or prefixes: leave out 'step'"),
+        ({"source_prefix": "llama"}, "is a DCP checkpoint, without steps or prefixes"),
         ({"recover": True}, "is a DCP checkpoint, which has each slice once and so nothing to recover from"),
         ({"integrated_save": "yes"}, "which says itself what each file holds, and is never encrypted: leave out"),
         ({"decrypt_key": "env:KEY"}, "leave out 'decrypt_key'"),

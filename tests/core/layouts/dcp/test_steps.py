@@ -75,7 +75,7 @@ def test_without_a_complete_step_nothing_is_converted(training: Path, tmp_path: 
 def test_steps_beside_an_index_are_not_those_of_the_directory(training: Path, tmp_path: Path) -> None:
     save_file({"w": np.zeros(4, np.float32)}, training / "a.safetensors")
     (training / "model.safetensors.index.json").write_text('{"weight_map": {"w": "a.safetensors"}}')
-    with pytest.raises(CatalogError, match="is a unified checkpoint. Name the directory that training saves into"):
+    with pytest.raises(CatalogError, match="is a unified checkpoint, and has no steps: convert it"):
         latest(training, tmp_path / "out")
 
 

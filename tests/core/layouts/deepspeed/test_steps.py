@@ -41,6 +41,12 @@ def test_the_latest_tag_is_converted_once(source: DeepSpeedCase, tmp_path: Path)
     assert (report.step, report.removed) == ("4", ("2",))
 
 
+def test_a_latest_tag_that_is_not_there_is_told(source: DeepSpeedCase, tmp_path: Path) -> None:
+    (source.root / "latest").write_text("global_step9")
+    report = taken(source, tmp_path / "out", dry_run=True)
+    assert (report.step, report.notes) == ("4", ("step 9 is skipped: latest names it, and it is not there",))
+
+
 def test_a_tag_that_is_being_written_is_awaited(source: DeepSpeedCase, tmp_path: Path) -> None:
     for file in (source.root / "global_step4").iterdir():
         file.touch()

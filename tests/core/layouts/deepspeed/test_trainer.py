@@ -60,6 +60,19 @@ def test_a_directory_with_weights_is_read_as_these_with_a_note(trained: Path, tm
     assert made(tmp_path / "states").keys() == expected(MODEL, TRAINING).keys()
 
 
+def test_the_directory_of_all_checkpoints_names_the_newest_complete_one(trained: Path) -> None:
+    torn = trained.parent / "checkpoint-60"
+    write_zero(torn, MODEL, TRAINING)
+    (trained.parent / "runs").mkdir()
+    for look in (describe, find_steps):
+        with pytest.raises(CatalogError) as refused:
+            look(str(trained.parent))
+        assert str(refused.value) == (
+            f"{trained.parent}: is an output directory of Hugging Face's Trainer. No step chooses between its "
+            f"checkpoints, each of which is a source of its own: name one. {trained} is the newest complete one"
+        )
+
+
 def test_any_other_configuration_is_left_alone(trained: Path, tmp_path: Path) -> None:
     (trained / "trainer_state.json").unlink()
     convert(to_whole(trained, tmp_path / "out"))

@@ -123,6 +123,12 @@ def test_numbers_by_names_alone(training: Path) -> None:
     assert (steps.directories, steps.read_tracker()) == ({3: "global_step_3", 20: "global_step_20"}, 3)
 
 
+def test_a_tracked_step_that_is_not_there_is_told(training: Path, tmp_path: Path) -> None:
+    (training / TRACKER).write_text("7")
+    report = taken(training, tmp_path / "out", dry_run=True)
+    assert (report.step, report.notes[1]) == ("3", f"step 7 is skipped: {TRACKER} names it, and it is not there")
+
+
 def test_the_tracked_step_is_converted_once(training: Path, tmp_path: Path) -> None:
     report = taken(training, tmp_path / "out")
     assert (report.outcome, report.step, report.target) == (LatestOutcome.CONVERTED, "3", str(tmp_path / "out/3"))

@@ -43,6 +43,12 @@ def test_the_tracked_iteration_is_converted_once(source: MegatronSource, tmp_pat
     assert taken(source, tmp_path / "out").step == "5"
 
 
+def test_a_tracked_iteration_that_is_not_there_is_told(source: MegatronSource, tmp_path: Path) -> None:
+    (source.root / TRACKER).write_text("7")
+    report = taken(source, tmp_path / "out", dry_run=True)
+    assert (report.step, report.notes) == ("5", (f"step 7 is skipped: {TRACKER} names it, and it is not there",))
+
+
 def test_a_directory_counts_by_its_own_name(source: MegatronSource, tmp_path: Path) -> None:
     """A copied directory has files of another iteration; retention then found no conversion to remove."""
     taken(source, tmp_path / "out", keep_checkpoint_max=1)

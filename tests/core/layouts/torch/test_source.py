@@ -391,7 +391,7 @@ def test_a_description_has_files_or_what_is_to_be_chosen_from(tmp_path: Path) ->
     found = describe(str(TORCH / "nested.pth"))
     assert found["kind"] == "PyTorch file"
     assert "state_dict (11 tensors)" in found["has"]
-    assert found["note"] == "convert one with root='KEY'"
+    assert found["note"] == "choose one with root='KEY'"
 
 
 def test_doctor_needs_no_strategy() -> None:
@@ -424,7 +424,8 @@ def test_other_checkpoints_have_no_root(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model.safetensors", {"a": A})
     for source in (tmp_path, tmp_path / "model.safetensors"):
         assert refusal(source, root="model") == (
-            f"{source}: its tensors are not in trees of dicts, as PyTorch saves them: leave out 'root'"
+            f"{source}: its tensors are not in trees of dicts, as PyTorch saves them in files that end in .pt, .pth or "
+            ".bin: leave out 'root'"
         )
 
 

@@ -259,15 +259,15 @@ class TestIterations:
 
     def test_the_one_that_the_tracker_names_is_read(self, training: Path, tmp_path: Path) -> None:
         report = convert(build_request(source=str(training), target=str(tmp_path / "out"), select="weights-only"))
-        assert report.notes[0] == "using iteration 4, which latest_checkpointed_iteration.txt names, and not 5"
+        assert report.notes[0] == "iteration 5 is newer, but skipped: it is incomplete: metadata.json is missing"
         assert describe(str(training))["step"] == 4
 
     def test_without_a_tracker_it_is_the_newest_complete_one(self, training: Path, tmp_path: Path) -> None:
         (training / "latest_checkpointed_iteration.txt").unlink()
         notes = convert(build_request(source=str(training), target=str(tmp_path / "out"))).notes
         assert notes[:2] == (
-            "using iteration 4, the newest that is complete",
-            "ignored newer iterations that are incomplete: 5",
+            "there is no latest_checkpointed_iteration.txt: iteration 4 is the newest complete one",
+            "iteration 5 is skipped: metadata.json is missing",
         )
 
     @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ class TestIterations:
             ("7", {}, "names iteration 7, which is not there; there are 5, 4, 3: name one with 'step'"),
             ("4", {"step": "6"}, "has no iteration 6; it has 5, 4, 3"),
             ("4", {"step": "5"}, "iter_0000005: has Megatron's common.pt, but no metadata.json"),
-            ("4", {"source_prefix": "net"}, "is one torch_dist checkpoint, without steps or prefixes"),
+            ("4", {"source_prefix": "net"}, "is a torch_dist checkpoint, without steps or prefixes"),
         ],
     )
     def test_others_are_refused(
@@ -286,6 +286,12 @@ class TestIterations:
         with pytest.raises(InputError) as refused:
             convert(build_request(source=str(training), target=str(tmp_path / "out"), **options))
         assert message in str(refused.value)
+
+    def test_a_tracked_one_that_is_not_there_is_told(self, training: Path, tmp_path: Path) -> None:
+        (training / "latest_checkpointed_iteration.txt").write_text("7")
+        request = LatestConversionRequest(source=str(training), target=str(tmp_path / "out"), dry_run=True)
+        [note, *_] = convert_latest(request).notes
+        assert note == "step 7 is skipped: latest_checkpointed_iteration.txt names it, and it is not there"
 
     def test_they_are_converted_as_they_come(self, training: Path, tmp_path: Path) -> None:
         request = LatestConversionRequest(
@@ -310,5 +316,5 @@ def test_no_iteration_is_complete(tmp_path: Path) -> None:
     shutil.copytree(DENSE.source, tmp_path / "src")
     (tmp_path / "src" / "latest_checkpointed_iteration.txt").unlink()
     (tmp_path / "src" / ITERATION / "metadata.json").unlink()
-    with pytest.raises(InputError, match="none of its iterations is complete: 3"):
+    with pytest.raises(InputError, match="no iteration is complete: iteration 3 is skipped: metadata.json is missing"):
         convert(build_request(source=str(tmp_path / "src"), target=str(tmp_path / "out")))

@@ -271,7 +271,7 @@ def test_refused_options(tmp_path: Path, options: dict[str, Any], message: str) 
 
 def test_no_training_saves_such(tmp_path: Path) -> None:
     source = write_unified(tmp_path / "src", TWO)
-    with pytest.raises(CatalogError, match="is a unified checkpoint. Name the directory that training saves into"):
+    with pytest.raises(CatalogError, match="is a unified checkpoint, and has no steps: convert it"):
         convert_latest(latest_request(source, tmp_path / "out", source_strategy=""))
 
 

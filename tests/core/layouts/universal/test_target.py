@@ -201,6 +201,12 @@ def test_its_options_are_its_own(layout: str, tmp_path: Path) -> None:
         build_request(source="a", target="b", layout=layout, optimizer_step=3)
 
 
+def test_a_number_of_steps_that_is_not_written_is_told(tmp_path: Path) -> None:
+    text = "\n".join(convert(asked(tmp_path, select="weights-only", optimizer_step=3)).notes)
+    assert "there is no optimizer state: DeepSpeed begins with a new optimizer" in text
+    assert "; the number of optimizer steps, 3, is not written" in text
+
+
 def test_a_source_says_its_optimizers_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = {"global_step": 40, "optimizer_step": 39.0}
     monkeypatch.setattr(source_layouts()[0], "numbers_beside", lambda _: numbers)
