@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import numpy as np
 import xxhash
@@ -16,6 +16,7 @@ from reshard.core.files.remote_reads import read_in_blocks
 from reshard.core.files.running_crc import ContentRange, crc_of_index
 from reshard.core.runtime.idle_workers import current_idle_workers
 from reshard.core.runtime.records import Record
+from reshard.core.storage.hashing import RunningSha256
 from reshard.core.storage.reading import SourceFile
 
 _MOST_READERS = 2
@@ -69,20 +70,26 @@ def file_digests(
     block_bytes: int,
     advance: Callable[[int], None] = lambda _: None,
     take: Callable[[str, memoryview], None] | None = None,
+    sha256: RunningSha256 | None = None,
 ) -> FileDigests:
     """Read a whole file once, front to back; an encrypted one's tags are checked on the way.
 
     Idle workers of the process read ahead in a local file. `take` receives the bytes of each parameter's contents, in
-    order, with its name.
+    order, with its name; `sha256` those of the file, as it is stored.
 
     Raises:
         CheckpointError: the file is truncated, or a tag is wrong.
         StorageError: the file cannot be read.
     """
     reading = _Reading(index, advance, take)
-    with closing(_blocks(file, block_bytes)) as blocks:
-        for block in blocks:
+    if sha256 and isinstance(file, DecryptedSource):
+        for block in file.stream(sha256.add):
             reading.add(block)
+        return reading.digests()
+    with closing(file_blocks(file, block_bytes)) as blocks:
+        for block in blocks:
+            with sha256.adding(block) if sha256 else nullcontext():
+                reading.add(block)
     return reading.digests()
 
 
@@ -160,8 +167,8 @@ class _Reading:
         return FileDigests(self._parameters, self._heads.hexdigest(), self._crc.value() if self._crc else None)
 
 
-def _blocks(file: SourceFile, block_bytes: int) -> Generator[memoryview, None, None]:
-    """Yield a whole file in blocks, each valid until the next one is requested."""
+def file_blocks(file: SourceFile, block_bytes: int) -> Generator[memoryview, None, None]:
+    """Yield a whole file, decrypted if it was opened so, in blocks, each valid until the next one is requested."""
     if isinstance(file, DecryptedSource):
         yield from file.stream()
     elif file.location.store.is_near:

@@ -25,7 +25,7 @@ from reshard.core.files.model import (
     TensorEntry,
     text_entry,
 )
-from reshard.core.runtime.metadata import DuplicateKeyError, Parse, json_bytes, parsing, unique_keys
+from reshard.core.runtime.metadata import DuplicateKeyError, Parse, json_bytes, parsing, refuse_constant, unique_keys
 from reshard.core.runtime.records import Record
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import INT4, DType, dtype_from_safetensors, foreign_dtype
@@ -191,7 +191,7 @@ def _parse_header(encoded: bytes) -> dict[str, Any]:
     try:
         # only JSON's escapes can spell lone surrogates, which are not valid text
         hook = _unique_texts if b"\\u" in encoded else unique_keys
-        description = json.loads(encoded.decode(), object_pairs_hook=hook, parse_constant=_no_constant)
+        description = json.loads(encoded.decode(), object_pairs_hook=hook, parse_constant=refuse_constant)
     except DuplicateKeyError as error:
         raise CheckpointError(f"the header has {error.key!r} twice: damaged") from None
     except (ValueError, RecursionError) as error:
@@ -206,10 +206,6 @@ def _unique_texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # a lone surrogate raises a ValueError
     "".join([*unique, *(value for value in unique.values() if isinstance(value, str))]).encode()
     return unique
-
-
-def _no_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not a JSON value")
 
 
 def _checked_metadata(metadata: object) -> dict[str, str]:

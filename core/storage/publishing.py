@@ -37,11 +37,18 @@ STATE_DIRECTORY = ".reshard"
 """Directory in a target for everything that is not a checkpoint file."""
 MANIFEST_NAME = "manifest.json"
 """Name of the commit marker in it: a target without it is not finished."""
+SIGNATURE_NAME = "model.sig"
+"""Name of the signature over all of a target's files, beside them; other programs look for it there."""
 _MAX_LISTED = 5
 REMOVING_NAME = "removing.json"
 """Name of a copy of the manifest that marks a conversion being removed, until all its files are gone."""
 WITHDRAWN_NAME = "withdrawn"
 """Name of a file that marks a finished conversion whose manifest was withdrawn, to mend it or to replace it."""
+
+
+def state_path(name: str) -> str:
+    """Return the path, below a target, of what has this name in its state directory."""
+    return f"{STATE_DIRECTORY}/{name}"
 
 
 def is_built_beside(final: Location) -> bool:

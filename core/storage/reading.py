@@ -12,6 +12,7 @@ from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.file_versions import difference_text
 from reshard.core.storage.joined import JoinedFile, parts_of
 from reshard.core.storage.listing import stat
+from reshard.core.storage.read_log import note_read
 from reshard.core.storage.store import ChangedFileError
 from reshard.core.storage.transfers import at_once, requested
 from reshard.core.storage.urls import Location
@@ -183,6 +184,7 @@ def read_small_file(location: Location, limit_bytes: int) -> bytes:
     if len(data) > limit_bytes:
         raise _too_large(location, limit_bytes)
     check_metadata(len(data), location)
+    note_read(location, data)
     return data
 
 

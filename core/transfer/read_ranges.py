@@ -7,7 +7,7 @@ It may contain gaps of unwanted bytes: reading through a narrow gap costs less t
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,8 +27,19 @@ from reshard.core.tensor.slices import (
 )
 from reshard.core.transfer.file_blocks import Chunk
 
-ValueChange = Callable[[np.ndarray, DType, Shape], np.ndarray]
-"""Takes the bits of a box's values, their dtype and the box's first index; returns the bits of what they become."""
+
+class ValueChange(Protocol):
+    """What becomes of the values of a parameter."""
+
+    def __call__(self, values: np.ndarray, dtype: DType, start: Shape, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the bits of what the values of a box become.
+
+        Args:
+            values: their bits.
+            dtype: their element type.
+            start: the box's first index.
+            out: where to put the result, an array like `values`, without overlap; by default it may be any array.
+        """
 
 
 def gap_cost_bytes(plan: ConversionPlan, parameter: ParameterPlan, gap_bytes: int) -> int:

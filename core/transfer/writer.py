@@ -7,6 +7,7 @@ files than workers, or the source is remote, prefetch threads fill and digest th
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
@@ -21,6 +22,7 @@ from reshard.core.files.running_crc import ContentRange, RunningCrc, running_crc
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import Budget, GroupBuffers, UploadBuffers
 from reshard.core.runtime.keys import needed_target_key
+from reshard.core.storage.hashing import RunningSha256
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import OutputFile
 from reshard.core.transfer.fetches import RankBlock, change_of
@@ -58,12 +60,14 @@ def transform_ranks(
     prefetch: int,
     advance: Advance,
     crcs: CrcWatch | None = None,
+    hashes: bool = False,
 ) -> tuple[ShardRecord, ...]:
     """Write target ranks' files below `directory`, side by side, and return their records.
 
     Uses the budget of `prefetch` workers, and of those that become idle meanwhile. The files appear only when they are
     whole. Contents are read twice if their CRC is in the header: first for that alone. Without a directory nothing is
-    written: the records say what would be. `crcs` are given what is read.
+    written: the records say what would be. `crcs` are given what is read. With `hashes`, one more thread takes the
+    files' SHA-256 while they are written.
 
     Raises:
         CatalogError: a source file is not the one that was planned with, or changed between two readings.
@@ -80,8 +84,9 @@ def transform_ranks(
         writers = [_RankWriter(plan, rank, writer.crc) for rank, writer in zip(ranks, writers, strict=True)]
     with ExitStack() as files:
         if directory is not None:
+            pool = files.enter_context(ThreadPoolExecutor(1, thread_name_prefix="reshard-hash")) if hashes else None
             for writer in writers:
-                writer.open(directory, files, buffers.upload)
+                writer.open(directory, files, buffers.upload, pool)
         read_bytes += _fill(plan, writers, buffers, advance, crcs)
         for writer in writers:
             writer.complete()
@@ -227,11 +232,16 @@ class _RankWriter:
         self._path = plan.file_name(rank)
         self._encryption = plan.inputs.encryption
         self._file: OutputFile | None = None
+        self._sha256: RunningSha256 | None = None
 
-    def open(self, directory: Location, files: ExitStack, upload: UploadBuffers | None) -> None:
-        """Begin to write the file, which appears when `files` are closed."""
+    def open(
+        self, directory: Location, files: ExitStack, upload: UploadBuffers | None, hashing: Executor | None
+    ) -> None:
+        """Begin to write the file, which appears when `files` are closed; `hashing` takes its SHA-256."""
         key = needed_target_key() if self._encryption else None
-        self._file = files.enter_context(write_checkpoint(directory.child(self._path), key, upload))
+        self._sha256 = RunningSha256(hashing) if hashing else None
+        location = directory.child(self._path)
+        self._file = files.enter_context(write_checkpoint(location, key, upload, self._sha256))
 
     def blocks(self, buffers: GroupBuffers) -> Iterator[Block]:
         """Return the file's blocks."""
@@ -296,6 +306,7 @@ class _RankWriter:
                 for name, overflow in self._overflows.by_name.items()
             ),
             parameters=tuple([self._parameter_record(entry) for entry in self._entries]),
+            sha256=self._sha256.hexdigest() if self._sha256 else None,
         )
 
     def _parameter_record(self, entry: OutputEntry) -> ParameterRecord:

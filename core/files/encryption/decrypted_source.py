@@ -4,7 +4,7 @@ Any part of a block can be decrypted without the rest: AES-GCM is AES in counter
 of cipher before. So reading needs no memory for whole blocks, which MindSpore makes 64 MiB long.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -139,8 +139,10 @@ class DecryptedSource:
         decryptor.update(bytes(skipped))
         return decryptor
 
-    def stream(self) -> Iterator[memoryview]:
+    def stream(self, take_stored: Callable[[Buffer], None] = lambda _: None) -> Iterator[memoryview]:
         """Yield the plain file in pieces; each is valid until the next one is requested.
+
+        `take_stored` receives the bytes of the encrypted file, in order.
 
         A block's tag is checked once the block has been read: trust nothing before the stream has ended without an
         error. It waits for requests, so concurrent requests must not use it.
@@ -149,6 +151,7 @@ class DecryptedSource:
         block, left = -1, 0
         decryptor: Any = None
         for number, stored in self._stored_pieces():
+            take_stored(stored)
             piece = memoryview(stored)
             if number != block:
                 self._finish(decryptor, block)

@@ -7,6 +7,7 @@ from reshard.core.files.encryption.decrypted_source import decrypted
 from reshard.core.files.encryption.encrypted_output import EncryptedOutput
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.keys import Key
+from reshard.core.storage.hashing import RunningSha256
 from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import OutputFile, write_file
@@ -23,13 +24,16 @@ def open_checkpoint(location: Location, key: Key | None, version: str = "") -> S
 
 
 @contextmanager
-def write_checkpoint(location: Location, key: Key | None, upload: UploadBuffers | None = None) -> Iterator[OutputFile]:
-    """Write a checkpoint file, encrypted if there is a key; see `write_file`.
+def write_checkpoint(
+    location: Location, key: Key | None, upload: UploadBuffers | None = None, sha256: RunningSha256 | None = None
+) -> Iterator[OutputFile]:
+    """Write a checkpoint file, encrypted if there is a key; see `write_file`. `sha256` takes the bytes as stored.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    with write_file(location, upload) as file:
+    with write_file(location, upload) as stored:
+        file = stored if sha256 is None else sha256.around(stored)
         if key is None:
             yield file
             return

@@ -1,9 +1,11 @@
+import hashlib
 import os
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -11,12 +13,16 @@ import xxhash
 from reshard.core.errors import CheckpointError
 from reshard.core.files import ckpt
 from reshard.core.files.digests import HeaderMismatchError, content_digests, file_digests
+from reshard.core.files.encryption.decrypted_source import DecryptedSource
 from reshard.core.files.model import OutputEntry, TensorEntry, text_entry
 from reshard.core.runtime.idle_workers import IdleWorkers, lending
+from reshard.core.runtime.keys import EncryptionMode
+from reshard.core.storage.hashing import running_sha256
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import MAP_TENSOR, dtype_from_name
 from tests.support.ckpt_writer import MemoryFile, checkpoint_bytes
+from tests.support.encrypted_files import CHECKPOINT, encrypted, key
 from tests.support.remote_file import RemoteFile, planned_parts, sparse_file
 
 MIB = 2**20
@@ -132,3 +138,16 @@ def test_many_small_parameters_in_a_block(block_bytes: int, has_crc: bool) -> No
         heads, end = heads + data[end : extent.offset], extent.offset + extent.length
     assert found.heads == xxhash.xxh3_128_hexdigest(heads + data[end:])
     assert found.crc == (zlib.crc32(data[:-17]) if has_crc else None)
+
+
+@pytest.mark.parametrize("mode", [None, *EncryptionMode])
+def test_sha256_of_a_file_as_it_is_stored(mode: EncryptionMode | None) -> None:
+    stored = CHECKPOINT if mode is None else encrypted(CHECKPOINT, mode)
+    file: Any = MemoryFile(stored, "a.ckpt")
+    if mode is not None:
+        file = DecryptedSource(file, key(mode))
+    with running_sha256(needed=True) as sha256:
+        assert sha256 is not None
+        found = file_digests(file, ckpt.read_index(file), 50, sha256=sha256)
+        assert sha256.hexdigest() == hashlib.sha256(stored).hexdigest()
+    assert found == file_digests(file, ckpt.read_index(file), 50)

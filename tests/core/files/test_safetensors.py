@@ -169,7 +169,7 @@ BAD = {
     ),
     "not UTF-8": (with_header(b'{"\xff":1}'), "the header is not JSON"),
     "not JSON": (with_header(b"{"), "the header is not JSON"),
-    "NaN": (with_header(b'{"w":NaN}'), "the header is not JSON .NaN is not a JSON value"),
+    "NaN": (with_header(b'{"w":NaN}'), "the header is not JSON .NaN is not JSON"),
     "deep": (with_header(b"[" * 200_000), "the header is not JSON"),
     "huge number": (with_header(b'{"w":' + b"9" * 5000 + b"}"), "the header is not JSON"),
     "lone surrogate": (with_header(b'{"\\ud800":1}'), "the header is not JSON"),
