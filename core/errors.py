@@ -7,6 +7,7 @@
     │   ├── CheckpointError         a checkpoint file: damaged, of an unknown kind or dtype
     │   ├── CatalogError            a checkpoint: ranks missing, steps mixed, ranks that disagree
     │   ├── PlanError               source, target and options do not fit together
+    │   ├── SignatureError          a signature: damaged, of an unknown kind, or not by who is trusted
     │   ├── CastError               values that the requested dtype cannot hold
     │   ├── LimitError              metadata that would take more memory than its limit
     │   ├── UnknownNameError        a name that a checkpoint does not have: a KeyError as well
@@ -108,6 +109,10 @@ class CatalogError(InputError):
 
 class PlanError(InputError):
     """Source, target and options do not fit together."""
+
+
+class SignatureError(InputError):
+    """A signature is damaged, of an unsupported kind, or not by anybody who is trusted."""
 
 
 class CastError(InputError):

@@ -5,7 +5,7 @@ refuses what is plainly wrong, short rather than exact, and in words what is `ex
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from fractions import Fraction
 from itertools import islice
 from operator import itemgetter
@@ -102,6 +102,12 @@ def check_key_name(name: str) -> str:
     return name
 
 
+def _check_signing_key_name(name: str) -> str:
+    if name.startswith("pkcs11:"):
+        raise ValueError("PKCS#11 tokens are not supported: name a key in PEM, env:NAME, file:PATH or block:NAME")
+    return check_key_name(name)
+
+
 def check_mode(mode: EncryptionMode, key: str | None, key_field: str) -> EncryptionMode:
     """Return an encryption mode unchanged; `key` is the name of its key, None if that is wrong and reported already.
 
@@ -164,6 +170,8 @@ def _ranks_as_text(value: Any) -> Any:
         value = [value]
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return value
+    if isinstance(value, Sized) and len(value) > _HIGHEST_RANK + 1:
+        raise ValueError(_RANKS_ADVICE)
     texts = [number_as_text(each) for each in islice(value, _HIGHEST_RANK + 2)]  # one more than there can be
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(_RANKS_ADVICE)
@@ -326,3 +334,8 @@ KeyName = Annotated[
     NAME_METAVAR,
 ]
 """The key of a request about one checkpoint, which may be encrypted; others give it another title."""
+
+SigningKeyName = Annotated[
+    str, Field(json_schema_extra=STORAGE_NAME), AfterValidator(_check_signing_key_name), NAME_METAVAR
+]
+"""The private key that signs, or its passphrase."""

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from reshard.core.errors import InputError
 from reshard.core.options.written import plain
 from reshard.core.runtime.suggestions import did_you_mean
-from reshard.core.text.secrets import carries_credentials
+from reshard.core.text.options import option, spelled
+from reshard.core.text.secrets import carries_credentials, names_secret
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -57,6 +58,22 @@ class RequestModel(BaseModel):
         return value
 
 
+Value = TypeVar("Value")
+
+
+def only_with(*others: str) -> Callable[[type[BaseModel], Value, ValidationInfo], Value]:
+    """The check that a field keeps its default unless one of other options is given, which come before it."""
+
+    def check(cls: type[BaseModel], value: Value, info: ValidationInfo) -> Value:
+        is_given = value != cls.model_fields[str(info.field_name)].default
+        # what is wrong with the other option is reported already
+        if is_given and not any(info.data.get(other, True) for other in others):
+            raise ValueError(spelled(f"only valid with {' or '.join(map(option, others))}"))
+        return value
+
+    return check
+
+
 Request = TypeVar("Request", bound=BaseModel)
 
 
@@ -75,7 +92,7 @@ def describe_validation(error: ValidationError, name_of: Callable[[str], str]) -
         # a name that is not text has no place
         name = str(detail["loc"][0] if detail["loc"] else detail["input"])
         # the input of what is missing is all the rest, and a secret is not repeated; what is not a name may be one
-        secret = "storage" in name or "_key" in name or carries_credentials(str(detail["input"]))
+        secret = names_secret(name) or carries_credentials(str(detail["input"]))
         # an error in a list names the item itself
         hidden = detail["type"] == "missing" or secret or isinstance(detail["input"], list | tuple)
         given = "" if hidden else f" {detail['input']!r}"

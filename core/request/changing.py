@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from reshard.core.changes.changes import Fp8, OverflowPolicy, Selection
 from reshard.core.changes.info_texts import InfoValue, parse_info
@@ -18,8 +18,7 @@ from reshard.core.changes.option_types import (
     WorldName,
 )
 from reshard.core.options.fields import Patterns, SharedParameters, Url
-from reshard.core.options.validation import RequestModel
-from reshard.core.text.options import option, spelled
+from reshard.core.options.validation import RequestModel, only_with
 
 
 class UnmatchedPolicy(StrEnum):
@@ -126,26 +125,8 @@ class ChangeOptions(RequestModel):
     )
     allow_model: AllowedModels = Field(default=[], title="Allowed models", description=ALLOW_MODEL_DESCRIPTION)
 
-    @field_validator("lora_alpha", "training_config")
-    @classmethod
-    def _check_of_either(cls, value: float | str, info: ValidationInfo) -> float | str:
-        if value and not (info.data.get("preset", True) or info.data.get("lora", True)):
-            raise ValueError(spelled(f"only valid with {option('preset')} or {option('lora')}"))
-        return value
-
-    @field_validator("names", "switch", "config_json", "allow_model")
-    @classmethod
-    def _check_of_preset(cls, value: list[str] | str, info: ValidationInfo) -> list[str] | str:
-        if value and not info.data.get("preset", True):
-            raise ValueError(spelled(f"only valid with {option('preset')}"))
-        return value
-
-    @field_validator("dialect")
-    @classmethod
-    def _check_dialect(cls, value: Dialect, info: ValidationInfo) -> Dialect:
-        if value is not Dialect.AUTO and not info.data.get("preset", True):
-            raise ValueError(spelled(f"only valid with {option('preset')}"))
-        return value
+    _check_of_either = field_validator("lora_alpha", "training_config")(only_with("preset", "lora"))
+    _check_of_preset = field_validator("names", "switch", "dialect", "config_json", "allow_model")(only_with("preset"))
 
 
 class MatchingOptions(RequestModel):

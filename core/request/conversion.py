@@ -10,7 +10,7 @@ from reshard.core.layouts.options import LayoutOptions, with_one_target_options_
 from reshard.core.options.fields import NAME_METAVAR, DaskScheduler, Ranks, parse_ranks
 from reshard.core.options.validation import RequestModel, build_options
 from reshard.core.request.changing import ChangeOptions, MatchingOptions
-from reshard.core.request.reading import FileChoice, SourceOptions, check_recovers
+from reshard.core.request.reading import FileChoice, SourceOptions, SourceSignature, check_recovers
 from reshard.core.request.target import TargetFiles, TargetLayoutOptions, TargetPlace
 from reshard.core.text.options import option
 
@@ -31,13 +31,25 @@ class FlowOptions(RequestModel):
 
 
 class ConversionOptions(
-    FlowOptions, MatchingOptions, TargetFiles, ChangeOptions, TargetLayoutOptions, TargetPlace, SourceOptions
+    FlowOptions,
+    MatchingOptions,
+    TargetFiles,
+    ChangeOptions,
+    TargetLayoutOptions,
+    TargetPlace,
+    SourceSignature,
+    SourceOptions,
 ):
     """Options of every conversion: of one checkpoint, or of the newest that training has saved.
 
     The bases stand from the last part to the first, as pydantic takes fields, so that each part follows what its checks
     look at.
     """
+
+    @property
+    def hashes_source(self) -> bool:
+        """True if the SHA-256 of source files is recorded: asked for, or taken to check the signature of the source."""
+        return super().hashes_source or (self.hashes_target and bool(self.require_signed_by))
 
     @property
     def layout_options(self) -> LayoutOptions:

@@ -21,7 +21,11 @@ GROUPS = {
     ),
     "Output": ("layout", *_OF_LAYOUTS, *_OF_FILES),
     "Encrypted and damaged sources": ("decrypt_key", "decrypt_mode", "recover", "fault_ranks"),
-    "Checks": ("verify", "check_crc", "check_replicas", "trust_strategy", "overwrite", "dry_run"),
+    "Checks": (
+        *("verify", "sha256", "check_crc", "check_replicas", "trust_strategy", "require_signed_by"),
+        *("overwrite", "dry_run"),
+    ),
+    "Signature": ("sign", "sign_passphrase", "sign_certificate"),
     "Detecting saved steps, and retention": (
         *("settle_seconds", "patience_seconds", "keep_checkpoint_max", "keep_checkpoint_per_n_minutes"),
     ),

@@ -140,6 +140,17 @@ class SourceChecks(RequestModel):
     )
 
 
+class SourceSignature(RequestModel):
+    """Whose signature the source needs."""
+
+    require_signed_by: Url = Field(
+        default="",
+        description="Convert only a source that is signed by one of these public keys, or by a certificate that one "
+        "of these CAs issued: a PEM file. Its model.sig must be valid and cover every file there; all files are read "
+        "whole before anything is written. Empty: no signature is needed.",
+    )
+
+
 class SourceOptions(SourceChecks, Resources, SourcePlace):
     """Options of everything that reads a checkpoint."""
 

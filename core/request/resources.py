@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from reshard.core.changes.option_types import is_own_preset
 from reshard.core.layouts.all_options import LAYOUT_OPTIONS
 from reshard.core.options.fields import URL_METAVAR, metavar_of
 from reshard.core.request.conversion import ConversionOptions
-from reshard.core.request.source import SourceRequest
+from reshard.core.request.pem_files import read_pem
+from reshard.core.request.source import DiagnosisRequest, SourceRequest
 from reshard.core.runtime.bandwidth import bandwidth_limited, parse_bandwidth
 from reshard.core.runtime.keys import KeyNames, named_keys
 from reshard.core.runtime.metadata import metadata_limited
 from reshard.core.runtime.named_values import Resolver
+from reshard.core.signing.current import SignerNames, named_signer
 from reshard.core.storage.named_options import Pairs, named_storages
 
 Naming = ConversionOptions | SourceRequest
@@ -34,14 +37,15 @@ def resources_of(request: Naming, resolvers: Mapping[str, Resolver] | None = Non
         bandwidth_limited(parse_bandwidth(request.bandwidth_limit)),
         storages_of(request, resolvers),
         named_keys(key_names(request), resolvers),
+        named_signer(signer_names(request), resolvers, partial(read_pem, "sign_certificate")),
     ):
         yield
 
 
 def names_in(request: Naming) -> tuple[str, ...]:
     """Return all names of storages and keys in a request; empty ones are not set."""
-    keys = key_names(request)
-    return *(name for _, name in storage_pairs(request)), keys.source, keys.target
+    keys, signer = key_names(request), signer_names(request)
+    return *(name for _, name in storage_pairs(request)), keys.source, keys.target, signer.key, signer.passphrase
 
 
 def key_names(request: Naming) -> KeyNames:
@@ -49,6 +53,13 @@ def key_names(request: Naming) -> KeyNames:
     if isinstance(request, SourceRequest):
         return KeyNames(request.decrypt_key, request.decrypt_mode)
     return KeyNames(request.decrypt_key, request.decrypt_mode, request.encrypt_key, request.encrypt_mode)
+
+
+def signer_names(request: Naming) -> SignerNames:
+    """Return what a request says about its target's signature."""
+    if isinstance(request, SourceRequest):
+        return SignerNames()
+    return SignerNames(request.sign, request.sign_passphrase, request.sign_certificate)
 
 
 @contextmanager
@@ -61,11 +72,19 @@ def storages_of(request: Naming, resolvers: Mapping[str, Resolver] | None = None
 def storage_pairs(request: Naming) -> Pairs:
     """Return the URLs of a request with the names of their storage options."""
     storage = request.source_storage
-    source = (request.source, storage), (request.source_strategy, storage)
+    beside_source = [request.source, request.source_strategy]
+    if isinstance(request, DiagnosisRequest):
+        beside_source += [_own_preset(request.preset), request.training_config, request.like]
     if isinstance(request, SourceRequest):
-        return source
+        return tuple((url, storage) for url in beside_source)
+    beside_source += [request.changes, *(getattr(request, name) for name in _URLS_OF_LAYOUTS)]
+    beside_source += [_own_preset(request.preset), request.training_config, request.config_json, request.lora]
+    beside_source.append(request.require_signed_by)
     target = (request.target, request.target_storage), (request.target_strategy, request.target_storage)
-    own_preset = request.preset if is_own_preset(request.preset) else ""
-    preset = ((url, storage) for url in (own_preset, request.training_config, request.config_json))
-    of_layouts = ((getattr(request, name), storage) for name in _URLS_OF_LAYOUTS)
-    return (*source, (request.changes, storage), *of_layouts, *preset, *target)
+    certificate = request.sign_certificate, request.target_storage
+    return (*((url, storage) for url in beside_source), certificate, *target)
+
+
+def _own_preset(preset: str) -> str:
+    """The URL of a preset of the user's own; empty for another."""
+    return preset if is_own_preset(preset) else ""

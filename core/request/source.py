@@ -2,15 +2,15 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from reshard.core.changes.changes import Selection
 from reshard.core.changes.option_types import ALLOW_MODEL_DESCRIPTION, AllowedModels, Preset, Switches
 from reshard.core.options.fields import MemoryLimit, Metavar, Patterns, Url, parse_ranks
+from reshard.core.options.validation import only_with
 from reshard.core.request.conversion import ConversionOptions
 from reshard.core.request.reading import FileChoice, SourceOptions, check_recovers
 from reshard.core.strategy.integrated_save import IntegratedSave
-from reshard.core.text.options import option, spelled
 
 DIAGNOSIS_OPTIONS = (
     *("auto_strategy", "step", "source_prefix", "root", "integrated_save"),
@@ -91,12 +91,7 @@ class DiagnosisRequest(SourceRequest):
     training_config: Url = Field(default="", description="The training's YAML, from which the preset reads such facts.")
     allow_model: AllowedModels = Field(default=[], description=ALLOW_MODEL_DESCRIPTION)
 
-    @field_validator("switch", "training_config", "allow_model")
-    @classmethod
-    def _check_of_preset(cls, value: list[str] | str, info: ValidationInfo) -> list[str] | str:
-        if value and not info.data.get("preset", True):
-            raise ValueError(spelled(f"only valid with {option('preset')}"))
-        return value
+    _check_of_preset = field_validator("switch", "training_config", "allow_model")(only_with("preset"))
 
 
 class FingerprintRequest(SourceRequest):

@@ -14,6 +14,7 @@ from reshard.core.options.fields import (
     KeyName,
     Metavar,
     RequiredUrl,
+    SigningKeyName,
     StorageName,
     Url,
     with_key,
@@ -29,6 +30,14 @@ class OutputFormat(StrEnum):
     SAME = "same"
     CKPT = "ckpt"
     SAFETENSORS = "safetensors"
+
+
+class Sha256Level(StrEnum):
+    """Which files' SHA-256 is recorded."""
+
+    NONE = "none"
+    TARGET = "target"
+    SOURCE = "source"
 
 
 class TargetPlace(RequestModel):
@@ -66,6 +75,31 @@ class TargetFiles(RequestModel):
         description="structure: names, dtypes and shapes. checksum: also every byte, read back from the target. "
         "content: also every value of every copy, compared with the source. none: no check.",
     )
+    sha256: Sha256Level = Field(
+        default=Sha256Level.NONE,
+        title="SHA-256",
+        description="target: record the SHA-256 of every file of the target, taken while it is written; a signature "
+        "and other programs (sha256sum) need it. source: also that of every source file, each of which is read whole "
+        "for it. none: neither.",
+    )
+    sign: SigningKeyName = Field(
+        default="",
+        title="Signing key",
+        description="Sign the target: reference to an elliptic curve key in PEM (P-256, P-384, P-521), env:NAME, "
+        "file:PATH or block:NAME. model.sig is written beside the files and covers each with its SHA-256; 'reshard "
+        "verify' and model_signing check it. Empty: no signature.",
+    )
+    sign_passphrase: SigningKeyName = Field(
+        default="",
+        title="Passphrase",
+        description="Reference to the passphrase of an encrypted signing key, in the same forms.",
+    )
+    sign_certificate: Url = Field(
+        default="",
+        title="Certificate",
+        description="Certificates of the signing key, a PEM file with the key's own first, for those who trust a CA "
+        "rather than the key. Empty: the signature names the key alone.",
+    )
     encrypt_key: KeyName = Field(default="", title="Encryption key", description=TARGET_KEY_DESCRIPTION)
     encrypt_mode: Annotated[EncryptionMode, with_key("encrypt_key")] = Field(
         default=EncryptionMode.AES_GCM, title="Encryption mode", description="How the target is encrypted."
@@ -84,6 +118,23 @@ class TargetFiles(RequestModel):
     replicas: Annotated[int, Metavar("N")] = Field(
         default=1, ge=1, description="Number of copies of each slice to keep when redundancy is removed."
     )
+
+    @property
+    def hashes_target(self) -> bool:
+        """True if the SHA-256 of the target's files is taken."""
+        return self.sha256 is not Sha256Level.NONE or bool(self.sign)
+
+    @field_validator("sign_passphrase", "sign_certificate")
+    @classmethod
+    def _check_signs(cls, value: str, info: ValidationInfo) -> str:
+        if value and info.data.get("sign") == "":
+            raise ValueError(spelled(f"needs a key: name it with {option('sign')}"))
+        return value
+
+    @property
+    def hashes_source(self) -> bool:
+        """True if the SHA-256 of the source's checkpoint files is taken as well."""
+        return self.sha256 is Sha256Level.SOURCE
 
     @field_validator("encrypt_key")
     @classmethod

@@ -129,10 +129,12 @@ def check_unique_keys(data: bytes) -> None:
     """Check that no object of a JSON document has a key twice; objects are not kept.
 
     Raises:
-        ValueError: one has, or the document is not JSON.
+        ValueError: one has, or the document is not JSON; NaN and infinities are not.
         RecursionError: the document is nested too deeply.
     """
-    json.loads(data.decode(), object_pairs_hook=lambda pairs: unique_keys(pairs) and None)
+    json.loads(
+        data.decode(), object_pairs_hook=lambda pairs: unique_keys(pairs) and None, parse_constant=refuse_constant
+    )
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -141,6 +143,11 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(unique) < len(pairs):
         raise DuplicateKeyError(Counter(name for name, _ in pairs).most_common(1)[0][0])
     return unique
+
+
+def refuse_constant(name: str) -> Any:
+    """Raise ValueError: Python's parser takes NaN and infinities, which JSON does not have."""
+    raise ValueError(f"{name} is not JSON")
 
 
 def json_bytes(data: bytes) -> int:

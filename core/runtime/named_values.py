@@ -32,8 +32,26 @@ def value_of(name: str, resolvers: Mapping[str, Resolver], advice: str) -> Any:
     """
     if not is_name(name):
         raise InputError(advice)
+    return _resolve(name, {**resolvers, **_RESOLVERS})
+
+
+def bytes_of(name: str, resolvers: Mapping[str, Resolver], advice: str) -> bytes:
+    """Look up the value of a name as bytes: a file's may be any, others are text. Raises as `value_of`."""
+    if not is_name(name):
+        raise InputError(advice)
+    value = _resolve(name, {**resolvers, **_RESOLVERS, "file": _file_content})
+    if type(value) is int:  # Prefect takes digits for a number
+        value = str(value)
+    if isinstance(value, str):
+        return value.encode(errors="surrogateescape")  # an environment may have any bytes
+    if not isinstance(value, bytes):
+        raise InputError(f"{name}: is not text")
+    return value
+
+
+def _resolve(name: str, resolvers: Mapping[str, Resolver]) -> Any:
     kind, _, rest = name.partition(":")
-    resolver = {**resolvers, **_RESOLVERS}.get(kind)
+    resolver = resolvers.get(kind)
     if resolver is None:
         raise InputError(f"{name}: blocks are Prefect's, and known only to what runs with Prefect; name env: or file:")
     try:
@@ -50,15 +68,22 @@ def _of_environment(name: str) -> str:
 
 def _of_file(path: str) -> str:
     try:
+        return _file_content(path).decode()
+    except UnicodeDecodeError:
+        raise InputError("is not text, in UTF-8") from None
+
+
+def _file_content(path: str) -> bytes:
+    try:
         with open(open_regular(os.path.expanduser(path)), "rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
-        if len(content) <= _MAX_FILE_BYTES:
-            return content.decode()
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}") from error
-    except ValueError:
-        raise InputError("is not text, in UTF-8") from None
-    raise InputError(f"cannot be read: has more than {_MAX_FILE_BYTES} bytes")
+    except ValueError:  # a NUL in the path
+        raise InputError("cannot be read: not the path of a file") from None
+    if len(content) > _MAX_FILE_BYTES:
+        raise InputError(f"cannot be read: has more than {_MAX_FILE_BYTES} bytes")
+    return content
 
 
 _RESOLVERS: Mapping[str, Resolver] = {"env": _of_environment, "file": _of_file}

@@ -33,6 +33,15 @@ ADVICE = (
 )
 
 
+_SECRET_OPTION = re.compile(r"storage|(?:^|_)key(?:_|$)|passphrase|^sign$")
+"""Fields that name where a secret is kept: storage options, keys, passphrases."""
+
+
+def names_secret(field: str) -> bool:
+    """True if an option's value is the name of a secret: what is given there and is no name may be the secret."""
+    return _SECRET_OPTION.search(field) is not None
+
+
 def carries_credentials(url: str) -> bool:
     """True if a URL, or one in a chain, contains a password or a token, percent-encoded or not."""
     for _ in range(_MAX_ENCODINGS):

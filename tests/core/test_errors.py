@@ -36,6 +36,7 @@ PARENTS = {
     "CheckpointError": "InputError",
     "CatalogError": "InputError",
     "PlanError": "InputError",
+    "SignatureError": "InputError",
     "CastError": "InputError",
     "LimitError": "InputError",
     "UnknownNameError": "InputError",

@@ -14,7 +14,7 @@ from reshard.core.layouts.torch_dist.options import TransformerImpl
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.request.changing import UnmatchedPolicy
 from reshard.core.request.conversion import ConversionRequest, build_request
-from reshard.core.request.target import OutputFormat
+from reshard.core.request.target import OutputFormat, Sha256Level
 from reshard.core.runtime.keys import EncryptionMode
 from tests.support.requests import refusal, request
 
@@ -37,6 +37,10 @@ def test_two_fields_are_enough() -> None:
         "memory_limit": "2GiB",
         "bandwidth_limit": "",
         "verify": VerifyLevel.CHECKSUM,
+        "sha256": Sha256Level.NONE,
+        "sign": "",
+        "sign_passphrase": "",
+        "sign_certificate": "",
         "check_crc": True,
         "unmatched": UnmatchedPolicy.DROP,
         "allow_missing": [],
@@ -87,6 +91,7 @@ def test_two_fields_are_enough() -> None:
         "check_replicas": False,
         "integrated_save": "auto",
         "trust_strategy": False,
+        "require_signed_by": "",
         "shared_parameters": "first",
         "recover": False,
         "fault_ranks": "",
