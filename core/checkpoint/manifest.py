@@ -3,6 +3,8 @@
 TARGET/.reshard/manifest.json          the commit marker: a target without it is not a checkpoint
 TARGET/.reshard/plan.json.gz           the inputs of the plan; its identity decides about resuming
 TARGET/.reshard/records/rank_{r}.json  one for each target rank's file, written after it
+TARGET/.reshard/{…}.intoto.json        statements about the target (`reshard.core.custody`), if they were asked for
+TARGET/.reshard/predecessors/{n}/{…}   copies of those about its source (1), the source's source (2), and so on
 
 An encrypted target's plan and records are sealed with its key (`reshard.core.runtime.sealing`). Its manifest names no
 parameter, its digests are useless without the key, and its sealed field reveals changes to the rest.
@@ -16,7 +18,6 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
-import xxhash
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from reshard.core.changes.changes import NO_CHANGES, Changes
@@ -37,12 +38,32 @@ from reshard.core.text.printing import printable
 
 PLAN_NAME = "plan.json.gz"
 RECORDS_DIRECTORY = "records"
+PROVENANCE_NAME = "provenance.intoto.json"
+EQUIVALENCE_NAME = "equivalence.intoto.json"
+STATEMENT_NAMES = (PROVENANCE_NAME, EQUIVALENCE_NAME)
+"""Files of the statements about a target, in `.reshard`."""
+PREDECESSORS_DIRECTORY = "predecessors"
+"""Directory in `.reshard` with copies of the statements about the source, the source's source, and so on."""
+MAX_PREDECESSORS = 32
+ALL_STATEMENT_NAMES = (
+    *STATEMENT_NAMES,
+    *(
+        f"{PREDECESSORS_DIRECTORY}/{number}/{name}"
+        for number in range(1, MAX_PREDECESSORS + 1)
+        for name in (*STATEMENT_NAMES, "model.sig")
+    ),
+)
+"""Paths, below `.reshard`, of all files that statements may be in, and of the signatures of predecessors."""
 MAX_RECORD_BYTES = 2**28
+MAX_STATEMENT_BYTES = 2**27
+"""Size of a statement's file; one about a hundred thousand files has some 60 MB."""
 _MANIFEST = "manifest"
 DIGEST_ALGORITHM: Literal["xxh3_128"] = "xxh3_128"
 
 Item = TypeVar("Item")
 Model = TypeVar("Model", bound=BaseModel)
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256 of a whole file as it is stored, in hexadecimal digits."""
 FailFastTuple = Annotated[tuple[Item, ...], FailFast()]
 """Report only the first error of a damaged list: each takes a thousand bytes, and every two bytes may cause one."""
 
@@ -86,6 +107,8 @@ class ShardRecord(_Record):
         overflows: parameters that overflowed when cast; usually none.
         parts: what each parameter adds to the fingerprint of its whole tensor, 16 hexadecimal digits, if the target is
             to be compared with its source; otherwise empty.
+        sha256: SHA-256 of the file; None if it was not asked for.
+        signs: True if the run that wrote it was to sign the target.
     """
 
     schema_version: Literal[1] = 1
@@ -102,6 +125,8 @@ class ShardRecord(_Record):
     parameters: FailFastTuple[ParameterRecord]
     overflows: FailFastTuple[OverflowRecord] = ()
     parts: FailFastTuple[Annotated[str, Field(pattern=TEXT_PATTERN)]] = ()
+    sha256: Sha256 | None = None
+    signs: bool = False
 
     def is_checked(self, level: VerifyLevel) -> bool:
         """True if the file was checked at this level; for `content`, if it is ready to be compared."""
@@ -111,12 +136,21 @@ class ShardRecord(_Record):
 
 
 class RankSummary(_Record):
-    """One target rank in the manifest; `record_digest` is over its record without the verification level."""
+    """One target rank in the manifest.
+
+    Attributes:
+        rank: target rank.
+        file: path below the target.
+        size_bytes: size of the file.
+        record_digest: digest of its record, without the verification level and what may be added later.
+        sha256: SHA-256 of the file; None if it was not asked for.
+    """
 
     rank: int
     file: str
     size_bytes: int
     record_digest: str
+    sha256: Sha256 | None = None
 
 
 def record_entries(record: ShardRecord) -> list[OutputEntry]:
@@ -133,11 +167,28 @@ def record_entries(record: ShardRecord) -> list[OutputEntry]:
 
 
 class IndexSummary(_Record):
-    """A document beside the ranks' files, or a file copied there: path below the target, and digest of its bytes."""
+    """A document beside the ranks' files, or a file copied there: path below the target, and digests of its bytes."""
 
     file: str
     size_bytes: int
     digest: str
+    sha256: Sha256 | None = None
+
+
+class SourceFileRecord(_Record):
+    """A source file that was read whole.
+
+    Attributes:
+        url: URL of the file; a local one is a plain path.
+        size_bytes: its size.
+        version: the one that was planned with, and that it still had when it was read: size and times, or etag.
+        sha256: SHA-256 of its bytes, as they are stored.
+    """
+
+    url: str
+    size_bytes: int
+    version: str
+    sha256: Sha256
 
 
 class RunRecord(_Record):
@@ -198,6 +249,8 @@ class Manifest(Report, _Record):
         companions: files copied beside the target's, such as a model's configuration and tokenizer.
         run: the run that completed the target; None if an earlier version wrote it, or parts were joined.
         fingerprint: the target's, if values were compared and it is not encrypted.
+        source_files: the source's checkpoint files with their SHA-256, if it was asked for.
+        statements: the statements about the target, in `.reshard`; paths below the target.
     """
 
     schema_version: Literal[1] = 1
@@ -228,6 +281,8 @@ class Manifest(Report, _Record):
     companions: FailFastTuple[IndexSummary] = ()
     run: RunRecord | None = None
     fingerprint: str | None = None
+    source_files: FailFastTuple[SourceFileRecord] = ()
+    statements: FailFastTuple[IndexSummary] = ()
 
     def blocks(self) -> Iterator[Block]:
         """Yield its content: what was converted from where, and the files."""
@@ -263,7 +318,7 @@ class Manifest(Report, _Record):
 
 
 class _Details(_Record):
-    """The fields of a manifest that name parameters."""
+    """The fields of a manifest that name parameters, as names of source files may."""
 
     dropped: FailFastTuple[str] = ()
     excused: FailFastTuple[str] = ()
@@ -271,6 +326,7 @@ class _Details(_Record):
     notes: FailFastTuple[str] = ()
     changes: Changes = NO_CHANGES
     excluded: FailFastTuple[str] = ()
+    source_files: FailFastTuple[SourceFileRecord] = ()
 
     @property
     def each(self) -> dict[str, Any]:
@@ -278,7 +334,7 @@ class _Details(_Record):
         return {name: getattr(self, name) for name in _Details.model_fields}
 
 
-_REPEATED_FIELDS = (*ParameterRecord.model_fields, *RankSummary.model_fields)
+_REPEATED_FIELDS = (*ParameterRecord.model_fields, *RankSummary.model_fields, *SourceFileRecord.model_fields)
 """Field names that a document may repeat many times."""
 
 
@@ -319,12 +375,12 @@ def unseal_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manifes
     return manifest.model_copy(update=details.each | {"sealed": ""})
 
 
-def with_plan_digest(manifest: Manifest, plan: bytes, key: Key | None, origin: str) -> Manifest:
-    """Return the manifest with the digest of the plan's file, `plan`; `key` is an encrypted target's.
+def with_fields(manifest: Manifest, key: Key | None, origin: str, **fields: object) -> Manifest:
+    """Return a manifest with other values of some fields; `key` is an encrypted target's, which seals it again.
 
     Raises: as `unseal_manifest`.
     """
-    changed = unseal_manifest(manifest, key, origin).model_copy(update={"plan_digest": xxhash.xxh3_128_hexdigest(plan)})
+    changed = unseal_manifest(manifest, key, origin).model_copy(update=fields)
     return seal_manifest(changed, key) if key else changed
 
 
@@ -343,8 +399,9 @@ def dump_record(record: ShardRecord | Manifest) -> bytes:
 
 def record_content(record: ShardRecord) -> bytes:
     """Return a rank's record as JSON, without its own digest."""
-    # omit empty overflows, or records of earlier versions would have other digests
-    return record.model_dump_json(exclude=None if record.overflows else {"overflows"}).encode() + b"\n"
+    # omit what is empty, or records of earlier versions would have other digests
+    empty = {name for name in ("overflows", "sha256", "signs") if not getattr(record, name)}
+    return record.model_dump_json(exclude=empty or None).encode() + b"\n"
 
 
 def validated(kind: type[Model], data: bytes, origin: str) -> Model:

@@ -1,11 +1,11 @@
 """Claiming and publishing a target: leases beside it while runs write to it, and the commit marker at the end."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY, Manifest, dump_record
-from reshard.core.errors import StorageError
+from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY
+from reshard.core.errors import StorageError, TargetBusyError
 from reshard.core.layouts.targets import is_target_name
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.leases.lease import held_lease, living_holders
@@ -13,6 +13,7 @@ from reshard.core.storage.leases.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.leases.local_lease import exclusive, remove_lease_directory
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
+    SIGNATURE_NAME,
     STATE_DIRECTORY,
     WITHDRAWN_NAME,
     is_built_beside,
@@ -48,6 +49,26 @@ def leased(final: Location, holder: LeaseHolder, *, alone: bool = False) -> Iter
         _leave(final)
 
 
+@contextmanager
+def claimed_alone(final: Location, ranks: Sequence[int]) -> Iterator[None]:
+    """Keep other runs from converting into a directory, mending or removing it while the block runs.
+
+    `ranks` are all of the finished target there.
+
+    Raises:
+        TargetBusyError: another run works on it.
+    """
+    check_beside(final)
+    holder = new_holder(ranks)
+    with leased(final, holder):
+        leases = leases_of(final)
+        with exclusive(leases):
+            others = living_holders(leases, holder)  # of other ranks
+        if others:
+            raise TargetBusyError(f"{others[0]} is working on it")
+        yield
+
+
 def _leave(final: Location) -> None:
     """Remove the directory of the leases if no other run holds one, and records there that belong to no plan."""
     working = working_location(final)
@@ -72,6 +93,8 @@ def remove_leftovers(workspace: Workspace, final: Location, files: Iterable[str]
         remove_file(left)
     if not (is_built_beside(final) and in_place):  # there only our own files were ever written
         remove_others(workspace.directory, files, is_target_name)
+    else:  # a run that was killed may have signed what it mended
+        remove_file(workspace.directory.child(SIGNATURE_NAME))
 
 
 def withdraw_manifest(state: Location) -> None:
@@ -83,9 +106,9 @@ def withdraw_manifest(state: Location) -> None:
     remove_file(state.child(MANIFEST_NAME))
 
 
-def publish_manifest(workspace: Workspace, final: Location, manifest: Manifest) -> None:
+def publish_manifest(workspace: Workspace, final: Location, manifest: bytes) -> None:
     """Write the commit marker, and give the finished files their place; if it fails, all are still in the workspace."""
-    write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
+    write_bytes(workspace.state.child(MANIFEST_NAME), manifest)
     publish(workspace.directory, final, own_names(final))
     # not earlier: a run that waits for the gate in there must not pass while files are moved
     if is_built_beside(final):

@@ -13,7 +13,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from reshard.core.checkpoint.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest
+from reshard.core.checkpoint.manifest import PLAN_NAME, PREDECESSORS_DIRECTORY, RECORDS_DIRECTORY, Manifest
 from reshard.core.errors import InputError, TargetBusyError, TargetError
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.targets import all_sides, is_target_name
@@ -378,6 +378,7 @@ def _state_files(state: Location) -> list[Location]:
     return [
         *(state.child(name) for name in list_names(state) if STATE_LISTING.is_file(name)),
         *find_files(state.child(RECORDS_DIRECTORY)),
+        *find_files(state.child(PREDECESSORS_DIRECTORY)),
     ]
 
 

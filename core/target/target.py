@@ -10,16 +10,17 @@ a finished conversion, or another checkpoint    refuse                      repl
 anything else                                   refuse                      refuse
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
+import xxhash
 from msgspec.structs import replace
 
-from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, dump_record, with_plan_digest
+from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, dump_record, with_fields
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import TargetBusyError, TargetError, VerificationError
-from reshard.core.layouts.documents import Documents
+from reshard.core.layouts.documents import Document, Documents
 from reshard.core.layouts.target_side import TargetSide
 from reshard.core.layouts.targets import companion_names, is_target_name, side_of
 from reshard.core.plan.plan import ConversionPlan
@@ -27,14 +28,15 @@ from reshard.core.records.plan_file import dump_plan, plan_identity
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
-from reshard.core.storage.leases.lease import living_holders
+from reshard.core.storage.leases.lease import current_lease, living_holders
 from reshard.core.storage.leases.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.leases.local_lease import exclusive
-from reshard.core.storage.listing import find_files
+from reshard.core.storage.listing import exists, find_files
 from reshard.core.storage.own_files import check_replaced, check_unlinked
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     REMOVING_NAME,
+    SIGNATURE_NAME,
     STATE_DIRECTORY,
     WITHDRAWN_NAME,
     is_built_beside,
@@ -56,7 +58,10 @@ from reshard.core.target.documents import (
     document_problem,
     documents_of,
     places_problem,
+    remove_other_statements,
+    statement_problem,
     write_companions,
+    write_statements,
 )
 from reshard.core.target.own_names import own_names, recorded_companions
 from reshard.core.target.place import check_beside, check_new_place, manifest_to_keep, refuse_occupied
@@ -69,7 +74,7 @@ from reshard.core.target.workspace import (
     read_identity,
     read_records,
 )
-from reshard.core.text.options import option
+from reshard.core.text.options import option, spelled
 
 
 class Look(Record):
@@ -106,18 +111,27 @@ class Claim(Record):
     earlier: EarlierWork | None = None
 
 
+Signing = Callable[[Location, bytes], None]
+"""Writes the signature over all files in a directory, and over the manifest, whose bytes are given."""
+
+
 class Target(Record, dict=True):
-    """The target of one plan; `overwrite`: an existing checkpoint may be replaced."""
+    """The target of one plan.
+
+    `overwrite`: an existing checkpoint may be replaced. `signs`: this run signs it, so that a finished target's
+    signature may give way to another.
+    """
 
     final: Location
     plan: ConversionPlan
     overwrite: bool = False
+    signs: bool = False
 
     @classmethod
-    def of(cls, url: str, plan: ConversionPlan, *, overwrite: bool = False) -> "Target":
+    def of(cls, url: str, plan: ConversionPlan, *, overwrite: bool = False, signs: bool = False) -> "Target":
         """Return the target of a plan at the URL that a request names: its layout may have a directory in it."""
         layout = plan.inputs.layout
-        return cls(side_of(layout).place(parse_url(url), layout), plan, overwrite)
+        return cls(side_of(layout).place(parse_url(url), layout), plan, overwrite, signs)
 
     @property
     def side(self) -> TargetSide:
@@ -146,6 +160,35 @@ class Target(Record, dict=True):
         if working.path != self.final.path and read_identity(self.final.child(STATE_DIRECTORY)) == self.identity:
             working = self.final
         return Workspace(working, self.identity)
+
+    @property
+    def finished(self) -> Workspace:
+        """The finished target, whose records stay as they are if they are signed."""
+        return Workspace(self.final, self.identity, lift_signature=self.lift_signature)
+
+    @property
+    def signature(self) -> Location:
+        """The place of the finished target's signature."""
+        return self.final.child(SIGNATURE_NAME)
+
+    def lift_signature(self) -> bool:
+        """Remove the finished target's signature before its files change, if this run signs it anew at its end.
+
+        Returns False if it is signed and stays so: then no file may change.
+        """
+        if not exists(self.signature):
+            return True
+        if self.signs:
+            remove_file(self.signature)
+        return self.signs
+
+    def lift_signature_to_repair(self) -> None:
+        """Remove the signature as `lift_signature` does; raise TargetError if it stays."""
+        if not self.lift_signature():
+            raise TargetError(
+                f"{self.final}: is signed, and has to be repaired, which its signature would not cover: name the key "
+                f"with {option('sign')} to repair it and sign it again"
+            )
 
     @contextmanager
     def claimed(self, ranks: Sequence[int]) -> Iterator[Claim]:
@@ -267,7 +310,7 @@ class Target(Record, dict=True):
     def check_nothing_foreign(self) -> None:
         """Raise TargetError if the finished target's rank folders contain any files but its own."""
         known = [self.plan.file_name(rank) for rank in self.plan.target_ranks]
-        others = other_files(self.final, [*known, *document_names(self.plan)], is_target_name)
+        others = other_files(self.final, [*known, *document_names(self.plan), SIGNATURE_NAME], is_target_name)
         if others and self.is_committed():  # otherwise another conversion has replaced it just now
             raise TargetError(
                 f"{others[0]}: does not belong to this checkpoint, and MindSpore may take it for a rank's newest file "
@@ -289,19 +332,43 @@ class Target(Record, dict=True):
             raise TargetError(f"{self.final}: another run is converting something else into it, and has taken it over")
 
     def reopen(self) -> None:
-        """Withdraw the finished target's manifest before missing or wrong files are mended in place."""
+        """Withdraw the finished target's manifest before missing or wrong files are mended in place.
+
+        Raises:
+            TargetError: it is signed, and this run does not sign it again.
+        """
+        self.lift_signature_to_repair()
         withdraw_manifest(self.final.child(STATE_DIRECTORY))
 
-    def confirm(self, level: VerifyLevel, fingerprint: str | None = None) -> None:
-        """Finish the commit of an interrupted run, and record a new verification: its level, and the fingerprint."""
+    def confirm(self, level: VerifyLevel, fingerprint: str | None = None) -> bool:
+        """Finish the commit of an interrupted run, and record a new verification: its level, and the fingerprint.
+
+        A signed target's manifest stays as it is, unless this run signs it again. Returns True if it says more now.
+        """
         if is_built_beside(self.final):
             self._remove_replaced()
         remove_file(self.final.child(STATE_DIRECTORY, WITHDRAWN_NAME))
         self.side.announce(self.final, self.plan.inputs.layout)
         manifest = self.read_committed()
-        if manifest is not None and manifest.verified.is_below(level):
-            raised = manifest.model_copy(update={"verified": level, "fingerprint": fingerprint})
-            write_bytes(self.final.child(STATE_DIRECTORY, MANIFEST_NAME), dump_record(raised))
+        if manifest is None or not manifest.verified.is_below(level):
+            return False
+        if not self.lift_signature():
+            current_progress().note(
+                f"{self.final}: is signed, so its manifest stays as it is: that it was verified more closely "
+                f"({level}) is not recorded. Name the key with {spelled(option('sign'))} to record it"
+            )
+            return False
+        raised = manifest.model_copy(update={"verified": level, "fingerprint": fingerprint})
+        write_bytes(self.final.child(STATE_DIRECTORY, MANIFEST_NAME), dump_record(raised))
+        return True
+
+    def rewrite_manifest(self, manifest: Manifest, statements: Sequence[Document] = ()) -> None:
+        """Replace the finished target's manifest by one that says more of the same files; hold the target meanwhile.
+
+        `statements` are those that are new in it.
+        """
+        write_statements(self.final, statements)
+        write_bytes(self.final.child(STATE_DIRECTORY, MANIFEST_NAME), dump_record(manifest))
 
     def _remove_replaced(self) -> None:
         replaced = replaced_location(self.final)
@@ -315,28 +382,50 @@ class Target(Record, dict=True):
     def restore_state(self) -> None:
         """Rewrite the finished target's changed or lost plan and identity, and the manifest to match.
 
-        Call it only while the target is claimed.
+        Statements that were changed or lost are removed: what they said is not known here. Call it only while the
+        target is claimed.
+
+        Raises:
+            TargetError: it is signed, and this run does not sign it again.
         """
         manifest = self.read_committed()
         if manifest is None:  # another run has begun to replace it
             return
+        self.lift_signature_to_repair()
         state, plan = self.final.child(STATE_DIRECTORY), self.plan_data
-        restored = with_plan_digest(manifest, plan, target_key(), str(self.final))
+        sound = tuple(each for each in manifest.statements if statement_problem(self.final, each) is None)
+        digest = xxhash.xxh3_128_hexdigest(plan)
+        restored = with_fields(manifest, target_key(), str(self.final), plan_digest=digest, statements=sound)
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
         write_bytes(state.child(PLAN_NAME), plan)
         write_bytes(state.child(MANIFEST_NAME), dump_record(restored))
+        remove_other_statements(state, restored)
 
-    def commit(self, manifest: Manifest, *, was_empty: bool = False) -> None:
+    def commit(
+        self,
+        manifest: Manifest,
+        statements: Sequence[Document] = (),
+        *,
+        was_empty: bool = False,
+        signing: Signing | None = None,
+    ) -> None:
         """Publish the finished files; `manifest` is the commit marker. If it fails, all are still in the workspace.
+
+        `statements` are those that the manifest lists. `signing` signs all of it.
 
         `was_empty` as in this run's claim. Then nothing is left of other plans: a run of another one may begin here
         only once this run's lease is dead, which `check_not_taken` notices. Files of other programs stay.
+
+        Raises:
+            TargetBusyError: it is to be signed, and another run works on other ranks, whose records may still change.
         """
         workspace = self.workspace
         with exclusive(leases_of(self.final)):
             self.check_not_taken()
             if is_built_beside(self.final) and self.is_committed():  # by a run that did other ranks, a moment ago
                 return
+            if signing:
+                self._check_alone()
             if not was_empty:  # a listing makes some servers read all that was written, for its etags
                 remove_leftovers(workspace, self.final, manifest.files, in_place=self.is_mended_in_place)
             self._write_documents(workspace.directory)
@@ -345,10 +434,26 @@ class Target(Record, dict=True):
             remove_file(workspace.state.child(REMOVING_NAME))
             # another run may have written the first one with another zlib: the manifest has the digest of this one
             self._write_plan()
-            publish_manifest(workspace, self.final, manifest)
+            write_statements(workspace.directory, statements)
+            if not was_empty:
+                remove_other_statements(workspace.state, manifest)
+            data = dump_record(manifest)
+            if signing:
+                signing(workspace.directory, data)
+            publish_manifest(workspace, self.final, data)
             if not was_empty:
                 remove_file(self.final.child(STATE_DIRECTORY, WITHDRAWN_NAME))
         self.side.announce(self.final, self.plan.inputs.layout)
+
+    def _check_alone(self) -> None:
+        """Raise TargetBusyError if another run works on the target; call it while `exclusive`."""
+        lease = current_lease()
+        others = living_holders(leases_of(self.final), replace(new_holder(()), run=lease.run if lease else ""))
+        if others:
+            raise TargetBusyError(
+                f"{self.final}: {others[0]} is working on other ranks, and what is signed must not change any more. "
+                "Run the same command when it has ended: it signs and publishes what is done"
+            )
 
     def _write_documents(self, directory: Location) -> None:
         """Write the documents beside the files, and verify them."""
@@ -404,7 +509,7 @@ class Target(Record, dict=True):
             replaced = recorded_companions(self.final)
             withdraw_manifest(state)
             left.append(state.child(WITHDRAWN_NAME))
-        for name in (*replaced, *document_names(self.plan)):
+        for name in (*replaced, *document_names(self.plan), SIGNATURE_NAME):
             if name in look.names:
                 remove_file(self.final.child(name))
         if look.identity is not None:

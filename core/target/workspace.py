@@ -1,7 +1,8 @@
 """The working directory of a plan: its identity, its plan file, and the records of its ranks."""
 
+import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 
@@ -11,7 +12,9 @@ from msgspec import field
 from reshard.core.checkpoint.manifest import (
     MAX_RECORD_BYTES,
     PLAN_NAME,
+    PREDECESSORS_DIRECTORY,
     RECORDS_DIRECTORY,
+    STATEMENT_NAMES,
     ShardRecord,
     dump_record,
     record_content,
@@ -43,9 +46,12 @@ _RECORD = "record"
 _RECORD_NAME = re.compile(r"rank_([0-9]{1,18})\.json")
 
 STATE_LISTING = Listing(
-    {PLAN_NAME, IDENTITY_NAME, MANIFEST_NAME, WITHDRAWN_NAME}.__contains__,
+    {PLAN_NAME, IDENTITY_NAME, MANIFEST_NAME, WITHDRAWN_NAME, *STATEMENT_NAMES}.__contains__,
     {
         re.compile(RECORDS_DIRECTORY): Listing(lambda name: _RECORD_NAME.fullmatch(name) is not None),
+        re.compile(PREDECESSORS_DIRECTORY): Listing(
+            lambda name: False, {re.compile(r"[1-9][0-9]?"): Listing({*STATEMENT_NAMES, "model.sig"}.__contains__)}
+        ),
         re.compile(LEASES_DIRECTORY): Listing(lambda name: name == GATE_NAME or name.endswith(".json")),
     },
 )
@@ -83,12 +89,16 @@ class _KnownRecords:
 class Workspace(Record, eq=False):
     """A directory to which any number of processes write a plan's files and records.
 
-    That of a local target does not have its final name yet. Records `known` need not be parsed again.
+    That of a local target does not have its final name yet. Records `known` need not be parsed again. `lift_signature`
+    is called before a record is replaced by one that says more: False if a signature stays, and with it the record.
+    Where `sums` are wanted, they get the SHA-256 of each record's file as it was last read or written, by rank.
     """
 
     directory: Location
     identity: str
     known: _KnownRecords = field(default_factory=_KnownRecords)
+    lift_signature: Callable[[], bool] = lambda: True
+    sums: dict[int, str] | None = None
 
     @property
     def state(self) -> Location:
@@ -107,7 +117,9 @@ class Workspace(Record, eq=False):
     def write_record(self, record: ShardRecord) -> None:
         """Store the record of a rank whose file is written."""
         data, key = dump_record(record), target_key()
-        write_bytes(self.record_location(record.rank), data if key is None else seal(data, key, _RECORD))
+        stored = data if key is None else seal(data, key, _RECORD)
+        write_bytes(self.record_location(record.rank), stored)
+        self._note_sum(record.rank, stored)
         self.known.learn(record, data)
 
     def read_record(self, rank: int, *, needs_digest: bool = False) -> ShardRecord:
@@ -120,6 +132,7 @@ class Workspace(Record, eq=False):
         """
         location = self.record_location(rank)
         data = read_own_file(location, MAX_RECORD_BYTES)
+        self._note_sum(rank, data)
         try:
             data = unseal(data, target_key(), _RECORD, str(location))
         except InputError as error:
@@ -128,6 +141,10 @@ class Workspace(Record, eq=False):
         if record.identity != self.identity or record.rank != rank:
             raise ForeignRecordError(f"{location}: is of another conversion")
         return record
+
+    def _note_sum(self, rank: int, data: bytes) -> None:
+        if self.sums is not None:
+            self.sums[rank] = hashlib.sha256(data).hexdigest()
 
     def find_record(self, rank: int) -> ShardRecord | None:
         """Read the record of a rank as `read_record` does; None if there is none."""
@@ -172,8 +189,9 @@ class Workspace(Record, eq=False):
 
 
 def record_digest(record: ShardRecord) -> str:
-    """Return the digest of a rank's record in the manifest; it does not depend on how the rank was verified."""
-    data, key = record_content(record.model_copy(update={"verified": VerifyLevel.NONE, "parts": ()})), target_key()
+    """Return the digest of a rank's record in the manifest; it does not depend on what may be added to it later."""
+    bare = record.model_copy(update={"verified": VerifyLevel.NONE, "parts": (), "sha256": None, "signs": False})
+    data, key = record_content(bare), target_key()
     return xxhash.xxh3_128_hexdigest(data) if key is None else keyed_digest(data, key)
 
 

@@ -14,7 +14,7 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.records.plan_file import rebuild_plan
 from reshard.core.runtime.records import Record
 from reshard.core.storage.joined import parts_of
-from reshard.core.storage.publishing import other_files
+from reshard.core.storage.publishing import SIGNATURE_NAME, other_files
 from reshard.core.storage.store import Entry
 from reshard.core.storage.urls import Location
 from reshard.core.target.documents import companion_summaries, document_names, document_problem, documents_of
@@ -48,6 +48,8 @@ def written_objects(workspace: Workspace, plan: ConversionPlan | None, entries: 
     for document in _documents(final, plan, entries) if plan else ():
         own.append(final.child(document.file).path)
         names.append(document.file)
+    own.append(final.child(SIGNATURE_NAME).path)  # without a manifest it signs nothing that is complete
+    names.append(SIGNATURE_NAME)
     for rank in sorted(workspace.recorded_ranks()):
         record = workspace.read_record(rank)
         location = final.child(record.file)

@@ -84,11 +84,12 @@ def test_what_others_may_rely_on() -> None:
     fields = json.loads(dump_record(MANIFEST))
     assert (fields["schema_version"], fields["digest_algorithm"]) == (1, "xxh3_128")
     assert fields["ranks"] == [
-        {"rank": 0, "file": "rank_0/checkpoint_0.ckpt", "size_bytes": 5, "record_digest": "00ff"}
+        {"rank": 0, "file": "rank_0/checkpoint_0.ckpt", "size_bytes": 5, "record_digest": "00ff", "sha256": None}
     ]
     assert fields["verified"] == "structure"
     fields = json.loads(dump_record(RECORD))
     assert fields["schema_version"] == 1
+    assert "sha256" not in fields, "records of earlier versions keep their digests"
     assert fields["parameters"][0] == {"name": "größe.weight", "dtype": "BFloat16", "shape": [2, 3], "digest": "0f"}
 
 
