@@ -6,6 +6,7 @@ against the checkpoint that it was made from, without converting that again. Whe
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from threading import Event
 
 from msgspec.structs import replace
@@ -31,6 +32,7 @@ from reshard.core.source.adapter import AdapterChoice, open_adapter, with_adapte
 from reshard.core.source.match_checks import match_warnings
 from reshard.core.source.opening import TargetOutline, open_source
 from reshard.core.source.preset_changes import PresetChoice, compiled_for, with_preset, with_preset_checked
+from reshard.core.storage.named_options import with_options_of
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import ELEMENT_BYTES
 from reshard.core.text.options import option
@@ -76,7 +78,11 @@ def open_changed_view(
         InputError: the checkpoint, the preset or the changes cannot be used, or they do not go together.
         StorageError: a file cannot be read.
     """
-    with resources_of(request, resolvers):
+    beside = [changes, *((lora.url, lora.training_config) if lora else ())]
+    beside += [choice.training_config, choice.config_json] if choice else []
+    with resources_of(request, resolvers), ExitStack() as storages:
+        for url in filter(None, beside):
+            storages.enter_context(with_options_of(request.source, url))
         plan, selected = with_retries(
             lambda: _plan(request, choice, _declared(changes, fp8), other if casts else {}, lora),
             current_progress().note,

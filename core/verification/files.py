@@ -22,6 +22,7 @@ from reshard.core.files.model import FileIndex, OutputEntry
 from reshard.core.layouts.targets import side_of_file
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.records import Record
+from reshard.core.storage.hashing import RunningSha256, running_sha256
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.listing import has_no_file
 from reshard.core.storage.reading import SourceFile
@@ -44,6 +45,7 @@ class RankVerification(Record):
         read_bytes: bytes of contents that were read back.
         problems: in sentences.
         parts: the contributions of the record's parameters to the fingerprints of their whole tensors, if asked for.
+        sha256: SHA-256 of the file, if it was asked for and all was read.
     """
 
     rank: int
@@ -51,6 +53,7 @@ class RankVerification(Record):
     read_bytes: int
     problems: tuple[str, ...]
     parts: tuple[str, ...] = ()
+    sha256: str | None = None
 
 
 def verify_rank(
@@ -61,10 +64,13 @@ def verify_rank(
     expected: Sequence[OutputEntry] | None = None,
     advance: Callable[[int], None] = lambda _: None,
     starts: Mapping[str, Shape] | None = None,
+    hashes: bool = False,
 ) -> RankVerification:
     """Check one rank's file against its record, and against the plan's `expected` entries if given.
 
-    With `starts`, where its shards begin in their whole tensors, its contributions to fingerprints are summed too.
+    With `starts`, where its shards begin in their whole tensors, its contributions to fingerprints are summed too. With
+    `hashes`, the SHA-256 of a file that is read whole is taken, unless it has several parts, and compared with the one
+    in the record, if there is one.
 
     Raises:
         StorageError: the file cannot be read; a missing file is a problem in the result.
@@ -80,7 +86,8 @@ def verify_rank(
             if problems or level.is_below(VerifyLevel.CHECKSUM):
                 found = replace(unread, problems=tuple(problems))
             else:
-                found = _check_contents(file, index, record, level, advance, starts)
+                with running_sha256(hashes and not isinstance(file, JoinedFile)) as sha256:
+                    found = _check_contents(file, index, record, level, advance, starts, sha256)
     except CheckpointError as error:
         found = replace(unread, problems=(str(error),))
     except StorageError as error:
@@ -125,6 +132,7 @@ def _check_contents(
     level: VerifyLevel,
     advance: Callable[[int], None],
     starts: Mapping[str, Shape] | None,
+    sha256: RunningSha256 | None,
 ) -> RankVerification:
     """Compare all bytes with the digests of the record; files that are read as one are checked one by one."""
     problems: list[str] = []
@@ -135,12 +143,12 @@ def _check_contents(
     files = [(each, read_index(each)) for each in file.parts] if isinstance(file, JoinedFile) else [(file, index)]
     for each, its_index in files:
         if starts is None:
-            digests = file_digests(each, its_index, block_bytes, advance)
+            digests = file_digests(each, its_index, block_bytes, advance, sha256=sha256)
         else:
             from reshard.core.verification.shard_fingerprints import FileFingerprints
 
             fingerprints = FileFingerprints(its_index, starts)
-            digests = file_digests(each, its_index, block_bytes, advance, fingerprints.add)
+            digests = file_digests(each, its_index, block_bytes, advance, fingerprints.add, sha256)
             parts.update({name: fingerprint_text(part) for name, part in fingerprints.fingerprints().items()})
         if digests.crc is not None and digests.crc != (stored := stored_crc(each, its_index)):
             problems.append(f"wrong CRC-32: the file says {stored}, its contents give {digests.crc}")
@@ -152,6 +160,9 @@ def _check_contents(
         heads.append(digests.heads)
     if not problems and tuple(heads) != record.heads:
         problems.append("the bytes around the parameters' contents are not those that were written")
+    hashed = sha256.hexdigest() if sha256 else None
+    if hashed and record.sha256 and not problems and hashed != record.sha256:
+        problems.append(f"its SHA-256 is {hashed}, not {record.sha256}, which was recorded")
     names = [parameter.name for parameter in record.parameters]
     return RankVerification(
         record.rank,
@@ -159,4 +170,5 @@ def _check_contents(
         index.content_bytes,
         tuple(problems),
         tuple(parts[name] for name in names) if parts and not problems else (),
+        hashed,
     )

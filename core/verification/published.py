@@ -2,16 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-
-from msgspec.structs import replace
+from typing import TYPE_CHECKING
 
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, unseal_manifest
 from reshard.core.checkpoint.verify_level import VerifyLevel
-from reshard.core.errors import InputError, StorageError, TargetError, is_transient
-from reshard.core.layouts.any_layout import tracked_steps
-from reshard.core.layouts.manifests import read_manifest
+from reshard.core.errors import StorageError, TargetError, is_transient
 from reshard.core.layouts.targets import is_target_name, side_named
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.bandwidth import bandwidth_limited, parse_bandwidth
@@ -22,18 +19,23 @@ from reshard.core.runtime.progress import Progress, SilentProgress, advancing
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.threads import in_threads
-from reshard.core.runtime.wording import listed, utf8_text
+from reshard.core.runtime.wording import utf8_text
 from reshard.core.storage.listing import exists
 from reshard.core.storage.named_options import named_storages
-from reshard.core.storage.near_names import did_you_mean
-from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, list_names, other_files
+from reshard.core.storage.publishing import SIGNATURE_NAME, other_files
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.documents import document_problem, places_problem
+from reshard.core.target.finished import Finished, find_finished
 from reshard.core.target.workspace import Workspace, record_digest
 from reshard.core.verification.files import verify_rank
 from reshard.core.verification.report import VerificationReport
 from reshard.core.verification.source_comparison import SourceComparison
 from reshard.core.verification.state import UNDIGESTED, state_problems
+
+if TYPE_CHECKING:
+    from reshard.core.custody.checking import SignatureCheck
+    from reshard.core.custody.dependencies import Findings
+    from reshard.core.signing.verifier import Verifier
 
 _WORKERS = 4
 _MAX_LISTED = 6
@@ -50,61 +52,146 @@ def resources_to_verify(
         StorageError: the target cannot be read.
     """
     names = KeyNames(request.source_decrypt_key, request.source_decrypt_mode, request.decrypt_key, request.decrypt_mode)
-    pairs = [(request.target, request.storage)]
+    pairs = [(request.target, request.storage), (request.signed_by, request.storage)]
     with named_keys(names, resolvers), bandwidth_limited(parse_bandwidth(request.bandwidth_limit)):
-        if request.level is VerifyLevel.CONTENT:
+        if request.level is VerifyLevel.CONTENT or request.provenance:
             with named_storages(pairs, resolvers):
-                source = _find_finished(parse_url(request.target)).manifest.source
+                source = find_finished(parse_url(request.target)).manifest.source
             pairs.append((source, request.source_storage))
         with named_storages(pairs, resolvers):
             yield
 
 
-def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None) -> VerificationReport:
+def verify_requested(
+    request: VerificationRequest, progress: Progress, resolvers: Mapping[str, Resolver]
+) -> VerificationReport:
+    """Check what a request asks for, whose resources are provided; raises as `verify_target` and `read_verifier`."""
+    signed_by = None
+    if request.signed_by:
+        from reshard.core.custody.checking import read_verifier  # with cryptography
+
+        signed_by = read_verifier(request.signed_by, resolvers)
+    return verify_target(request.target, request.level, progress, provenance=request.provenance, signed_by=signed_by)
+
+
+def verify_target(
+    url: str,
+    level: VerifyLevel,
+    progress: Progress | None = None,
+    *,
+    provenance: bool = False,
+    signed_by: "Verifier | None" = None,
+) -> VerificationReport:
     """Check a finished conversion against its manifest and records; at `content` also against its source.
+
+    With `provenance`, the statements about it are checked as well, and the files that it was made from by them. With
+    `signed_by`, so are signatures: that somebody who is trusted made them, over all files as they are.
 
     Raises:
         InputError: there is no finished conversion at the URL; or it is encrypted, and its key is not in force; or the
             source to compare it with is missing or changed.
         StorageError: it cannot be read.
     """
+    finished = find_finished(parse_url(url))
+    return verify_finished(finished, level, progress, provenance=provenance, signed_by=signed_by).report
+
+
+class Verified(Record):
+    """A finished conversion that was checked; `sha256` of those of its ranks' files that were read for it, by path."""
+
+    report: VerificationReport
+    sha256: Mapping[str, str]
+
+
+def verify_finished(
+    finished: Finished,
+    level: VerifyLevel,
+    progress: Progress | None = None,
+    *,
+    provenance: bool = False,
+    signed_by: "Verifier | None" = None,
+    hashes: bool = False,
+) -> Verified:
+    """Check a finished conversion as `verify_target` does; with `hashes` the SHA-256 of all files is taken."""
     started = time.monotonic()
     progress = progress or SilentProgress()
-    finished = _find_finished(parse_url(url))
     location, manifest = finished.location, finished.manifest
     unseal_manifest(manifest, target_key(), str(location))
     workspace = Workspace(location, manifest.identity)
     comparison = SourceComparison(workspace, manifest) if level is VerifyLevel.CONTENT else None
-    compared_bytes = comparison.source_bytes if comparison else 0
-    stop = threading.Event()
-    advance = advancing(progress, stop)
-    if comparison:
-        progress.begin("reading the source's values", compared_bytes)
-        comparison.read_source(_WORKERS, advance, stop)
-
-    def verify(summary: RankSummary) -> tuple[list[str], int]:
-        with timed(f"{location.child(summary.file)}: checked ({level})"):
-            return _verify_published(workspace, manifest, summary, level, advance, comparison)
-
-    reads_contents = not level.is_below(VerifyLevel.CHECKSUM)
-    progress.begin("verifying", sum(rank.size_bytes for rank in manifest.ranks) if reads_contents else 0)
-    found = in_threads(verify, manifest.ranks, _WORKERS, stop)
-    problems = [problem for some, _ in found for problem in some]
+    signature = _signature(location, manifest, signed_by)
+    found = _verify_ranks(workspace, manifest, level, progress, comparison, hashes=hashes or signature is not None)
+    taken = {rank.file: each.sha256 for rank, each in zip(manifest.ranks, found, strict=True) if each.sha256}
+    problems = [problem for each in found for problem in each.problems]
     problems += _directory_problems(workspace, manifest, are_ranks_right=not problems)
+    stated = _check_statements(location, manifest, signed_by, progress) if provenance else None
+    problems += stated.problems if stated else ()
+    reads_contents, signing = not level.is_below(VerifyLevel.CHECKSUM), None
+    if signature:
+        progress.begin("checking the signature")
+        signing = signature.compare(taken, reads_contents=reads_contents, workers=_WORKERS)
+        problems += signing.problems
     if comparison and not problems:  # they would repeat these problems in other words
         problems += comparison.problems(_WORKERS)
-    return VerificationReport(
+    report = VerificationReport(
         target=str(location),
         level=level,
         ranks=len(manifest.ranks),
-        read_bytes=sum(count for _, count in found),
+        read_bytes=sum(each.read_bytes for each in found),
+        hashed=sum(each.is_hashed for each in found),
         compared=comparison.parameter_count if comparison else 0,
-        compared_bytes=compared_bytes,
+        compared_bytes=comparison.source_bytes if comparison else 0,
         seconds=round(time.monotonic() - started, 3),
         problems=tuple(map(utf8_text, problems)),
-        notes=(*finished.notes, *([f"{location}: {UNDIGESTED}"] if manifest.plan_digest is None else [])),
+        notes=(
+            *finished.notes,
+            *([f"{location}: {UNDIGESTED}"] if manifest.plan_digest is None else []),
+            *(stated.notes if stated else ()),
+            *(signing.notes if signing else _signature_note(location)),
+        ),
+        signed_by=signing.signer_of_all if signing and reads_contents else None,
+        stated=provenance,
         kind=FILE if side_named(manifest.layout).record.ranks_are_files else RANK,
     )
+    return Verified(report, taken)
+
+
+class _CheckedRank(Record):
+    """The problems of one rank, and what was read: bytes of contents, and the SHA-256 of the file, if all was.
+
+    `is_hashed`: the latter was compared with the manifest's.
+    """
+
+    problems: Sequence[str]
+    read_bytes: int = 0
+    is_hashed: bool = False
+    sha256: str | None = None
+
+
+def _verify_ranks(
+    workspace: Workspace,
+    manifest: Manifest,
+    level: VerifyLevel,
+    progress: Progress,
+    comparison: SourceComparison | None,
+    *,
+    hashes: bool,
+) -> list[_CheckedRank]:
+    """Check the files of all ranks; with a `comparison`, read the source's values before, and give it theirs."""
+    stop = threading.Event()
+    advance = advancing(progress, stop)
+    if comparison:
+        progress.begin("reading the source's values", comparison.source_bytes)
+        comparison.read_source(_WORKERS, advance, stop)
+
+    def verify(summary: RankSummary) -> _CheckedRank:
+        needed = hashes or summary.sha256 is not None
+        with timed(f"{workspace.directory.child(summary.file)}: checked ({level})"):
+            return _verify_published(workspace, manifest, summary, level, advance, comparison, hashes=needed)
+
+    reads_contents = not level.is_below(VerifyLevel.CHECKSUM)
+    progress.begin("verifying", sum(rank.size_bytes for rank in manifest.ranks) if reads_contents else 0)
+    return in_threads(verify, manifest.ranks, _WORKERS, stop)
 
 
 def _verify_published(
@@ -114,22 +201,54 @@ def _verify_published(
     level: VerifyLevel,
     advance: Callable[[int], None],
     comparison: SourceComparison | None,
-) -> tuple[list[str], int]:
-    """The problems of one rank, and the bytes of contents that were read."""
+    *,
+    hashes: bool,
+) -> _CheckedRank:
     try:
         record = workspace.read_record(summary.rank, needs_digest=manifest.plan_digest is not None)
     except (StorageError, TargetError) as error:
         if is_transient(error):
             raise
-        return [f"rank_{summary.rank}: {error}"], 0
+        return _CheckedRank([f"rank_{summary.rank}: {error}"])
     starts = comparison.starts(summary.rank) if comparison else None
-    found = verify_rank(workspace.directory, record, level, advance=advance, starts=starts)
+    # a run that adds SHA-256 to a finished target records that of its files first, and may have been killed then
+    is_recorded = record.file == summary.file and (record.sha256 in (None, summary.sha256) or summary.sha256 is None)
+    is_recorded = is_recorded and record_digest(record) == summary.record_digest
+    if summary.sha256 is not None:  # what a signature is about is the manifest
+        record = record.model_copy(update={"sha256": summary.sha256})
+    hashes = hashes or record.sha256 is not None
+    found = verify_rank(workspace.directory, record, level, advance=advance, starts=starts, hashes=hashes)
     if comparison and not found.problems:
         comparison.add(record.model_copy(update={"parts": found.parts}))
-    if record_digest(record) == summary.record_digest and record.file == summary.file:
-        return list(found.problems), found.read_bytes
+    if is_recorded:
+        is_hashed = found.sha256 is not None and summary.sha256 is not None
+        return _CheckedRank(found.problems, found.read_bytes, is_hashed, found.sha256)
     stale = f"rank_{summary.rank}: its record is not the one that the manifest was written for"
-    return [stale, *found.problems], found.read_bytes
+    return _CheckedRank([stale, *found.problems], found.read_bytes, sha256=found.sha256)
+
+
+def _check_statements(
+    location: Location, manifest: Manifest, signed_by: "Verifier | None", progress: Progress
+) -> "Findings":
+    from reshard.core.custody.provenance_checks import check_provenance  # with cryptography
+
+    return check_provenance(location, manifest, signed_by, progress)
+
+
+def _signature(location: Location, manifest: Manifest, signed_by: "Verifier | None") -> "SignatureCheck | None":
+    if signed_by is None:
+        return None
+    from reshard.core.custody.checking import SignatureCheck
+
+    return SignatureCheck.of(location, manifest, signed_by)
+
+
+def _signature_note(location: Location) -> Iterator[str]:
+    """Yield a sentence on a signature that nobody asked to check, if there is one."""
+    if exists(location.child(SIGNATURE_NAME)):
+        from reshard.core.custody.checking import signature_note
+
+        yield signature_note(location)
 
 
 def _directory_problems(workspace: Workspace, manifest: Manifest, *, are_ranks_right: bool) -> Iterator[str]:
@@ -148,51 +267,10 @@ def _directory_problems(workspace: Workspace, manifest: Manifest, *, are_ranks_r
             problem = places_problem(location, side_named(manifest.layout), document, records)
         if problem is not None:
             yield problem
-    for other in other_files(location, manifest.files, is_target_name):
+    for other in other_files(location, [*manifest.files, SIGNATURE_NAME], is_target_name):
         if other.parent == location:
             risk = "loaders may take it for a part of one"
         else:
             risk = "MindSpore may take it for a rank's newest file"
         yield f"{other}: does not belong to this checkpoint, but {risk}"
     yield from state_problems(location, manifest)
-
-
-class _Finished(Record):
-    """A finished conversion; `notes` say why it was chosen among several steps."""
-
-    location: Location
-    manifest: Manifest
-    notes: tuple[str, ...] = ()
-
-
-def _find_finished(location: Location) -> _Finished:
-    """Find the finished conversion that a target means: itself, or one of its steps."""
-    manifest = read_manifest(location)
-    if manifest is not None:
-        return _Finished(location, manifest)
-    if not exists(location):
-        near = did_you_mean(location)
-        raise InputError(f"{location}: does not exist{near or ': name the directory of a finished conversion'}")
-    steps = tracked_steps(location, list_names(location))
-    directories = steps.directories if steps else {}
-    finished = [
-        number for number, name in directories.items() if exists(location.child(name, STATE_DIRECTORY, MANIFEST_NAME))
-    ]
-    if steps is None or not finished:
-        raise InputError(
-            f"{location}: has no .reshard/manifest.json: it is not a finished conversion, or was not made by reshard"
-        )
-    word, tracker = steps.tracker.word, steps.tracker.name
-    tracked = steps.read_tracker() if len(finished) > 1 else finished[0]
-    if tracked not in finished:
-        raise InputError(
-            f"{location}: has several {word}s that are finished conversions, and no {tracker} that names "
-            f"one of them: name one, such as {location.child(directories[finished[-1]])}"
-        )
-    chosen = _find_finished(location.child(directories[tracked]))
-    if len(directories) == 1:
-        return chosen
-    why = f"which {tracker} names" if len(finished) > 1 else "the only finished conversion there"
-    others = listed([str(number) for number in directories if number != tracked], _MAX_LISTED)
-    note = f"{location}: verifying {word} {tracked}, {why}, and not {others}; to verify another, name its directory"
-    return replace(chosen, notes=(note,))

@@ -17,6 +17,9 @@ class VerificationReport(Report):
     Attributes:
         compared: the number of parameters whose values were compared with the source's.
         compared_bytes: bytes read from the source for it.
+        signed_by: who signed all files as they are; None if that was not checked, or is not so.
+        stated: the statements about the checkpoint were compared with it.
+        hashed: the number of ranks' files whose SHA-256 was compared with the manifest's.
         problems: in sentences; empty if the checkpoint is right.
         notes: in sentences, about what could not be checked.
         kind: what `ranks` counts, RANK or FILE.
@@ -28,6 +31,9 @@ class VerificationReport(Report):
     read_bytes: int
     compared: int = 0
     compared_bytes: int = 0
+    hashed: int = 0
+    signed_by: str | None = None
+    stated: bool = False
     seconds: float
     problems: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -42,10 +48,16 @@ class VerificationReport(Report):
             f"{self.target}: {counted(self.ranks, self.kind)} checked ({self.level}), "
             f"{size_text(self.read_bytes)} of contents read in {seconds_text(self.seconds)}"
         )
+        if self.hashed:
+            checked += f"; the SHA-256 of {counted(self.hashed, 'file')} compared"
         if self.compared:
             checked += (
                 f"; the values of {counted(self.compared, 'parameter')} compared, {size_text(self.compared_bytes)} of "
                 "the source's read"
             )
         verdict = "all files intact, and equal to the source" if self.compared else "all files intact"
+        if self.signed_by:
+            verdict += f", as signed by {self.signed_by}"
+        if self.stated:
+            verdict += "; its statements agree"
         yield Line(f"{checked}: {counted(len(self.problems), 'problem') if self.problems else verdict}")

@@ -1,5 +1,7 @@
 """The check of the files in a finished conversion's `.reshard`, other than the manifest and the ranks' records.
 
+These are the plan, its identity and the statements, which the manifest has digests of.
+
 Manifest and records end in digests of themselves, which are checked on reading.
 """
 
@@ -7,7 +9,7 @@ from collections.abc import Iterable
 
 import xxhash
 
-from reshard.core.checkpoint.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest
+from reshard.core.checkpoint.manifest import ALL_STATEMENT_NAMES, PLAN_NAME, RECORDS_DIRECTORY, Manifest
 from reshard.core.errors import CheckpointError, StorageError, TargetError, is_transient
 from reshard.core.records.plan_file import MAX_PLAN_BYTES
 from reshard.core.storage.atomic_rename import is_leftover
@@ -15,6 +17,7 @@ from reshard.core.storage.listing import find_files
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, WITHDRAWN_NAME
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
+from reshard.core.target.documents import statement_problem
 from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, read_identity
 
 UNDIGESTED = (
@@ -24,7 +27,7 @@ UNDIGESTED = (
 
 
 def state_problems(directory: Location, manifest: Manifest) -> list[str]:
-    """A wrong identity, a wrong plan and foreign files, in sentences."""
+    """A wrong identity, plan or statement, and foreign files, in sentences."""
     state = directory.child(STATE_DIRECTORY)
     problems = []
     identity = read_identity(state)
@@ -35,8 +38,10 @@ def state_problems(directory: Location, manifest: Manifest) -> list[str]:
         return problems
     if manifest.plan_digest:
         problems += _plan_problems(state.child(PLAN_NAME), manifest.plan_digest)
+    problems += filter(None, [statement_problem(directory, each) for each in manifest.statements])
     ranks = [summary.rank for summary in manifest.ranks]
-    others = other_state_files(directory, ranks, has_plan=bool(manifest.plan_digest))
+    statements = [each.file.removeprefix(f"{STATE_DIRECTORY}/") for each in manifest.statements]
+    others = other_state_files(directory, ranks, has_plan=bool(manifest.plan_digest), statements=statements)
     return problems + [f"{other}: does not belong to this checkpoint's records" for other in others]
 
 
@@ -47,12 +52,14 @@ def check_no_other_state(directory: Location, ranks: Iterable[int]) -> None:
         TargetError: it holds other files.
         StorageError: the files cannot be listed.
     """
-    others = other_state_files(directory, ranks, has_plan=True)
+    others = other_state_files(directory, ranks, has_plan=True, statements=ALL_STATEMENT_NAMES)
     if others:
         raise TargetError(f"{others[0]}: does not belong to this checkpoint's records. Move it away")
 
 
-def other_state_files(directory: Location, ranks: Iterable[int], *, has_plan: bool) -> list[Location]:
+def other_state_files(
+    directory: Location, ranks: Iterable[int], *, has_plan: bool, statements: Iterable[str]
+) -> list[Location]:
     """Files in `.reshard` that do not belong to a finished conversion of `ranks`, except leases and unfinished files.
 
     Raises:
@@ -60,7 +67,7 @@ def other_state_files(directory: Location, ranks: Iterable[int], *, has_plan: bo
     """
     state = directory.child(STATE_DIRECTORY)
     # a run that was killed just after it wrote the manifest leaves the mark that it was withdrawn
-    names = (MANIFEST_NAME, IDENTITY_NAME, WITHDRAWN_NAME, *([PLAN_NAME] if has_plan else []))
+    names = (MANIFEST_NAME, IDENTITY_NAME, WITHDRAWN_NAME, *([PLAN_NAME] if has_plan else []), *statements)
     own = {state.child(name).path for name in names}
     own |= {state.child(RECORDS_DIRECTORY, f"rank_{rank}.json").path for rank in ranks}
     leases = state.child(LEASES_DIRECTORY).path

@@ -294,6 +294,24 @@ class ContentCheck:
         """The fingerprint of all parameters of a target without problems, as `reshard fingerprint` computes it."""
         return fingerprint_of_all(sorted(self._target_parameters(), key=lambda parameter: parameter.name))
 
+    def source_fingerprint(self) -> str:
+        """The fingerprint of the same parameters by the source's files; of a target without problems it is the same."""
+        return fingerprint_of_all(sorted(self._written_parameters(), key=lambda parameter: parameter.name))
+
+    def _written_parameters(self) -> Iterator[ParameterFingerprint]:
+        """The target's parameters by the source's files; of those passed through, what its ranks took."""
+        plan, written = self._plan, {name for _, name in self._targets}
+        for parameter in plan.match.resharded:
+            if parameter.name in written:
+                found = self._source_fingerprint(parameter.name)
+                yield _fingerprint(parameter.name, parameter.dtype, parameter.shape, [found])
+        first = {each.name: each for each in plan.rank_plan(plan.target_ranks[0]).parameters}
+        for each in plan.match.passed_through:
+            shards = self._passed_through[each.name].shards
+            taken = dict.fromkeys(shards[plan.passed_through_source(each, rank)] for rank in plan.target_ranks)
+            yield _fingerprint(each.name, each.dtype, first[each.name].box.shape, taken)
+        yield from self._appended_parameters()
+
     def _target_parameters(self) -> Iterator[ParameterFingerprint]:
         wholes: dict[str, ShardFingerprints] = {}
         for (_, name), shards in self._targets.items():
@@ -306,6 +324,9 @@ class ContentCheck:
         for each in self._plan.match.passed_through:
             [(_, contents)] = self._target_wholes[each.name].contents()
             yield _fingerprint(each.name, each.dtype, first[each.name].box.shape, contents)
+        yield from self._appended_parameters()
+
+    def _appended_parameters(self) -> Iterator[ParameterFingerprint]:
         for name, appended in self._appended.items():
             if name != REDUNDANCY_MARK:
                 yield _fingerprint(name, appended.dtype, appended.shape, [_appended_fingerprint(appended)])
