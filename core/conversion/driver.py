@@ -1,6 +1,7 @@
 """The driver of a conversion: its steps in their order, whatever carries them out.
 
-request filled in, target checked -> plan -> session: target claimed -> units of work on ranks -> values read -> finish
+request filled in, target checked -> plan -> signature of the source checked, if required
+-> session: target claimed -> units of work on ranks -> values read -> finish
 """
 
 import time
@@ -12,12 +13,17 @@ from reshard.core.conversion.executor import Executor
 from reshard.core.conversion.finish import check_crcs, finish, raise_failures
 from reshard.core.conversion.left_behind import noting_what_is_left
 from reshard.core.conversion.planning import check_target, filled_in, plan_in_steps
+from reshard.core.conversion.predecessors import continued_chain
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import Session, SourceParts, open_session
+from reshard.core.conversion.source_signature import signed_source, source_guard
+from reshard.core.custody.continued import continuing
+from reshard.core.custody.source_digests import knowing
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import with_retries
+from reshard.core.storage.read_log import ReadLog, logging_reads, planned_from
 from reshard.core.target.target import Target
 
 Executing = Callable[[ConversionRequest], AbstractContextManager[Executor]]
@@ -39,15 +45,29 @@ def drive(
         ConversionError: runtime failure.
     """
     started, note = time.monotonic(), current_progress().note
-    request = with_retries(lambda: filled_in(request), note)
-    with_retries(lambda: check_target(request), note)
+    guard = with_retries(lambda: source_guard(request), note)
+    log = ReadLog() if request.hashes_target or guard else None
+    with logging_reads(log):
+        request = with_retries(lambda: filled_in(request), note)
+        with_retries(lambda: check_target(request), note)
     with executing(request) as executor:
-        plan = executor.step(plan_of, request) if plan_of else plan_in_steps(request, executor.step, crc_later=True)
+        with logging_reads(log):
+            plan = executor.step(plan_of, request) if plan_of else plan_in_steps(request, executor.step, crc_later=True)
+        with planned_from(log):
+            plan, signed = signed_source(guard, request, plan)
+            plan, chain = continued_chain(request, plan)
         executor.planned(plan)
+        checked = signed.check(request.worker_count) if signed else ()
         target_of = partial(Target.of, request.target, plan, overwrite=request.overwrite)
         # MindSpore's functions, which bring a plan, have directories of their own
         left = nullcontext() if plan_of else noting_what_is_left(target_of)
-        with left, open_session(request, plan, executor.pool) as session:
+        with (
+            left,
+            planned_from(log),
+            continuing(chain),
+            knowing(checked),
+            open_session(request, plan, executor.pool) as session,
+        ):
             executor.begun(session)
             _do_ranks(session, executor)
             parts = _read_sources(session, executor) if session.compares() else {}

@@ -8,14 +8,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 
 from reshard import __version__
-from reshard.core.checkpoint.manifest import Manifest, RankSummary, RunRecord, ShardRecord, seal_manifest
+from reshard.core.checkpoint.manifest import (
+    IndexSummary,
+    Manifest,
+    RankSummary,
+    RunRecord,
+    ShardRecord,
+    SourceFileRecord,
+    seal_manifest,
+)
 from reshard.core.checkpoint.verify_level import VerifyLevel
+from reshard.core.conversion.custody_summary import custody_of
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.rank_work import rank_or_file
 from reshard.core.conversion.report import ConversionReport, Outcome, RankReport, facts_of, target_kind
 from reshard.core.conversion.session import Session, SourceParts
+from reshard.core.conversion.sha256 import complete_records, listing, with_missing_sha256
+from reshard.core.custody.digests import has_sha256
 from reshard.core.errors import (
     CastError,
     CheckpointError,
@@ -23,8 +35,10 @@ from reshard.core.errors import (
     InputError,
     ReshardError,
     StorageError,
+    TargetError,
     VerificationError,
 )
+from reshard.core.layouts.documents import Document
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.keys import needed_target_key
 from reshard.core.runtime.log import timed
@@ -34,9 +48,10 @@ from reshard.core.runtime.retry import retries_counted, with_retries
 from reshard.core.runtime.this_process import host_name, peak_memory_bytes, user_name
 from reshard.core.runtime.threads import in_phase
 from reshard.core.runtime.wording import rank_names
-from reshard.core.target.documents import companion_summaries
+from reshard.core.target.documents import companion_summaries, companions_with_sha256
+from reshard.core.target.target import Signing
 from reshard.core.target.workspace import Workspace, read_records, record_digest
-from reshard.core.text.options import option
+from reshard.core.text.options import option, spelled
 from reshard.core.text.printing import listed_lines
 from reshard.core.transfer.overflows import overflow_notes, total_overflows
 from reshard.core.transfer.source_files import open_unchanged
@@ -55,7 +70,7 @@ def finish(session: Session, seconds: float, source_parts: SourceParts | None = 
         VerificationError: a file, or contents, differ.
         ConversionError: a storage failed, or ranks are not done although nothing said so.
     """
-    started = time.monotonic()
+    started, level = time.monotonic(), session.request.verify
     found = _checked_ranks(session)
     missing = found.missing(session.plan)
     undone = sorted(set(missing).intersection(session.ranks))
@@ -70,16 +85,31 @@ def finish(session: Session, seconds: float, source_parts: SourceParts | None = 
     if not missing:
         _read_rest(session)
         check_crcs(session)
+    if not found.committed and not missing:
+        found = replace(found, results=with_missing_sha256(session, found.workspace, found.results))
+    if found.committed and level is VerifyLevel.CONTENT and found.unchecked.intersection(session.ranks):
+        raise TargetError(
+            f"{session.target.final}: is signed, and its records lack what a comparison of values needs: compare with "
+            f"reshard verify at the level content, or name the key with {option('sign')} to add it and sign again"
+        )
     compared = found.content if not found.unchecked else None
     if compared:
         _compare_contents(session, compared, source_parts or {}, found.workspace)
     if not found.committed and not missing:
+        source_files = session.source_files if session.request.hashes_source else ()
         current_progress().begin("publishing")
         with timed(f"{session.target.final}: committed"):
-            manifest = _manifest(session, found, _run_record(session, found, started, seconds), compared)
-            session.target.commit(manifest, was_empty=session.was_empty)
-    elif found.committed and compared:
-        session.target.confirm(session.request.verify, _fingerprint(session, compared))
+            run = _run_record(session, found, started, seconds)
+            _commit(session, found, _manifest(session, found, run, compared, source_files), compared)
+    raised = False
+    if found.committed and compared:
+        raised = session.target.confirm(session.request.verify, _fingerprint(session, compared))
+    if found.committed:
+        complete_records(session, compared, found.overflowed, is_new=raised)
+        if session.request.sign:
+            from reshard.core.conversion.signing import sign_committed  # with cryptography
+
+            sign_committed(session)
     return _report(session, found, missing, seconds, compared)
 
 
@@ -150,7 +180,8 @@ class _FinishedRanks(Record):
     """The target's recorded ranks at the end of a run, and whether it was `committed`, complete, before.
 
     `unchecked` ranks are not recorded as checked as closely as the run asks for; `content` are the fingerprint
-    contributions of the others, if contents are compared.
+    contributions of the others, if contents are compared. `unsigned`: runs that wrote some were to sign the target,
+    which was not complete before, and this run is not.
     """
 
     committed: bool
@@ -159,6 +190,7 @@ class _FinishedRanks(Record):
     unchecked: frozenset[int]
     content: "ContentCheck | None"
     overflowed: dict[str, int]
+    unsigned: bool = False
 
     def missing(self, plan: ConversionPlan) -> tuple[int, ...]:
         """The target's ranks that have no record, or none that is checked, of a target that is not complete."""
@@ -192,12 +224,14 @@ def _finished_ranks(session: Session) -> _FinishedRanks:
         committed = session.committed or target.is_committed()
         if not committed:
             target.check_not_taken()
-        workspace = Workspace(target.final, session.workspace.identity) if committed else session.workspace
+        sums: dict[int, str] | None = {} if session.request.sign else None
+        workspace = replace(target.finished if committed else session.workspace, sums=sums)
         # a record has a line for every parameter: thousands of them are never in memory together
         results: dict[int, RankReport] = {}
         content = _content_check(plan) if level is VerifyLevel.CONTENT else None
-        unchecked = set(plan.target_ranks)
+        unchecked, signs = set(plan.target_ranks), False
         for record in read_records(workspace, plan.target_ranks):
+            signs |= record.signs
             results[record.rank] = _rank_report(record, resumed=record.rank in session.done)
             if record.is_checked(level):
                 unchecked.discard(record.rank)
@@ -206,7 +240,26 @@ def _finished_ranks(session: Session) -> _FinishedRanks:
         # or the other run completed it while the records were read: they were moved, and are read at their new place
         if committed or not target.is_committed():
             overflowed = total_overflows(plan, [(rank, result.overflowed) for rank, result in results.items()])
-            return _FinishedRanks(committed, workspace, results, frozenset(unchecked), content, overflowed)
+            unsigned = signs and not (committed or session.request.sign)
+            return _FinishedRanks(committed, workspace, results, frozenset(unchecked), content, overflowed, unsigned)
+
+
+def _commit(session: Session, found: _FinishedRanks, manifest: Manifest, compared: "ContentCheck | None") -> None:
+    """Commit the target with its `manifest`, not sealed yet, and with statements if its files have their SHA-256."""
+    statements: tuple[Document, ...] = ()
+    if has_sha256(manifest):
+        from reshard.core.conversion.statements import make_statements
+
+        statements = make_statements(session, manifest, compared, found.overflowed)
+    listed = listing(manifest, statements)
+    if session.plan.inputs.encryption:
+        listed = seal_manifest(listed, needed_target_key())
+    signing: Signing | None = None
+    if session.request.sign:
+        from reshard.core.conversion.signing import signing_of  # with cryptography
+
+        signing = signing_of(session, listed, found.workspace.sums or {})
+    session.target.commit(listed, statements, was_empty=session.was_empty, signing=signing)
 
 
 def _content_check(plan: ConversionPlan) -> "ContentCheck":
@@ -257,6 +310,7 @@ def _rank_report(record: ShardRecord, resumed: bool) -> RankReport:
         source_ranks=record.source_ranks,
         verified=record.verified,
         record_digest=record_digest(record),
+        sha256=record.sha256,
         overflowed={overflow.name: overflow.count for overflow in record.overflows},
     )
 
@@ -269,7 +323,7 @@ def _report(
     written = [rank for rank in ranks if rank.outcome is not Outcome.RESUMED]
     written_bytes = sum(rank.size_bytes for rank in written)
     return ConversionReport(
-        **dict(facts_of(plan, *overflow_notes(found.overflowed))),
+        **dict(facts_of(plan, *overflow_notes(found.overflowed), *_unsigned_note(session, found, missing))),
         identity=session.workspace.identity,
         target=str(session.target.final),
         directory=str(session.workspace.directory if missing else session.target.final),
@@ -282,12 +336,23 @@ def _report(
         verified_bytes=0 if level.is_below(VerifyLevel.CHECKSUM) else written_bytes,
         compared=compared.parameter_count if compared else 0,
         compared_bytes=compared.source_bytes() if compared else 0,
+        source_files_bytes=session.source_files_bytes,
         fingerprint=_fingerprint(session, compared),
         retried_requests=retries_counted(),
         verified=level if compared else level.of_files,
         overflowed=found.overflowed,
         ranks=ranks,
+        custody=custody_of(session) if not missing else None,
     )
+
+
+def _unsigned_note(session: Session, found: _FinishedRanks, missing: tuple[int, ...]) -> Iterator[str]:
+    """Yield a sentence if this run, without a key, has published what another one was to sign."""
+    if found.unsigned and not missing:
+        yield (
+            f"{session.target.final}: is not signed, although another run that wrote files of it was to sign it: this "
+            f"one has published it without a key. The same conversion with {spelled(option('sign'))} signs it"
+        )
 
 
 def _fingerprint(session: Session, compared: "ContentCheck | None") -> str | None:
@@ -312,11 +377,18 @@ def _run_record(session: Session, found: _FinishedRanks, started: float, seconds
     )
 
 
-def _manifest(session: Session, found: _FinishedRanks, run: RunRecord, compared: "ContentCheck | None") -> Manifest:
+def _manifest(
+    session: Session,
+    found: _FinishedRanks,
+    run: RunRecord,
+    compared: "ContentCheck | None",
+    source_files: tuple[SourceFileRecord, ...],
+) -> Manifest:
     plan = session.plan
     documents = session.target.documents
+    hashes = any(rank.sha256 is not None for rank in found.results.values())
     least_verified = min((rank.verified for rank in found.results.values()), key=list(VerifyLevel).index)
-    manifest = Manifest(
+    return Manifest(
         identity=session.workspace.identity,
         writer=f"reshard {__version__}",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -331,23 +403,32 @@ def _manifest(session: Session, found: _FinishedRanks, run: RunRecord, compared:
         carried=plan.match.beyond_strategies,
         notes=(*overflow_notes(found.overflowed), *plan_notes(plan)),
         ranks=tuple(_rank_summary(found.results[rank]) for rank in plan.target_ranks),
+        encryption=plan.inputs.encryption,
         layout=plan.inputs.layout.name,
-        index=documents.index.summary if documents.index else None,
-        common=documents.common.summary if documents.common else None,
-        other_documents=tuple(each.summary for each in documents.others),
+        index=_summary(documents.index, hashes) if documents.index else None,
+        common=_summary(documents.common, hashes) if documents.common else None,
+        other_documents=tuple(_summary(each, hashes) for each in documents.others),
         changes=plan.inputs.changes,
         excluded=tuple(plan.match.left_out.sources),
         plan_digest=xxhash.xxh3_128_hexdigest(session.target.plan_data),
-        companions=companion_summaries(plan),
+        companions=companions_with_sha256(plan) if hashes else companion_summaries(plan),
         run=run,
         fingerprint=_fingerprint(session, compared),
+        source_files=source_files,
     )
-    return seal_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest
+
+
+def _summary(document: Document, hashes: bool) -> IndexSummary:
+    return document.summary_with_sha256 if hashes else document.summary
 
 
 def _rank_summary(report: RankReport) -> RankSummary:
     return RankSummary(
-        rank=report.rank, file=report.file, size_bytes=report.size_bytes, record_digest=report.record_digest
+        rank=report.rank,
+        file=report.file,
+        size_bytes=report.size_bytes,
+        record_digest=report.record_digest,
+        sha256=report.sha256,
     )
 
 

@@ -18,6 +18,7 @@ from itertools import groupby
 from pydantic import computed_field
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
+from reshard.core.conversion.lineage import Lineage
 from reshard.core.errors import InputError
 from reshard.core.reports.blocks import Block
 from reshard.core.reports.report import Report
@@ -25,12 +26,9 @@ from reshard.core.runtime.records import Record
 from reshard.core.runtime.summary import Summary
 from reshard.core.text.options import option
 from reshard.core.text.printing import printable
-from reshard.core.text.secrets import scrubbed
 
 UNKNOWN = "unknown"
 """Who started a conversion, where nothing recorded it."""
-MAX_TEXT_CHARACTERS = 1000
-"""Places, names and reasons are the texts of others: longer ones are cut."""
 
 
 class ConversionState(StrEnum):
@@ -199,11 +197,13 @@ class History(Report):
         entries: the conversions.
         totals: sums over these.
         is_cut: True if there are more conversions than were asked for.
+        lineage: of a single finished conversion, the way from training to it, if it has statements.
     """
 
     entries: tuple[HistoryEntry, ...]
     totals: Totals
     is_cut: bool = False
+    lineage: Lineage | None = None
 
     def blocks(self) -> Iterable[Block]:
         """Return its content: a row for each conversion, and the sums."""
@@ -283,9 +283,3 @@ def cost_text(gb_hours: float) -> str:
     if 0 < gb_hours < 0.001:
         return "<0.001"
     return f"{gb_hours:,.0f}" if gb_hours >= 100 else f"{gb_hours:.3f}"
-
-
-def shown_text(text: str) -> str:
-    """Return a text of others on one line, without secrets, and not longer than an entry may hold."""
-    line = printable(scrubbed(text[: 4 * MAX_TEXT_CHARACTERS]))
-    return line if len(line) <= MAX_TEXT_CHARACTERS else f"{line[: MAX_TEXT_CHARACTERS - 1]}…"

@@ -17,9 +17,11 @@ from reshard.core.conversion import convert
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.retention import KeepRules, Retention, apply_retention
 from reshard.core.conversion.training_steps import FoundSteps, StepWatch, is_converted
+from reshard.core.custody.digests import is_signed, lacks_sha256
 from reshard.core.errors import CatalogError, ConversionError, StoppedError, TargetBusyError
 from reshard.core.files.file_names import Step
 from reshard.core.layouts.any_layout import read_any_strategy
+from reshard.core.layouts.manifests import read_manifest
 from reshard.core.reports.blocks import GAP, Block, Facts
 from reshard.core.reports.report import Report
 from reshard.core.request.conversion import ConversionRequest
@@ -35,6 +37,7 @@ from reshard.core.storage.publishing import STATE_DIRECTORY, working_location
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.place import check_place
 from reshard.core.target.workspace import LEASES_DIRECTORY
+from reshard.core.text.options import option, spelled
 from reshard.core.text.printing import printable
 
 Convert = Callable[[ConversionRequest], ConversionReport]
@@ -169,8 +172,11 @@ def _dry_report(request: LatestConversionRequest, found: FoundSteps) -> LatestRe
         waits = tuple(f"would wait for step {each.step}: {each.incomplete}" for each in found.awaited)
         report = _report(request, found, LatestOutcome.WOULD_WAIT)
         return report.model_copy(update={"notes": waits + report.notes})
-    converted = found.newest is not None and found.newest.converted
-    return _report(request, found, LatestOutcome.NOTHING_NEW if converted else LatestOutcome.WOULD_CONVERT)
+    if found.newest is not None and found.newest.converted:
+        return _nothing_new(request, found)
+    report = _report(request, found, LatestOutcome.WOULD_CONVERT)
+    unchecked = ("the signature of the source would be checked first",) if request.require_signed_by else ()
+    return report.model_copy(update={"notes": (*unchecked, *report.notes)})
 
 
 def _converted(request: LatestConversionRequest, found: FoundSteps, convert_step: Convert) -> LatestReport:
@@ -193,7 +199,22 @@ def _converted(request: LatestConversionRequest, found: FoundSteps, convert_step
         if not done.committed:
             raise ConversionError(f"{final}: is not complete: {rank_names(done.missing_ranks, 10)} are not verified")
         return _report(request, found, LatestOutcome.CONVERTED).model_copy(update={"conversion": done})
-    return _report(request, found, LatestOutcome.NOTHING_NEW)
+    return _nothing_new(request, found)
+
+
+def _nothing_new(request: LatestConversionRequest, found: FoundSteps) -> LatestReport:
+    """Return the report on a step that is converted already; what was not asked for then is not added now."""
+    report = _report(request, found, LatestOutcome.NOTHING_NEW)
+    final = parse_url(request.conversion_of(str(_step(found))).target_directory)
+    notes: list[str] = []
+    if request.sign and not is_signed(final):
+        notes.append(f"{final}: was converted before, and is not signed: 'reshard sign' signs it")
+    elif request.hashes_target and (manifest := read_manifest(final)) and lacks_sha256(final, manifest):
+        notes.append(
+            f"{final}: was converted before, without SHA-256: the same conversion with {option('sha256', 'target')} "
+            "adds it"
+        )
+    return report.model_copy(update={"notes": (*map(spelled, notes), *report.notes)})
 
 
 def _retained(request: LatestConversionRequest, found: FoundSteps) -> Retention:

@@ -88,9 +88,10 @@ def _figures(target: Target, directory: Location, advice: str) -> str:
             f"{target.final}: a finished conversion that was being repaired or replaced; rerun the command to complete "
             "it"
         )
-    if not entries:
+    has_manifest = state.child(MANIFEST_NAME).path in entries
+    if not entries or (has_manifest and directory == target.final):  # finished before, and it has its name
         return ""
-    if state.child(MANIFEST_NAME).path in entries:
+    if has_manifest:
         return f"{directory}: a complete conversion that only lacks its final name; rerun the command to rename it"
     plan = target.plan
     done = [rank for rank in plan.target_ranks if f"{records}/rank_{rank}.json" in entries]

@@ -26,6 +26,7 @@ from reshard.core.files.numpy_values import Value
 from reshard.core.layouts.all_options import LAYOUT_OPTIONS
 from reshard.core.layouts.options import own_names
 from reshard.core.options.validation import build_options
+from reshard.core.plan.adapter import beside_adapter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.planning import PlanRequest
@@ -47,8 +48,9 @@ from reshard.core.transfer.source_files import LocalFiles, RemoteFiles
 _NamedValue = tuple[str, Value]
 _ABOUT_WRITING = frozenset(
     (
-        *("target", "format", "layout", "verify", "encrypt_key", "encrypt_mode", "write_crc", "remove_redundancy"),
-        *("replicas", "dask_scheduler", "concurrency_limit", "ranks", "overwrite"),
+        *("target", "format", "layout", "verify", "sha256", "sign", "sign_passphrase", "sign_certificate"),
+        *("encrypt_key", "encrypt_mode", "write_crc"),
+        *("remove_redundancy", "replicas", "dask_scheduler", "concurrency_limit", "ranks", "overwrite"),
         *own_names(LAYOUT_OPTIONS),
     )
 )
@@ -92,9 +94,16 @@ class LoadPlan:
     """A planned source whose target ranks can be loaded; thread-safe."""
 
     def __init__(self, request: ConversionRequest, plan: ConversionPlan, context: Context) -> None:
-        """`context` holds the storages and keys that the request names."""
+        """`context` holds the storages and keys that the request names.
+
+        Raises:
+            PlanError: an adapter takes more memory than there may be.
+        """
         self._request = request
         self._plan = plan
+        self._limit_bytes = request.memory_limit_bytes
+        if plan.inputs.adapter:
+            _, self._limit_bytes = beside_adapter(plan.inputs.adapter, 1, self._limit_bytes)
         self._context = context
 
     @property
@@ -129,7 +138,7 @@ class LoadPlan:
             names_text = listed([repr(name) for name in unknown], _MAX_LISTED)
             source = printable(self._request.source)
             raise InputError(f"{source}: rank_{rank} of the target has no parameter {names_text}")
-        return self._in_context(_RankLoad(self._plan, rank, names, self._request.memory_limit_bytes).values())
+        return self._in_context(_RankLoad(self._plan, rank, names, self._limit_bytes).values())
 
     def _in_context(self, values: Generator[_NamedValue, None, None]) -> Iterator[_NamedValue]:
         # a generator runs in its caller's context, which may lack these storages and keys

@@ -7,18 +7,26 @@ from msgspec.structs import replace
 
 from reshard.core.changes.model_config import CONFIG_NAME
 from reshard.core.checkpoint.catalog import CheckpointCatalog
-from reshard.core.conversion.report import PlanSummary, planned_traffic, summarize_plan, with_estimate
+from reshard.core.conversion.predecessors import continued_chain
+from reshard.core.conversion.report import (
+    PlanSummary,
+    planned_hashed_bytes,
+    planned_traffic,
+    summarize_plan,
+    with_estimate,
+)
 from reshard.core.conversion.session import (
     needed_room,
     planned_groups,
     prefetch_threads_of,
     rank_budget,
 )
+from reshard.core.conversion.source_signature import signed_source, source_guard
 from reshard.core.errors import CatalogError, PlanError
 from reshard.core.files.model import CheckpointFormat
 from reshard.core.layouts.any_layout import read_any_strategy
 from reshard.core.layouts.source_layout import FoundCheckpoint
-from reshard.core.layouts.targets import float8_layouts, side_named
+from reshard.core.layouts.targets import check_quantizes, float8_layouts, side_named
 from reshard.core.layouts.training_state import with_lost_state_noted
 from reshard.core.plan.matching import check_convertible
 from reshard.core.plan.model import PlanInputs
@@ -44,11 +52,12 @@ from reshard.core.source.outside_samples import outside_warnings
 from reshard.core.source.strategy_warnings import WARNING, sibling_warnings, strategy_warnings
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import free_room
+from reshard.core.storage.read_log import ReadLog, logging_reads, planned_from
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
 from reshard.core.target.place import check_free
 from reshard.core.tensor.layout import whole_layout
-from reshard.core.text.options import option
+from reshard.core.text.options import option, spelled
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 from reshard.core.verification.wholes import check_dropped_copies
 
@@ -176,6 +185,8 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
 
         catalog = with_preset_checked(catalog, strategy, target, request.allow_missing)
     layout = side.choose(request, catalog)
+    if target.preset is not None:
+        layout = layout.with_heads(target.preset.heads)
     of_adapter = target.preset is not None and target.preset.of_adapter
     if of_adapter and target.preset and target.preset.has_hf_target:
         layout = side.for_adapter(layout)
@@ -202,6 +213,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         from reshard.core.plan.adapter_side import with_placed_adapter
 
         inputs = with_placed_adapter(inputs, target.preset, source.shards)
+    check_quantizes(target.changes, layout)
     with timed(f"{request.source}: reads and writes planned"):
         plan = build_plan(inputs, source.shards)
     plan = plan.with_notes(*match_warnings(source, plan.match, samples))
@@ -224,8 +236,10 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         plan = with_reference(plan, read_reference(request.reference))
     elif plan.quantizes:
         plan = plan.with_notes(
-            "weights are quantized, and no config.json is written that says so to loaders: name a directory with one, "
-            f"{option('like')}"
+            spelled(
+                "weights are quantized, and no config.json is written that says so to loaders: name a directory with "
+                f"one, {option('like')}"
+            )
         )
     if target.strategy is not None:
         plan = plan.with_notes(*target.strategy.notes)
@@ -247,10 +261,15 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
 def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSummary]:
     """Plan a request and summarize the plan; nothing is written. The target is checked if it is named."""
     with resources_of(request):
-        request = filled_in(request)
-        if request.target:
-            check_target(request)
-    plan = make_plan(request)
+        guard, log = source_guard(request), ReadLog()
+        with logging_reads(log):
+            request = filled_in(request)
+            if request.target:
+                check_target(request)
+            plan = plan_in_steps(request, _at_once)
+        with planned_from(log):
+            plan, _ = signed_source(guard, request, plan)
+            plan, _ = continued_chain(request, plan)
     request.chosen_ranks(plan.target_ranks)
     return plan, summarize(request, plan)
 
@@ -265,10 +284,12 @@ def summarize(request: ConversionRequest, plan: ConversionPlan) -> PlanSummary:
     groups = planned_groups(plan, written, budget)
     summary = summarize_plan(plan, budget, groups, prefetch_threads_of(groups, budget))
     chosen = request.chosen_ranks(plan.target_ranks)
+    reads_whole = request.hashes_source or bool(request.require_signed_by)
     expected = {
         "needed_bytes": needed_room(plan, chosen),
         "free_bytes": free_room(parse_url(request.target)) if request.target else None,
-        "traffic": planned_traffic(plan, chosen, request.verify),
+        "traffic": planned_traffic(plan, chosen, request.verify, hashes_source=reads_whole),
+        "hashed_bytes": planned_hashed_bytes(plan, chosen) if request.hashes_target else 0,
         "chosen_ranks": tuple(chosen),
     }
     return with_estimate(summary.model_copy(update=expected), ASSUMED_RATE_BYTES)

@@ -36,7 +36,8 @@ class RankWork(Record):
     """Everything that work on a plan's target ranks needs.
 
     `prefetch` workers read ahead for one group. `advance` is called with the number of bytes done; it raises
-    StoppedError to end the work. `crcs` are given what is read.
+    StoppedError to end the work. `crcs` are given what is read. `hashes`: the SHA-256 of files is taken as they are
+    written. `signs`: the run is to sign the target, which their records tell the run that publishes it.
     """
 
     workspace: Workspace
@@ -46,6 +47,8 @@ class RankWork(Record):
     level: VerifyLevel
     advance: Callable[[int], None]
     crcs: CrcWatch | None = None
+    hashes: bool = False
+    signs: bool = False
 
     def make(self, unit: Unit) -> ShardRecord:
         """Make the files of a unit that writes or copies; return the record of its first rank.
@@ -112,6 +115,7 @@ class RankWork(Record):
             expected=expected_entries(self.plan, self.plan.rank_plan(rank)),
             advance=self.advance,
             starts=starts,
+            hashes=self.hashes and record.sha256 is None,
         )
 
     def is_sound(self, rank: int, *, mends: bool) -> bool:
@@ -135,12 +139,12 @@ class RankWork(Record):
                 self._note_repeated(rank, found.problems[0])
                 self.workspace.withdraw_record(record)
             return False
-        if not record.is_checked(self.level) or self.level is VerifyLevel.CONTENT:
+        if found.sha256 or not record.is_checked(self.level) or self.level is VerifyLevel.CONTENT:
             self._note_checked(record, found)
         return True
 
     def _write(self, ranks: Sequence[int], prefetch: int) -> ShardRecord:
-        records = transform_ranks(
+        written = transform_ranks(
             self.plan,
             ranks,
             self.workspace.directory,
@@ -149,7 +153,9 @@ class RankWork(Record):
             prefetch=prefetch,
             advance=self.advance,
             crcs=self.crcs,
+            hashes=self.hashes,
         )
+        records = [record.model_copy(update={"signs": self.signs}) for record in written]
         for record in records:
             self.workspace.write_record(record)
             detail(
@@ -176,6 +182,7 @@ class RankWork(Record):
                 "seconds": round(time.monotonic() - started, 3),
                 "verified": VerifyLevel.NONE,
                 "parts": (),
+                "signs": self.signs,
             }
         )
         self.workspace.write_record(record)
@@ -184,8 +191,15 @@ class RankWork(Record):
 
     def _note_checked(self, record: ShardRecord, found: RankVerification) -> None:
         """Record how closely a file was checked; its values are only ready to be compared then."""
-        checked = record.model_copy(update={"verified": found.level.of_files, "parts": found.parts or record.parts})
-        if checked != record and not self._was_moved():  # or the record would begin another workspace
+        checked = record.model_copy(
+            update={
+                "verified": found.level.of_files,
+                "parts": found.parts or record.parts,
+                "sha256": record.sha256 or found.sha256,
+            }
+        )
+        # or the record would begin another workspace
+        if checked != record and not self._was_moved() and self.workspace.lift_signature():
             self.workspace.write_record(checked)
 
     def _note_repeated(self, rank: int, reason: str) -> None:
@@ -197,11 +211,19 @@ class RankWork(Record):
 
 
 def find_sound_ranks(
-    workspace: Workspace, plan: ConversionPlan, level: VerifyLevel, ranks: Sequence[int], budget: Budget, *, mends: bool
+    workspace: Workspace,
+    plan: ConversionPlan,
+    level: VerifyLevel,
+    ranks: Sequence[int],
+    budget: Budget,
+    *,
+    mends: bool,
+    hashes: bool = False,
 ) -> set[int]:
     """Return the ranks whose recorded files are right, at least in structure; with `mends`, others lose their records.
 
-    Records are removed only by a run that holds the lease: without it they may be another run's by then.
+    Records are removed only by a run that holds the lease: without it they may be another run's by then. With `hashes`,
+    those of files that are read whole get their SHA-256 if they have none.
     """
     recorded = sorted(workspace.recorded_ranks() & set(ranks))
     if recorded:
@@ -210,7 +232,7 @@ def find_sound_ranks(
         current_progress().note(f"checking what was done before: {len(recorded)} of {len(ranks)} {target_kind(plan)}s")
         current_progress().begin("checking earlier work", sum(shard_bytes) if reads_contents else 0)
     stop = threading.Event()
-    work = RankWork(workspace, plan, budget, 1, level, advancing(current_progress(), stop))
+    work = RankWork(workspace, plan, budget, 1, level, advancing(current_progress(), stop), hashes=hashes)
 
     def is_sound(rank: int) -> bool:
         return with_retries(lambda: work.is_sound(rank, mends=mends), current_progress().note)

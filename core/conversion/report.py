@@ -7,6 +7,8 @@ from pydantic import Field
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.plan_notes import plan_notes, substitutes_of
+from reshard.core.custody.source_digests import source_file_bytes
+from reshard.core.custody.summary import CustodySummary
 from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.targets import side_named
 from reshard.core.plan.change_summary import ExcludedParameter, ParameterChange, changes_of, excluded_parameters
@@ -40,6 +42,7 @@ class RankReport(Summary):
     source_ranks: tuple[int, ...]
     verified: VerifyLevel
     record_digest: str
+    sha256: str | None = None
     overflowed: dict[str, int] = Field(default_factory=dict)
 
 
@@ -92,12 +95,14 @@ class ConversionReport(Report, PlanFacts):
         verified_bytes: additional bytes of target files that were read back.
         compared: number of parameters whose values were compared with the source's, which needs a complete target.
         compared_bytes: additional bytes of the source that were read to compare values.
+        source_files_bytes: additional bytes of source files that were read whole for their SHA-256.
         fingerprint: the target's, as `reshard fingerprint` computes it, if values were compared; None beside an
             encrypted target, whose contents it would reveal something of.
         retried_requests: requests to remote storages that were repeated after transient failures.
         verified: level of verification of all ranks; values are compared only if the target is complete.
         overflowed: number of finite values that a cast made infinite, by parameter; replicas count once.
         ranks: the target ranks of this run.
+        custody: SHA-256, statements and signature of a finished target, if they were asked for.
     """
 
     identity: str
@@ -112,11 +117,13 @@ class ConversionReport(Report, PlanFacts):
     verified_bytes: int
     compared: int = 0
     compared_bytes: int = 0
+    source_files_bytes: int = 0
     fingerprint: str | None = None
     retried_requests: int
     verified: VerifyLevel
     overflowed: dict[str, int] = Field(default_factory=dict)
     ranks: tuple[RankReport, ...]
+    custody: CustodySummary | None = None
 
     def blocks(self, engine: str = "") -> Iterable[Block]:
         """Return its content; `engine` is what carried it out, if that is to be said."""
@@ -143,24 +150,26 @@ class PlannedTraffic(Summary):
         written_bytes: bytes of their shards.
         read_back_bytes: bytes of the written files that are read again.
         compared_bytes: bytes of the source that are read again to compare values.
+        source_files_bytes: bytes of its files, which are read whole for their SHA-256.
     """
 
     read_bytes: int
     written_bytes: int
     read_back_bytes: int
     compared_bytes: int
+    source_files_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All of them."""
-        return self.read_bytes + self.written_bytes + self.read_back_bytes + self.compared_bytes
+        moved_bytes = self.read_bytes + self.written_bytes + self.read_back_bytes
+        return moved_bytes + self.compared_bytes + self.source_files_bytes
 
     def __str__(self) -> str:
         """Format what is done, in words."""
-        if not self.read_back_bytes:
-            return "read and written"
         again = ", and the source read again to compare values" if self.compared_bytes else ""
-        return f"read, written and read back{again}"
+        whole = ", and source files read whole for their SHA-256" if self.source_files_bytes else ""
+        return f"{'read, written and read back' if self.read_back_bytes else 'read and written'}{again}{whole}"
 
 
 class PlanSummary(Report, PlanFacts):
@@ -178,6 +187,7 @@ class PlanSummary(Report, PlanFacts):
         assumed_rate_bytes: bytes read or written in a second, as assumed for the estimate.
         traffic: what converting the chosen ranks moves; None if that was not planned.
         estimated_seconds: time for that traffic at that rate.
+        hashed_bytes: bytes of the target whose SHA-256 is taken while they are written; copies take none.
         buffer_bytes: peak memory of buffers.
         workers: number of workers.
         integrated: True if every source rank saved whole parameters.
@@ -198,6 +208,7 @@ class PlanSummary(Report, PlanFacts):
     assumed_rate_bytes: int | None = None
     traffic: PlannedTraffic | None = None
     estimated_seconds: float | None = None
+    hashed_bytes: int = 0
     buffer_bytes: int
     workers: int
     integrated: bool
@@ -249,13 +260,15 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
     )
 
 
-def planned_traffic(plan: ConversionPlan, ranks: Sequence[int], level: VerifyLevel) -> PlannedTraffic:
-    """Return what converting target ranks moves, the values compared only if these are all."""
+def planned_traffic(
+    plan: ConversionPlan, ranks: Sequence[int], level: VerifyLevel, *, hashes_source: bool = False
+) -> PlannedTraffic:
+    """Return what converting target ranks moves, values compared and source files read whole only if these are all."""
     chosen = set(ranks)
     totals = [totals for totals in plan.totals if totals.rank in chosen]
     written_bytes = sum(each.shard_bytes for each in totals)
-    compared_bytes = 0
-    if level is VerifyLevel.CONTENT and len(chosen) == len(plan.totals):
+    compared_bytes, is_all = 0, len(chosen) == len(plan.totals)
+    if level is VerifyLevel.CONTENT and is_all:
         from reshard.core.verification.values import ContentCheck
 
         compared_bytes = ContentCheck(plan).source_bytes()
@@ -265,7 +278,14 @@ def planned_traffic(plan: ConversionPlan, ranks: Sequence[int], level: VerifyLev
         written_bytes=written_bytes,
         read_back_bytes=written_bytes if level.of_files is VerifyLevel.CHECKSUM else 0,
         compared_bytes=compared_bytes,
+        source_files_bytes=source_file_bytes(plan) if hashes_source and is_all else 0,
     )
+
+
+def planned_hashed_bytes(plan: ConversionPlan, ranks: Sequence[int]) -> int:
+    """Return the bytes of target ranks that are hashed while they are written."""
+    chosen = set(ranks)
+    return sum(totals.shard_bytes for totals in plan.totals if totals.rank in chosen and totals.copy_of not in chosen)
 
 
 def with_estimate(summary: PlanSummary, rate_bytes: int) -> PlanSummary:

@@ -18,13 +18,12 @@ no trace, neither on a disk nor on an object store.
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 
 from reshard.core.checkpoint.manifest import MAX_RECORD_BYTES, IndexSummary, Manifest, RankSummary, dump_record
 from reshard.core.checkpoint.verify_level import VerifyLevel
-from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
+from reshard.core.errors import InputError, StorageError, TargetError
 from reshard.core.files.file_names import Step
 from reshard.core.layouts.any_layout import step_of_directory
 from reshard.core.layouts.manifests import parse_manifest, read_manifest
@@ -33,13 +32,11 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import utf8_text
 from reshard.core.storage.file_versions import Stamp, read_stamp, read_stamps
-from reshard.core.storage.leases.lease import living_holders
-from reshard.core.storage.leases.lease_holder import new_holder
-from reshard.core.storage.leases.local_lease import exclusive
 from reshard.core.storage.listing import exists, find_files, is_missing, list_folder, unless_missing
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     REMOVING_NAME,
+    SIGNATURE_NAME,
     STATE_DIRECTORY,
     list_names,
     places_beside,
@@ -53,9 +50,8 @@ from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes
-from reshard.core.target.claim import leased, leases_of
+from reshard.core.target.claim import claimed_alone
 from reshard.core.target.documents import document_problem
-from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, record_digest
 from reshard.core.verification.files import verify_rank
 
@@ -223,7 +219,7 @@ def _remove(conversion: _Conversion) -> str:
     directory, state = conversion.directory, conversion.directory.child(STATE_DIRECTORY)
     _check_removable(conversion)
     try:
-        with _claimed(directory, [rank.rank for rank in conversion.manifest.ranks]):
+        with claimed_alone(directory, [rank.rank for rank in conversion.manifest.ranks]):
             # it may have been replaced, mended or changed before the lease was taken
             if _read_conversion(directory, conversion.dated.step) != conversion:
                 raise _LeftAloneError("another run has just changed it")
@@ -231,7 +227,7 @@ def _remove(conversion: _Conversion) -> str:
             if not conversion.halfway:
                 write_bytes(state.child(REMOVING_NAME), dump_record(conversion.manifest))
             _remove_claimed([state.child(MANIFEST_NAME)])
-            _remove_claimed(_listed_files(conversion))
+            _remove_claimed([*_listed_files(conversion), directory.child(SIGNATURE_NAME)])
             check_claim()
             remove_tree(state)
     except InputError as error:
@@ -315,20 +311,6 @@ def _is_as_written(conversion: _Conversion, summary: RankSummary | IndexSummary)
     if record_digest(record) != summary.record_digest or record.file != summary.file:
         return False
     return not verify_rank(conversion.directory, record, VerifyLevel.CHECKSUM).problems
-
-
-@contextmanager
-def _claimed(directory: Location, ranks: Sequence[int]) -> Iterator[None]:
-    """Keep other runs from converting into a directory, mending or removing it while the block runs."""
-    check_beside(directory)
-    holder = new_holder(ranks)
-    with leased(directory, holder):
-        leases = leases_of(directory)
-        with exclusive(leases):
-            others = living_holders(leases, holder)  # of other ranks
-        if others:
-            raise TargetBusyError(f"{others[0]} is working on it")
-        yield
 
 
 def _has_only_leases(working: Location) -> bool:

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from reshard.core.checkpoint.manifest import SourceFileRecord
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.dispatch import Dispatch, Kind, Unit, batched
 from reshard.core.conversion.rank_work import RankWork, find_sound_ranks
 from reshard.core.conversion.report import target_kind
-from reshard.core.errors import PlanError
+from reshard.core.custody.digests import is_signed
+from reshard.core.custody.source_digests import bytes_read_whole, hash_source
 from reshard.core.files.encryption.encrypted_output import encrypted_bytes
-from reshard.core.plan.adapter import Adapter
+from reshard.core.plan.adapter import beside_adapter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.budget import (
@@ -32,14 +34,12 @@ from reshard.core.runtime.budget import (
 from reshard.core.runtime.context import having
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
-from reshard.core.runtime.wording import size_text
 from reshard.core.storage.publishing import check_room
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.documents import companion_summaries, document_problem
 from reshard.core.target.target import Claim, Target
 from reshard.core.target.touched_sources import EarlierWork
 from reshard.core.target.workspace import Workspace
-from reshard.core.text.options import option
 from reshard.core.transfer.rank_groups import group_ranks
 from reshard.core.transfer.source_crcs import SourceCrcs
 from reshard.core.transfer.source_files import are_remote
@@ -61,7 +61,6 @@ _REMOTE_WORKERS = 8
 """Default for remote storages, whatever the number of cores: workers wait for answers most of the time."""
 
 _REMOTE_FILES_AT_ONCE = 4
-_MIN_BESIDE_ADAPTER_BYTES = 2**20
 
 
 def rank_budget(
@@ -78,7 +77,7 @@ def rank_budget(
     workers = min(wanted, default if pool else wanted, rank_count * MAX_PREFETCH_THREADS)
     limit_bytes = request.memory_limit_bytes
     if plan.inputs.adapter:
-        workers, limit_bytes = _beside_adapter(plan.inputs.adapter, workers, limit_bytes)
+        workers, limit_bytes = beside_adapter(plan.inputs.adapter, workers, limit_bytes)
     largest_bytes = max((totals.shard_bytes for totals in plan.totals), default=0)
     return build_budget(
         limit_bytes,
@@ -90,18 +89,6 @@ def rank_budget(
         cipher_bytes=CIPHER_BLOCK_BYTES if plan.inputs.encryption else 0,
         source_files=len(plan.inputs.catalog.records),
     )
-
-
-def _beside_adapter(adapter: Adapter, workers: int, limit_bytes: int) -> tuple[int, int]:
-    """The workers that have memory for an adapter's matrices, and what is left for their buffers."""
-    workers = max(1, min(workers, limit_bytes // (2 * adapter.worker_bytes)))
-    left_bytes = limit_bytes - workers * adapter.worker_bytes
-    if left_bytes < _MIN_BESIDE_ADAPTER_BYTES:
-        needed = size_text(adapter.worker_bytes + _MIN_BESIDE_ADAPTER_BYTES)
-        raise PlanError(
-            f"{option('memory_limit', size_text(limit_bytes))}: merging {adapter.url} takes {needed} at least"
-        )
-    return workers, left_bytes
 
 
 def needed_room(plan: ConversionPlan, ranks: Sequence[int]) -> int:
@@ -163,6 +150,16 @@ class Session(Record, dict=True):
         return ContentCheck(self.plan)
 
     @cached_property
+    def source_files(self) -> tuple[SourceFileRecord, ...]:
+        """The source's checkpoint files with their SHA-256; each is read whole for it, once."""
+        return hash_source(self.plan, self.readers)
+
+    @property
+    def source_files_bytes(self) -> int:
+        """Bytes of source files that were read whole: for `source_files`, if needed, and for the source's signature."""
+        return bytes_read_whole(vars(self).get("source_files", ()))
+
+    @cached_property
     def pending(self) -> tuple[int, ...]:
         """The ranks left to do."""
         return () if self.committed else tuple(rank for rank in self.ranks if rank not in self.done)
@@ -222,6 +219,8 @@ class Session(Record, dict=True):
             level=self.request.verify,
             advance=advance,
             crcs=self.crcs,
+            hashes=self.request.hashes_target,
+            signs=bool(self.request.sign),
         )
 
     def compares(self) -> bool:
@@ -249,7 +248,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, pool: WorkerP
     """
     ranks = request.chosen_ranks(plan.target_ranks)
     budget = rank_budget(request, plan, len(ranks), pool)
-    target = Target.of(request.target, plan, overwrite=request.overwrite)
+    target = Target.of(request.target, plan, overwrite=request.overwrite, signs=bool(request.sign))
     with _opened(request, target, ranks, budget) as session, having(_current, session):
         yield session
 
@@ -257,8 +256,12 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, pool: WorkerP
 @contextmanager
 def _opened(request: ConversionRequest, target: Target, ranks: tuple[int, ...], budget: Budget) -> Iterator[Session]:
     if target.is_committed():
-        finished = Workspace(target.final, target.identity)
-        if _is_as_committed(target, finished, request.verify, budget):
+        if target.signs:
+            from reshard.core.custody.finished import check_signature_may_go  # with cryptography
+
+            check_signature_may_go(target)
+        finished = target.finished
+        if _is_as_committed(target, finished, request, budget):
             done = frozenset(target.plan.target_ranks)
             yield Session(request, target, finished, ranks, done, budget, committed=True)
             return
@@ -276,8 +279,12 @@ def _claimed(
     sound: set[int] = set()
     if not claim.is_new:
         mends = target.is_mended_in_place and target.is_committed()
+        if mends:  # before a record is withdrawn
+            target.lift_signature_to_repair()
         examined = plan.target_ranks if mends else ranks
-        sound = find_sound_ranks(workspace, plan, request.verify, examined, budget, mends=True)
+        sound = find_sound_ranks(
+            workspace, plan, request.verify, examined, budget, mends=True, hashes=request.hashes_target
+        )
         if mends and (len(sound) < len(plan.target_ranks) or _problem_beside(target)):
             target.reopen()
         elif target.is_committed():
@@ -301,11 +308,12 @@ def _take_over(target: Target, workspace: Workspace, earlier: EarlierWork, budge
     target.take_over()
 
 
-def _is_as_committed(target: Target, finished: Workspace, level: VerifyLevel, budget: Budget) -> bool:
+def _is_as_committed(target: Target, finished: Workspace, request: ConversionRequest, budget: Budget) -> bool:
     """True if the finished target is as its plan says; its state is restored if only that was damaged."""
-    plan, note = target.plan, current_progress().note
+    plan, level, note = target.plan, request.verify, current_progress().note
+    hashes = request.hashes_target and (target.signs or not is_signed(target.final))
     # without a lease no record is withdrawn: another run may be replacing the target
-    sound = find_sound_ranks(finished, plan, level, plan.target_ranks, budget, mends=False)
+    sound = find_sound_ranks(finished, plan, level, plan.target_ranks, budget, mends=False, hashes=hashes)
     target.check_nothing_foreign()
     check_no_other_state(target.final, plan.target_ranks)
     if problem := _problem_beside(target):

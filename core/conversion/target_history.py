@@ -15,7 +15,6 @@ from reshard.core.conversion.history import (
     HistoryEntry,
     HistoryFilter,
     MemoryBasis,
-    shown_text,
 )
 from reshard.core.errors import ConversionError, InputError, StorageError, is_transient
 from reshard.core.layouts.manifests import read_manifest
@@ -36,6 +35,7 @@ from reshard.core.storage.transfers import each_at
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.claim import leases_of
 from reshard.core.target.workspace import IDENTITY_NAME
+from reshard.core.text.foreign import shown_text
 
 MAX_TARGETS = 10_000
 """Each takes a request or three."""

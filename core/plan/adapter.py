@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from reshard.core.changes.lora.deltas import Delta
 from reshard.core.checkpoint.catalog import CheckpointCatalog
+from reshard.core.errors import PlanError
 from reshard.core.runtime.records import Record
-from reshard.core.runtime.wording import counted, listed, quoted
+from reshard.core.runtime.wording import counted, listed, quoted, size_text
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape
@@ -13,6 +14,7 @@ from reshard.core.text.options import option
 
 _MAX_LISTED = 4
 _BESIDE_MATRICES_BYTES = 24 * 2**20
+_MIN_BESIDE_ADAPTER_BYTES = 2**20
 _HEAD, _EMBEDDINGS = "lm_head.weight", ("embed_tokens.weight", "wte.weight")
 
 
@@ -119,3 +121,19 @@ class Adapter(Record):
                         "model's head is its embedding, reshard cannot tell what becomes of the head. Add the head to "
                         "the source, or merge with peft"
                     )
+
+
+def beside_adapter(adapter: Adapter, workers: int, limit_bytes: int) -> tuple[int, int]:
+    """Return how many workers have memory for an adapter's matrices, and what is left for their buffers.
+
+    Raises:
+        PlanError: it is too little.
+    """
+    workers = max(1, min(workers, limit_bytes // (2 * adapter.worker_bytes)))
+    left_bytes = limit_bytes - workers * adapter.worker_bytes
+    if left_bytes < _MIN_BESIDE_ADAPTER_BYTES:
+        needed = size_text(adapter.worker_bytes + _MIN_BESIDE_ADAPTER_BYTES)
+        raise PlanError(
+            f"{option('memory_limit', size_text(limit_bytes))}: merging {adapter.url} takes {needed} at least"
+        )
+    return workers, left_bytes

@@ -18,7 +18,6 @@ from functools import cached_property
 import numpy as np
 from msgspec.structs import replace
 
-from reshard.core.changes.changes import Fp8
 from reshard.core.errors import PlanError
 from reshard.core.files.model import TensorEntry
 from reshard.core.plan.appended import AppendedParameter, redundancy_mark
@@ -296,8 +295,6 @@ def build_plan(inputs: PlanInputs, source_shards: SourceShards | None = None) ->
         CatalogError: the source's ranks disagree about a parameter.
         PlanError: source, target and options do not fit together.
     """
-    if inputs.changes.fp8 is Fp8.QUANTIZE and not inputs.layout.quantizes:
-        raise PlanError(f"{option('fp8', 'quantize')}: only valid with {option('layout', 'unified')}")
     match = match_parameters(inputs, source_shards)
     check_nothing_lost(inputs.catalog, match)
     match = inputs.layout.assign(inputs, match)

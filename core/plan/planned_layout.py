@@ -4,7 +4,7 @@ Each layout's package has a record of its own, with the options that decide the 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from reshard.core.files.any_format import plan_file
 from reshard.core.files.model import MINDSPORE, CheckpointFormat, FilePlan, OutputEntry
@@ -94,6 +94,10 @@ class PlannedLayout:
     def notes(self, match: "ParameterMatch") -> tuple[str, ...]:
         """Return what its user should know of where parameters are, in sentences."""
         return ()
+
+    def with_heads(self, heads: int) -> Self:
+        """Return it for a model with so many attention heads, by config.json, if it has to know; 0: not known."""
+        return self
 
     def plan_fields(self) -> dict[str, Any]:
         """Return its fields in the JSON document of a plan."""

@@ -28,7 +28,7 @@ from reshard.core.tensor.slices import Shape
 from reshard.core.text.options import option
 
 CONFIG_NAME = "adapter_config.json"
-_WEIGHTS_NAME, _PICKLED_NAME = "adapter_model.safetensors", "adapter_model.bin"
+WEIGHTS_NAME, _PICKLED_NAME = "adapter_model.safetensors", "adapter_model.bin"
 _MINDFORMERS_NAME, _MINDFORMERS_FORMAT = "mindformers_adapter_config.json", "mindformers_pynative_lora_adapter_v1"
 _MAX_CONFIG_BYTES = 16 << 20
 _MIN_MATRIX_BYTES = 4 * 2**20
@@ -112,6 +112,16 @@ def recorded_settings_of(choice: AdapterChoice, source: Source) -> LoraSettings 
     return _recorded_settings(choice, _places(parse_url(choice.url), source))
 
 
+def recorded_in(places: Sequence[Location]) -> LoraSettings | None:
+    """Return what the configuration of an adapter says in the first of these directories that has one; None without.
+
+    Raises:
+        InputError: it cannot be used.
+        StorageError: a transient failure.
+    """
+    return _recorded_settings(AdapterChoice(""), places)
+
+
 def _places(location: Location, source: Source) -> list[Location]:
     """The directories where an adapter's configuration may be: the one that was named, and that of its files."""
     first = next(iter(source.catalog.records.values()))
@@ -180,14 +190,14 @@ def _request(location: Location, base: SourceRequest, *, in_source: bool) -> Sou
     unchecked = {"check_crc": False, "check_replicas": False}
     if in_source:
         return base.model_copy(update=unchecked)
-    weights = location.child(_WEIGHTS_NAME)
+    weights = location.child(WEIGHTS_NAME)
     if exists(location.child(CONFIG_NAME)) and not exists(weights):
         if exists(location.child(_PICKLED_NAME)):
             raise InputError(
                 f"{location.child(_PICKLED_NAME)}: is a pickled adapter, which reshard does not read. Save it as "
-                f"{_WEIGHTS_NAME}: peft's save_pretrained(safe_serialization=True)"
+                f"{WEIGHTS_NAME}: peft's save_pretrained(safe_serialization=True)"
             )
-        raise InputError(f"{location}: has {CONFIG_NAME}, and no {_WEIGHTS_NAME}")
+        raise InputError(f"{location}: has {CONFIG_NAME}, and no {WEIGHTS_NAME}")
     place = weights if exists(weights) else location
     return SourceRequest(source=str(place), workers=base.workers, memory_limit=base.memory_limit)
 

@@ -13,13 +13,17 @@ from reshard.core.files.file_names import parse_name
 from reshard.core.files.model import SELF_CONTAINED, CheckpointFormat
 from reshard.core.files.scalars import json_value, read_scalars
 from reshard.core.layouts.any_layout import is_document, read_any_strategy
+from reshard.core.layouts.cataloging import catalog_of
 from reshard.core.layouts.foreign import check_not_foreign, find_foreign
 from reshard.core.layouts.manifests import read_manifest
-from reshard.core.layouts.source_layout import Document
+from reshard.core.layouts.source_layout import CatalogOptions, Document
 from reshard.core.layouts.survey import find_self_described, survey
+from reshard.core.layouts.whole_tensors import describe_whole_tensors
 from reshard.core.runtime.keys import Key, source_key
+from reshard.core.source.adapter import CONFIG_NAME, WEIGHTS_NAME
+from reshard.core.source.adapter_facts import adapter_text
 from reshard.core.storage.input_errors import storage_errors_as_input
-from reshard.core.storage.listing import list_folder, stat
+from reshard.core.storage.listing import exists, list_folder, stat
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.urls import Location, parse_url
@@ -32,13 +36,15 @@ _STRATEGY_START = b"\x08"
 """A strategy begins with its stage, field 1, a number; field 1 of a checkpoint is a message."""
 
 
-def describe(url: str) -> Document:
-    """Return the description of the file or the directory at a URL.
+def describe(url: str, root: str = "") -> Document:
+    """Return the description of the file or the directory at a URL; with a `root`, of the tensors below it.
 
     Raises:
         InputError: nothing is there, or nothing that reshard knows.
         StorageError: a transient failure to read it.
     """
+    if root:
+        return _describe_below(url, root)
     location = parse_url(url)
     if RANK_FIELD in location.path:
         return survey(url).describe()
@@ -55,7 +61,30 @@ def describe(url: str) -> Document:
     found = find_self_described(url)
     if found is not None:
         return found.describe()
-    return _describe_strategy(url) if _holds_strategies(location) else survey(url).describe()
+    if _holds_strategies(location):
+        return _describe_strategy(url)
+    return _with_adapter(survey(url).describe(), location)
+
+
+def _with_adapter(described: Document, directory: Location) -> Document:
+    """Add what is told of a directory that PEFT wrote; others stay as they are."""
+    weights = directory.child(WEIGHTS_NAME)
+    with storage_errors_as_input():
+        if not (exists(directory.child(CONFIG_NAME)) and exists(weights)):
+            return described
+    with _opened(weights) as file:
+        text = adapter_text({name: entry.shape for name, entry in read_index(file).entries.items()}, [directory])
+    if not text:
+        return described
+    others = [name for name in described.get("ignored", ()) if name != CONFIG_NAME]  # which was read
+    return described | {"adapter": text, "ignored": others}
+
+
+def _describe_below(url: str, root: str) -> Document:
+    """Describe the tensors below a root of a file that holds more."""
+    found = survey(url)
+    catalog = catalog_of(found, CatalogOptions(check_crc=False, root=root))
+    return describe_whole_tensors(found.title, catalog, None, found.ignored)
 
 
 def _describe_single(location: Location) -> Document:

@@ -32,9 +32,11 @@ from reshard.core.plan.whole_shapes import (
 )
 from reshard.core.request.source import DiagnosisRequest
 from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.source.absences import absence_findings
+from reshard.core.source.adapter_facts import adapter_facts
 from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.source.facts import checkpoint_facts, needed_text, parameter_count_text, sizes_text
 from reshard.core.source.file_checks import (
@@ -80,6 +82,7 @@ def diagnose(request: DiagnosisRequest) -> Diagnosis:
         InputError: checkpoint or strategy cannot be read at all, or the choice of files is ambiguous.
         StorageError: a storage failed.
     """
+    current_progress().begin("reading headers")
     if not (request.source_strategy or request.like or request.root):
         choice = ModelChoice(request.preset, tuple(request.allow_model))
         checked = check_model(request.source, choice, request.worker_count)
@@ -146,6 +149,7 @@ def _diagnose_without_strategy(catalog: CheckpointCatalog, note: str) -> Diagnos
         fits=True if catalog.world_size == 1 and not removed else None,
         facts=(
             *checkpoint_facts(catalog),
+            *adapter_facts(catalog),
             ("needs", needed_text(catalog)),
             *([("note", note)] if note else []),
         ),
@@ -418,6 +422,7 @@ def _diagnose_self_evident(
         fits=not source_strategy,
         facts=(
             ("checkpoint", f"{found.url}: {evident.title}, {files}, {parameter_count_text(catalog)}"),
+            *adapter_facts(catalog),
             ("needs", f"no strategy: {evident.why}"),
             *(("note", note) for note in catalog.notes),
         ),

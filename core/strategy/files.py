@@ -10,6 +10,7 @@ from reshard.core.runtime.metadata import check_metadata, parsing
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import is_missing, list_folder, stat
 from reshard.core.storage.near_names import did_you_mean
+from reshard.core.storage.read_log import note_read
 from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
@@ -162,9 +163,11 @@ def _read_file(location: Location) -> bytes:
                 f"{guess_suffix(start)}"
             )
         check_metadata(file.size_bytes, location)
-        return read_bytes(file, 0, file.size_bytes)
+        data = read_bytes(file, 0, file.size_bytes)
     finally:
         file.close()
+    note_read(location, data)
+    return data
 
 
 def _list_files(directory: Location) -> list[Location]:

@@ -15,6 +15,9 @@ def history_blocks(history: History) -> Iterator[Block]:
         return
     yield _table(history.entries)
     yield from (GAP, Line(_totals_text(history)))
+    if history.lineage is not None:
+        yield GAP
+        yield from history.lineage.blocks()
     if history.is_cut:
         yield Line(f"(earlier ones are not shown; {spelled(option('limit', 0))} shows all)")
 

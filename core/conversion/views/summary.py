@@ -24,6 +24,7 @@ from reshard.core.reports.rank_table import (
 )
 from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.wording import counted, listed, ranks_text, seconds_text, size_text
+from reshard.core.storage.hashing import HASHED_BYTES_PER_SECOND
 from reshard.core.storage.publishing import no_room_text
 from reshard.core.text.options import option, spelled
 
@@ -58,6 +59,7 @@ def conversion_facts(report: ConversionReport, engine: str) -> list[_Fact]:
         ("written", _work_text(report)),
         ("verified", _verified_text(report)),
         *shapes_facts(report),
+        *(report.custody.facts if report.custody else ()),
         *([("engine", engine)] if engine else []),
         *([("retried", counted(report.retried_requests, "request"))] if report.retried_requests else []),
     ]
@@ -91,7 +93,8 @@ def _work_text(report: ConversionReport) -> str:
     rate = f", {size_text(report.written_bytes / report.seconds)}/s" if report.seconds else ""
     took = f"{size_text(report.written_bytes)} in {seconds_text(report.seconds)}{rate}"
     crc = f", {size_text(report.crc_bytes)} more to check CRCs" if report.crc_bytes else ""
-    return f"{took}; {size_text(report.read_bytes)} read{crc}"
+    sha256 = f", {size_text(report.source_files_bytes)} more for SHA-256" if report.source_files_bytes else ""
+    return f"{took}; {size_text(report.read_bytes)} read{crc}{sha256}"
 
 
 def _verified_text(report: ConversionReport) -> str:
@@ -149,6 +152,7 @@ def _plan_facts(summary: PlanSummary, rate_option: str) -> list[_Fact]:
         ("to read", f"{size_text(summary.read_bytes)} of the source, plus small gaps"),
         ("to write", size_text(summary.written_bytes)),
         ("time", _time_text(summary, rate_option)),
+        *([("SHA-256", _sha256_text(summary))] if summary.hashed_bytes else []),
         *([] if summary.free_bytes is None else [_room_fact(summary.needed_bytes or 0, summary.free_bytes)]),
         ("buffers", f"{size_text(summary.buffer_bytes)}, for {summary.workers} at once"),
         *([("RECOVERED", substitutes_text(summary.stand_ins))] if summary.stand_ins else []),
@@ -160,6 +164,14 @@ def _time_text(summary: PlanSummary, rate_option: str) -> str:
     rate = f"{size_text(summary.assumed_rate_bytes or 0)}/s"
     by = f" ({rate_option})" if rate_option else ""
     return f"about {seconds_text(summary.estimated_seconds or 0)} at {rate}{by}: {summary.traffic}"
+
+
+def _sha256_text(summary: PlanSummary) -> str:
+    source_bytes = summary.traffic.source_files_bytes if summary.traffic else 0
+    of_source = f", and {size_text(source_bytes)} of source files" if source_bytes else ""
+    seconds = (summary.hashed_bytes + source_bytes) / HASHED_BYTES_PER_SECOND
+    hashed = f"{size_text(summary.hashed_bytes)} hashed while written{of_source}"
+    return f"{hashed}: about {seconds_text(seconds)} of processor time"
 
 
 def _room_fact(needed_bytes: int, free_bytes: int) -> _Fact:

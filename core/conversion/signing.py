@@ -1,0 +1,54 @@
+"""The signature of a conversion's target: made at its commit, or for a target that is finished already."""
+
+import hashlib
+from collections.abc import Mapping
+
+from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest
+from reshard.core.conversion.session import Session
+from reshard.core.custody.finished import existing_signature, sign_finished
+from reshard.core.custody.signing import MANIFEST_PATH, manifest_digests, record_path, sign_directory
+from reshard.core.runtime.progress import current_progress
+from reshard.core.signing.current import needed_signer
+from reshard.core.storage.publishing import state_path
+from reshard.core.storage.urls import Location
+from reshard.core.target.target import Signing
+from reshard.core.target.workspace import IDENTITY_NAME
+
+
+def signing_of(session: Session, manifest: Manifest, record_sums: Mapping[int, str]) -> Signing | None:
+    """Return what signs a session's target at its commit; None if it is not to be signed.
+
+    `record_sums` are SHA-256 of the records' files, by rank. Records that another run may have written since are read.
+    """
+    if not session.request.sign:
+        return None
+    target = session.target
+    known = manifest_digests(manifest)
+    known[state_path(IDENTITY_NAME)] = _sha256(target.identity.encode())
+    known[state_path(PLAN_NAME)] = _sha256(target.plan_data)
+    if set(session.ranks) == set(target.plan.target_ranks):  # this run's lease keeps all others away
+        known |= {record_path(rank): sha256 for rank, sha256 in record_sums.items()}
+
+    def sign(directory: Location, data: bytes) -> None:
+        digests = known | {MANIFEST_PATH: _sha256(data)}
+        sign_directory(directory, target.final.name, needed_signer(), digests, session.readers)
+
+    return sign
+
+
+def sign_committed(session: Session) -> None:
+    """Sign a target that was finished before, unless its signature is this key's, and right.
+
+    Raises: as `ExistingSignature.is_right`.
+    """
+    target = session.target
+    if existing_signature(target.final, needed_signer(), may_go=target.overwrite).is_right(session.readers):
+        return
+    with target.claimed(()):
+        if target.is_committed():  # else another run has begun to replace it
+            sign_finished(target.final, needed_signer(), session.readers)
+            current_progress().note(f"{target.final}: signed")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
