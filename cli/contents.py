@@ -72,6 +72,8 @@ def _print_checkpoint(document: Document) -> None:
         ("ranks", f"{len(ranks)}: {ranks_text(ranks)}"),
         ("format", ", ".join(f".{file_format}" for file_format in document["formats"])),
     ]
+    if "adapter" in document:
+        facts.append(("adapter", document["adapter"]))
     if document["parts"]:
         facts.append(("parts", f"{', '.join(map(str, document['parts']))}, of pipeline stages"))
     if document["ranks_without_files"]:

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from reshard.core.runtime.named_values import is_name
 from reshard.core.runtime.suggestions import close_words
-from reshard.core.text.secrets import scrubbed
+from reshard.core.text.secrets import names_secret, scrubbed
 
 PREFIX = "RESHARD_"
 COMMAND_LINE_ONLY = frozenset(
@@ -111,5 +111,4 @@ def _all_options(ctx: click.Context) -> Iterator[click.Option]:
 
 def _shown(name: str, value: str) -> str:
     """Return a value as a note may show it; what was given as the name of a secret, and is none, may be the secret."""
-    is_reference = "storage" in name or "_key" in name
-    return "…" if is_reference and not is_name(value) else scrubbed(value)
+    return "…" if names_secret(name) and not is_name(value) else scrubbed(value)

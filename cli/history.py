@@ -7,7 +7,7 @@ import click
 
 from reshard.cli.logs import Command, is_quiet
 from reshard.cli.output import print_blocks, print_json
-from reshard.cli.parameters import DIRECTORY, Choice
+from reshard.cli.parameters import DIRECTORY, PATH, Choice
 from reshard.cli.storages import storage_option
 
 _STATES = (
@@ -55,6 +55,14 @@ _STATES = (
     default="",
     help="Only targets that contain this text, or match it if it has *, ? or […].",
 )
+@click.option(
+    "--signed-by",
+    metavar="FILE",
+    type=PATH,
+    default="",
+    help="Check that the statements of every step of a single target are signed by one of these public keys, or by a "
+    "certificate that one of these CAs issued: a PEM file, or its name: env:NAME, file:PATH or block:NAME.",
+)
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
@@ -65,14 +73,18 @@ def command(
     states: tuple[str, ...],
     source: str,
     target: str,
+    signed_by: str,
     storage: str,
     as_json: bool,
-) -> None:
+) -> int:
     """List conversions: when, by whom, source and target, bytes, duration, verification, cost.
 
     Without a PLACE, lists the conversions of a Prefect server, including those that failed, were cancelled, are in
     progress or wait for approval. Each PLACE is a target, or a directory of targets: lists what their manifests record,
     and unfinished work. Changes nothing. Fields that were not recorded are blank.
+
+    Of a single finished conversion that has statements (--sha256, --sign), also shows the way from training to it, and
+    exits with 1 if a statement is missing, changed, or not signed as --signed-by asks.
 
     The cost is the peak memory of the conversion's process, or its memory limit if the peak was not measured,
     multiplied by its running time. Times are in UTC.
@@ -82,6 +94,7 @@ def command(
       reshard history --since 7d                      of the server named by PREFECT_API_URL
       reshard history --state failed --state crashed --json
       reshard history /data/llama/serving s3://bucket/serving
+      reshard history out --signed-by release.pub     the way from training to one target
     """
     from reshard.core.conversion.history import ConversionState, HistoryFilter, parse_since
     from reshard.deployments.history import history_of_places, history_of_server
@@ -92,8 +105,10 @@ def command(
         raise click.UsageError("--server and PLACE cannot be combined: leave one out")
     if storage and not places:
         raise click.UsageError("--storage: only valid with a PLACE")
+    if signed_by and len(places) != 1:
+        raise click.UsageError("--signed-by: only valid with one PLACE")
     history = (
-        history_of_places(places, wanted, limit, storage=storage)
+        history_of_places(places, wanted, limit, storage=storage, signed_by=signed_by)
         if places
         else history_of_server(server, wanted, limit)
     )
@@ -101,3 +116,4 @@ def command(
         print_json(history)
     else:
         print_blocks(islice(history.blocks(), 1 if is_quiet() else None))
+    return 0 if history.lineage is None or history.lineage.intact else 1

@@ -79,12 +79,12 @@ def _describe(context: click.Context, given: dict[str, Any]) -> None:
     from reshard.cli.contents import print_description
     from reshard.core.source.description import describe
 
-    without_effect = [name for name in ("rank", *INSPECTION_OPTIONS) if _is_given(context, name)]
+    without_effect = [name for name in ("rank", *INSPECTION_OPTIONS) if name != "root" and _is_given(context, name)]
     if without_effect:
         flags = ", ".join(flag(Option(name)) for name in without_effect)
         raise click.UsageError(f"{flags}: only valid with NAME or --extract", context)
     with storage_named(given["storage"], given["what"]), key_named(given["decrypt_key"], given["decrypt_mode"]):
-        description = describe(given["what"])
+        description = describe(given["what"], given["root"])
     if given["as_json"]:
         print_json(description)
     else:

@@ -6,7 +6,6 @@ progress by itself, and details of the logger with --verbose.
 
 import logging
 import os
-import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from reshard.cli.environment import (
     used_variables,
     with_variable_named,
 )
+from reshard.cli.help import HelpContext
 from reshard.cli.output import print_line, print_lines
 from reshard.cli.parameters import PATH, is_place
 from reshard.core.errors import InputError, ReshardError, notes_of, text_with_notes
@@ -35,7 +35,7 @@ from reshard.core.runtime.progress_lines import LoggedProgress
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import seconds_text
 from reshard.core.text.printing import printable
-from reshard.core.text.secrets import scrubbed
+from reshard.core.text.secrets import names_secret, scrubbed
 
 
 class Verbosity(Record):
@@ -48,6 +48,8 @@ class Verbosity(Record):
 
 class Command(click.Command):
     """A command with the options --quiet, --verbose and --log-file, whose options may come from the environment."""
+
+    context_class = HelpContext
 
     def __init__(self, *args: object, **settings: object) -> None:
         super().__init__(*args, **settings)  # type: ignore[arg-type]
@@ -275,11 +277,15 @@ def _without_secrets(words: Sequence[str]) -> Iterator[str]:
         option, equals, value = word.partition("=")
         if is_value:
             yield _shown_name(word)
-        elif equals and _NAMING.fullmatch(option):
+        elif equals and _names_secret(option):
             yield f"{option}={_shown_name(value)}"
         else:
             yield word
-        is_value = not is_value and _NAMING.fullmatch(word) is not None
+        is_value = not (is_value or equals) and _names_secret(option)
+
+
+def _names_secret(word: str) -> bool:
+    return word.startswith("--") and names_secret(word.removeprefix("--").replace("-", "_"))
 
 
 def _shown_name(value: str) -> str:
@@ -333,7 +339,5 @@ _OF_ENVIRONMENT = (
     "Options may come from the environment: RESHARD_LOG_FILE=FILE is --log-file FILE. The command line, and a file of "
     "--config, take precedence."
 )
-_NAMING = re.compile(r"--(?:[a-z]+-)*(?:key|storage)(?:-[ab])?")
-"""Options that name where keys, and storage options with keys, are kept."""
 _asked: ContextVar[Verbosity] = ContextVar("reshard_verbosity", default=Verbosity())  # noqa: B039
 _terminal = _Terminal()

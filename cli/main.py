@@ -40,6 +40,8 @@ _COMMANDS = {
     "recover": ("reshard.cli.recover", "Check whether a damaged checkpoint can be recovered."),
     "doctor": ("reshard.cli.doctor", "Check a checkpoint's strategy, or a model directory."),
     "verify": ("reshard.cli.verify", "Check a converted checkpoint."),
+    "sign": ("reshard.cli.sign", "Sign a converted checkpoint."),
+    "attest": ("reshard.cli.attest", "Show where a converted checkpoint comes from."),
     "diff": ("reshard.cli.diff", "Check whether two checkpoints hold the same model."),
     "fingerprint": ("reshard.cli.fingerprint", "Print fingerprints, to compare on another machine."),
     "scan": ("reshard.cli.scan", "Look for NaN and Inf in a checkpoint."),

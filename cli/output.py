@@ -51,6 +51,11 @@ def print_json(document: "BaseModel | dict[str, Any]") -> None:
     click.echo("\n".join(map(_json_line, text.split("\n"))))
 
 
+def print_document(text: str) -> None:
+    """Print a JSON document as it is; on a terminal with control characters escaped."""
+    click.echo("\n".join(map(_json_line, text.split("\n"))) if sys.stdout.isatty() else text, nl=False)
+
+
 def _json_line(line: str) -> str:
     if line.isprintable():
         return line

@@ -29,12 +29,15 @@ def command(request: VerificationRequest, as_json: bool) -> int:
       reshard verify out
       reshard verify out --level structure      reads headers only
       reshard verify out --level content        reads all of the source again
+      reshard verify out --signed-by team.pub   compares every file with its signature
+      reshard verify out --provenance           compares its statements with it, and with the source
       reshard verify s3://bucket/out --json
     """
-    from reshard.core.verification.published import resources_to_verify, verify_target
+    from reshard.core.verification.published import resources_to_verify, verify_requested
 
     names = (request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key)
-    with resources_to_verify(request, resolvers_for(*names)), shown_progress() as progress:
-        report = verify_target(request.target, request.level, progress)
+    resolvers = resolvers_for(*names, request.signed_by)
+    with resources_to_verify(request, resolvers), shown_progress() as progress:
+        report = verify_requested(request, progress, resolvers)
     print_report(report, as_json=as_json)
     return 1 if report.problems else 0

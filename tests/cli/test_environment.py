@@ -112,6 +112,9 @@ def test_what_was_used_is_said_without_secrets(reshard: Run, monkeypatch: pytest
     )
     assert "0123456789abcdef" not in shown.err
     assert reshard("convert", "a", "b", "--print-config", "--decrypt-key", "env:K", "-q").err == ""
+    monkeypatch.setenv("RESHARD_SIGN", "0123456789abcdef")
+    monkeypatch.setenv("RESHARD_SIGN_PASSPHRASE", "0123456789abcdef")
+    assert "0123456789abcdef" not in reshard("convert", "a", "b").err
 
 
 def test_it_is_in_the_log(reshard: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

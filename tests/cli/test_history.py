@@ -15,8 +15,10 @@ from reshard.cli.history import _STATES
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.history import ConversionState
 from reshard.core.errors import InputError
+from reshard.core.request.conversion import build_request
 from tests.support.checkpoints import case
 from tests.support.locked_storage import KEY, locked_storage, put_tree
+from tests.support.signed_sources import Keys
 
 FOUR_TO_THREE = case(7009)
 
@@ -192,3 +194,99 @@ def test_the_function_names_what_is_wrong(places: Path, arguments: dict[str, Any
     with pytest.raises(InputError) as raised:
         library.history(places, **arguments)
     assert message in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a training, converted three times and signed; what came before the last target is gone."""
+    directory = tmp_path_factory.mktemp("chain")
+    keys = Keys(directory)
+    convert(FOUR_TO_THREE.request(directory / "first", sign=keys.private, sha256="source", verify="content"))
+    for source, target in (("first", "second"), ("second", "third")):
+        where = {"source": directory / source, "target": directory / target}
+        convert(build_request(**where, sign=keys.private, cast=["*=bfloat16"] if target == "second" else []))
+        shutil.rmtree(directory / source)
+    return directory
+
+
+def test_the_way_from_training_to_a_target_is_shown_below_it(reshard: Callable[..., Any], chain: Path) -> None:
+    shown = reshard("history", chain / "third")
+    assert shown.code == 0, shown.err
+    _, rows = shown.out.split("by the statements beside it:\n\n")
+    head, training, first, second, third = rows.split("\n\n")[0].splitlines()
+    assert "what" in head.split()
+    assert training.split()[:2] == ["training", str(FOUR_TO_THREE.directory / "src")]
+    for row, place in ((first, "first"), (second, "second"), (third, "third")):
+        assert row.split()[:2] == ["conversion", str(chain / place)]
+        assert "intact" in row
+        assert "not checked" in row
+    assert "equal" in first
+    assert "cast" in second
+    assert "only resharded" in third
+    assert "the chain begins here: its source was not converted by reshard, or without SHA-256" in shown.out
+    assert "the chain is intact: each statement is the one that the next one refers to, but signatures were not" in (
+        shown.out
+    )
+
+
+def test_the_signatures_of_every_step_are_checked(reshard: Callable[..., Any], chain: Path, tmp_path: Path) -> None:
+    right = reshard("history", chain / "third", "--signed-by", chain / "key.pub", "--json")
+    assert right.code == 0, right.err
+    lineage = json.loads(right.out)["lineage"]
+    assert lineage["intact"]
+    assert [step["kind"] for step in lineage["steps"]] == ["training", *["conversion"] * 3]
+    assert [step["ranks"] for step in lineage["steps"]] == [4, 3, 1, 1]
+    assert [step["signed"] for step in lineage["steps"][1:]] == ["valid"] * 3
+    assert all(step["signer"].startswith("the key with SHA-256 ") for step in lineage["steps"][1:])
+    other = reshard("history", chain / "third", "--signed-by", Keys(tmp_path).public)
+    assert other.code == 1
+    assert "But NOT ALL ARE SIGNED as asked for:" in other.out
+    assert other.out.count("signed by another key: SHA-256 ") == 3
+    assert f"  {chain}/third/model.sig: signed by another key" in other.out
+
+
+def test_a_table_shortens_the_digest_of_a_key(reshard: Callable[..., Any], chain: Path) -> None:
+    by = json.loads(reshard("history", chain / "third", "--json").out)["lineage"]["steps"][-1]["signer"]
+    digest = by.removeprefix("the key with SHA-256 ")
+    shown = reshard("history", chain / "third").out
+    assert f"  key {digest[:12]}…  " in shown
+    assert digest not in shown
+
+
+def test_keys_that_cannot_be_read_are_named_with_their_option(reshard: Callable[..., Any], chain: Path) -> None:
+    for path in ("nothing.pub", "third"):
+        for command in ("history", "attest", "verify"):
+            refused = reshard(command, chain / "third", "--signed-by", chain / path)
+            assert (refused.code, refused.out) == (2, "")
+            assert f"--signed-by {chain / path}: {chain / path}: cannot read it: " in refused.err
+
+
+def test_a_broken_link_is_named(reshard: Callable[..., Any], chain: Path, tmp_path: Path) -> None:
+    target = Path(shutil.copytree(chain / "third", tmp_path / "third"))
+    changed = target / ".reshard/predecessors/2/provenance.intoto.json"
+    changed.write_bytes(changed.read_bytes().replace(b"e", b"f", 1))
+    shown = reshard("history", target)
+    assert shown.code == 1
+    assert "the chain is BROKEN:" in shown.out
+    assert f"{changed}: is not the statement that was written" in shown.out
+
+
+def test_a_target_without_statements_has_no_way_to_show(reshard: Callable[..., Any], places: Path) -> None:
+    assert "from training" not in reshard("history", places / "whole").out
+    refused = reshard("history", places / "whole", "--signed-by", places / "whole/.reshard/manifest.json")
+    assert "is not PEM" in refused.err
+    assert reshard("history", places, places, "--signed-by", "x").code == 2
+
+
+def test_signatures_of_a_target_without_statements_cannot_be_checked(
+    reshard: Callable[..., Any], places: Path, chain: Path
+) -> None:
+    refused = reshard("history", places / "whole", "--signed-by", chain / "key.pub")
+    assert refused.code == 2
+    assert "needs a single finished conversion that has statements, which --sha256 target makes" in refused.err
+
+
+def test_programs_get_the_way_as_well(chain: Path) -> None:
+    lineage = library.history(chain / "third", signed_by=chain / "key.pub").lineage
+    assert lineage is not None
+    assert [step.values_compared for step in lineage.steps] == [None, True, False, False]

@@ -107,7 +107,7 @@ def test_a_name_that_is_no_text_can_be_printed(tmp_path: Path) -> None:
 
 
 def test_the_trace_of_a_bug_is_kept_whatever_is_in_it(reshard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: object) -> None:
+    def broken(*_: object) -> None:
         raise KeyError(f"{NAME}\udcff https://h/x?token=hunter2")
 
     monkeypatch.setattr("reshard.core.source.description.describe", broken)

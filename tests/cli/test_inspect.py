@@ -41,6 +41,12 @@ def test_a_checkpoint_file(reshard: Callable[..., Any], name: str, has_crc: bool
     assert any(line.split() == ["dense.weight", "Float32", "[6,", "4]", "96", "B"] for line in shown.out.splitlines())
 
 
+def test_an_adapter(reshard: Callable[..., Any]) -> None:
+    shown = reshard("inspect", FIXTURES / "lora" / "case_bias_all" / "adapter").out
+    assert "adapter     LoRA, 6 modules, rank 4, alpha 6, trained with 'base'" in shown
+    assert "adapter_config.json" not in shown, "it was read, so it is not ignored"
+
+
 def test_a_dcp_checkpoint(reshard: Callable[..., Any]) -> None:
     case = dcp_case("optimizer")
     found = reshard("inspect", case.source, "--json").json

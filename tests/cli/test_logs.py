@@ -143,6 +143,8 @@ def test_a_log_file_has_no_secrets_that_were_given_in_place_of_their_names(
     reshard("convert", "a", "b", "--encrypt-key=hidden", "--source-storage=hidden", "--log-file", file)
     reshard("diff", "a", "b", "--decrypt-key-a", "hidden", "--storage-b=hidden", "--log-file", file)
     reshard("verify", "a", "--source-decrypt-key", "hidden", "--storage", "hidden", "--log-file", file)
+    reshard("convert", "a", "b", "--sign", "hidden", "--sign-passphrase=hidden", "--log-file", file)
+    reshard("sign", "a", "--key=hidden", "--passphrase", "hidden", "--log-file", file)
     assert "hidden" not in file.read_text()
     reshard(
         "verify", "a", "--decrypt-key", "env:KEY", "--storage=file:b", "--decrypt-mode", "AES-CBC", "--log-file", file

@@ -1,6 +1,7 @@
 """How commands end, and what they load to get there."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -32,6 +33,8 @@ COMMANDS = (
     "recover",
     "doctor",
     "verify",
+    "sign",
+    "attest",
     "diff",
     "fingerprint",
     "scan",
@@ -115,6 +118,8 @@ def test_a_local_conversion_loads_only_what_it_uses(tmp_path: Path) -> None:
     assert not modules & {"fsspec", "asyncio", "ssl", "botocore", "cryptography", "yaml", "html", "difflib"}
     assert not modules & {
         "ml_dtypes",
+        "reshard.core.custody.statements",
+        "reshard.core.signing.signer",
         "reshard.core.layouts.dcp.assignment",
         "reshard.core.layouts.dcp.catalog",
         "reshard.core.layouts.checkpoint2.assignment",
@@ -182,6 +187,17 @@ def test_help_fits_110_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert max(map(len, reshard(*command, "--help").out.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("columns", ["80", "92"])
+def test_help_never_ends_a_line_inside_an_options_name(
+    reshard: Callable[..., Any], columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could copy `--make-vocab-` from one line and `size-divisible-by` from the next."""
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = reshard("convert", "--help").out
+    assert re.findall(r"--[\w-]+-$", shown, re.MULTILINE) == []
+    assert "--make-vocab-size-divisible-by" in shown
 
 
 def test_help_explains_files_of_options_and_logs(reshard: Callable[..., Any]) -> None:

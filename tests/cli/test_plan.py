@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from reshard.core.conversion.report import PlanSummary
+from reshard.core.runtime.wording import size_text
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import case
@@ -221,6 +222,22 @@ def test_the_time_depends_on_the_ranks_and_on_how_closely_they_are_verified(
     assert fact(shown, "time").endswith(": read and written")
     shown = reshard("convert", SOURCE, tmp_path / "new", *STRATEGIES, "--verify", "content", "--dry-run").out
     assert fact(shown, "time").endswith(": read, written and read back, and the source read again to compare values")
+
+
+def test_it_tells_what_sha256_costs(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    options = ("plan", SOURCE, *STRATEGIES, "--rate", "1MiB")
+    plain, target, source = (
+        reshard(*options, "--sha256", level, "--json").json for level in ("none", "target", "source")
+    )
+    assert (plain["hashed_bytes"], target["hashed_bytes"]) == (0, target["written_bytes"])
+    files = sum(path.stat().st_size for path in Path(SOURCE).glob("rank_*/*.ckpt"))
+    assert source["traffic"] == plain["traffic"] | {"source_files_bytes": files}
+    assert source["estimated_seconds"] > target["estimated_seconds"] == plain["estimated_seconds"]
+    shown = reshard(*options, "--sha256", "source").out
+    written, whole = size_text(target["written_bytes"]), size_text(files)
+    assert fact(shown, "SHA-256").startswith(f"{written} hashed while written, and {whole} of source files: about ")
+    assert fact(shown, "time").endswith("read, written and read back, and source files read whole for their SHA-256")
+    assert "SHA-256" not in reshard(*options).out
 
 
 def test_a_copy_whose_primary_is_not_converted_is_read(reshard: Callable[..., Any], tmp_path: Path) -> None:

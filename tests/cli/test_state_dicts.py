@@ -1,5 +1,6 @@
 """Files of PyTorch's state dicts on the command line."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,11 @@ def test_one_dict_of_a_file_is_converted(tmp_path: Path, reshard: Callable[..., 
 def test_it_is_inspected_diagnosed_and_compared(reshard: Callable[..., Any]) -> None:
     shown = reshard("inspect", NESTED).out
     assert "state_dict (11 tensors), optimizer_states (6 tensors), epoch" in " ".join(shown.split())
-    assert "convert one with --root KEY" in shown
+    assert "choose one with --root KEY" in shown
+    shown = reshard("inspect", NESTED, "--root", "state_dict", "--json").out
+    assert json.loads(shown)["files"][0]["parameters"][0]["name"] == "embed.weight"
+    done = reshard("inspect", FLAT, "--root", "nope")
+    assert (done.code, "has no 'nope'" in done.err) == (2, True)
     assert reshard("inspect", FLAT).out.startswith(f"PyTorch checkpoint  {FLAT}")
     assert "no strategy: its tensors are whole" in reshard("doctor", NESTED, "--root", "state_dict").out
     assert reshard("diff", NESTED, FLAT, "--root-a", "state_dict").code == 0
