@@ -11,6 +11,7 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.resources import resources_of
+from reshard.core.runtime.invocation import invoked_by
 from reshard.flows.executor import TaskExecutor
 from reshard.flows.outcome import carried_out, check_output, completed, tail_of
 from reshard.flows.runners import worker_pool
@@ -60,7 +61,12 @@ def convert(
         with worker_pool(request) as runner, slots_of(request.concurrency_limit) as slots:
             yield TaskExecutor(progress, runner, slots, approve)
 
-    with emitting_failure(request), labelled(request), resources_of(request, RESOLVERS):
+    with (
+        emitting_failure(request),
+        labelled(request),
+        resources_of(request, RESOLVERS),
+        invoked_by(flow_run.id or ""),
+    ):
         check_output(request.target)
         is_asset = records_assets()
         report = drive(request, tasks)

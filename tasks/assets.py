@@ -34,6 +34,7 @@ _METADATA = {
     "verified",
     "fingerprint",
 }
+_OF_CUSTODY = {"signed_by", "signature_sha256", "provenance_sha256"}
 _REFUSED = frozenset("#?&%\"'<>[]{}|\\^` ")
 """Printable characters that Prefect refuses in keys."""
 _ESCAPE = "~"
@@ -106,4 +107,5 @@ def _asset(url: str) -> Asset:
 
 def _metadata(report: ConversionReport) -> dict[str, Any]:
     metadata = report.model_dump(mode="json", include=_METADATA, exclude_none=True)
-    return metadata | {"source": printable(scrubbed(report.source))}
+    custody = report.custody.model_dump(mode="json", include=_OF_CUSTODY, exclude_none=True) if report.custody else {}
+    return metadata | custody | {"source": printable(scrubbed(report.source))}

@@ -63,6 +63,8 @@ class Assignment(Record):
         level: how closely written ranks are checked.
         memory_limit_bytes: the request's memory limit.
         bandwidth: limits of each process.
+        hashes: True if the SHA-256 of files is taken as they are written.
+        signs: True if the run is to sign the target, which workers do not.
         checks_crcs: True if the CRCs of what is read of the source are reported to the run.
         run: a name that tells runs apart, those without a lease as well.
         version: version of reshard.
@@ -79,6 +81,8 @@ class Assignment(Record):
     level: VerifyLevel
     memory_limit_bytes: int
     bandwidth: Bandwidth
+    hashes: bool
+    signs: bool
     checks_crcs: bool
     run: str
     version: str = __version__
@@ -99,6 +103,8 @@ class Assignment(Record):
             level=session.request.verify,
             memory_limit_bytes=session.request.memory_limit_bytes,
             bandwidth=parse_bandwidth(session.request.bandwidth_limit).shared_by(session.budget.processes),
+            hashes=session.request.hashes_target,
+            signs=bool(session.request.sign),
             checks_crcs=bool(session.crcs),
             run=lease.run if lease else uuid4().hex,
         )
@@ -182,6 +188,8 @@ def _other_process(assignment: Assignment, writes: bool) -> Iterator[WorkerConte
             level=assignment.level,
             advance=current_progress().advance,
             crcs=crcs if assignment.checks_crcs else None,
+            hashes=assignment.hashes,
+            signs=assignment.signs,
         )
         yield WorkerContext(
             work, lambda: ContentCheck(plan), lambda: TaskResult(tally.advanced_bytes, retries.value, crcs.parts())

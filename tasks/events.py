@@ -66,6 +66,7 @@ _FIGURES = {
     "verified_bytes",
     "retried_requests",
     "verified",
+    "custody",
 }
 
 

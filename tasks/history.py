@@ -40,9 +40,9 @@ from reshard.core.conversion.history import (
     HistoryFilter,
     MemoryBasis,
     make_history,
-    shown_text,
 )
 from reshard.core.runtime.records import Record
+from reshard.core.text.foreign import shown_text
 from reshard.tasks import labels
 from reshard.tasks.labels import FIGURES
 

@@ -27,6 +27,7 @@ from reshard.core.conversion.report import (
     shapes_reservation,
     worlds_text,
 )
+from reshard.core.custody.summary import CustodySummary
 from reshard.core.errors import (
     DifferenceError,
     InputError,
@@ -227,6 +228,28 @@ def _shapes(summary: PlanFacts) -> dict[str, str]:
     return {"Whole shapes": str(summary.whole_shapes)} if summary.whole_shapes.kinds else {}
 
 
+def _custody(found: CustodySummary | None) -> dict[str, str]:
+    """What the page of a run says to those who have to prove what its target is."""
+    if found is None:
+        return {}
+    facts = {"SHA-256": f"taken of {counted(found.files, 'file')} of the target, {found.source_files} of the source"}
+    if found.signature_sha256:
+        facts["Signed by"] = found.signed_by or "another run"
+        facts["SHA-256 of model.sig"] = _code(found.signature_sha256)
+    if found.provenance_sha256:
+        facts["SHA-256 of the provenance"] = _code(found.provenance_sha256)
+        facts["Earlier conversions in its chain"] = str(found.predecessors)
+    return facts
+
+
+def _what_to_check(found: CustodySummary | None) -> list[str]:
+    """Options of `reshard verify` for what a target has."""
+    if found is None:
+        return []
+    provenance = ["--provenance"] if found.provenance_sha256 else []
+    return provenance + (["--signed-by", "PUBLIC_KEY"] if found.signature_sha256 else [])
+
+
 def _effects(summary: PlanSummary) -> str:
     """Tables of the effects of changes, and of excluded parameters; empty without changes."""
     changed = [
@@ -266,6 +289,7 @@ def report_page(report: ConversionReport) -> str:
         "Verification": f"{report.verified}{shapes_reservation(report)}",
         **_shapes(report),
         "Plan": _code(report.identity),
+        **_custody(report.custody),
     }
     return _page(
         _headline(report),
@@ -275,7 +299,7 @@ def report_page(report: ConversionReport) -> str:
         _facts(facts),
         _under("## To note", _notes(report.notes)),
         "## To check it again, at any time",
-        _command("reshard", "verify", report.target),
+        _command("reshard", "verify", report.target, *_what_to_check(report.custody)),
     )
 
 

@@ -15,6 +15,7 @@ from reshard.core.verification import published
 from reshard.core.verification.report import VerificationReport
 from reshard.tasks.assignment import Assignment, TaskResult, worker_context
 from reshard.tasks.policies import RETRIED, ending_with_its_run
+from reshard.tasks.storages import RESOLVERS
 
 _MESSAGES = {
     VerifyLevel.NONE: "not verified",
@@ -49,4 +50,4 @@ def verify_target(request: VerificationRequest) -> VerificationReport:
         InputError: there is no finished conversion.
         StorageError: the target cannot be read.
     """
-    return published.verify_target(request.target, request.level, current_progress())
+    return published.verify_requested(request, current_progress(), RESOLVERS)

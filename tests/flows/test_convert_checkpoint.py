@@ -108,6 +108,15 @@ def test_an_iteration_is_written_and_tracked(target: Path) -> None:
     assert tracked(target) == "40"
 
 
+def test_its_provenance_names_the_run_and_what_its_tasks_read(target: Path) -> None:
+    run = converted(FOUR_TO_THREE.request(target, sha256="target"))
+    predicate = json.loads((target / ".reshard" / "provenance.intoto.json").read_text())["predicate"]
+    invocation = predicate["runDetails"]["metadata"]["invocationId"]
+    assert invocation == f"{run.state.result().identity}/{run.id}"
+    dependencies = predicate["buildDefinition"]["resolvedDependencies"]
+    assert {each["name"] for each in dependencies if "digest" in each} == {"src_strategy.ckpt", "dst_strategy.ckpt"}
+
+
 def test_a_checkpoint_of_pytorch_is_a_source(target: Path) -> None:
     dcp = dcp_case("dtypes")
     run = converted(dcp.request(target, layout="unified", verify="content"))

@@ -27,6 +27,7 @@ from reshard.core.target.claim import leases_of
 from reshard.flows import approval
 from reshard.flows.convert_with_approval import convert_with_approval
 from tests.support.checkpoints import case
+from tests.support.signing import kept, new_key, private_pem
 
 REPLACED = "**will be replaced**"
 
@@ -120,6 +121,16 @@ def retry(client: SyncPrefectClient, run: FlowRun) -> None:
 
 def decide(client: SyncPrefectClient, run: FlowRun, decision: str) -> None:
     assert client.resume_flow_run(run.id, run_input={"decision": decision}).status is SetStateStatus.ACCEPT
+
+
+def test_what_was_approved_is_signed(tmp_path: Path, client: SyncPrefectClient) -> None:
+    key = kept(tmp_path / "key.pem", private_pem(new_key()))
+    run = deployed_run(client, request_for(tmp_path / "out", sign=key))
+    assert carry_out(client, run).name == "Suspended"
+    assert not (tmp_path / "out").exists()
+    decide(client, run, "convert")
+    assert carry_out(client, run).is_completed()
+    assert (tmp_path / "out/model.sig").exists()
 
 
 def test_a_question_that_the_server_knows_already_is_refused(

@@ -34,6 +34,7 @@ from tests.support.places import PROJECT
 from tests.support.runs import files_of, partial, recorded_ranks
 from tests.support.s3_proxy import s3_proxy
 from tests.support.s3_server import s3_server
+from tests.support.sha256 import recorded_sha256, sha256_of
 
 FOUR_TO_THREE = case(7009)
 PIPELINES = case(7001)
@@ -52,6 +53,16 @@ def test_converts_on_a_local_cluster(tmp_path: Path) -> None:
     assert report.committed
     assert report.compared  # the source is read by the workers, too
     assert read_tree(tmp_path / "out") == PIPELINES.want
+
+
+def test_workers_take_the_sha256_of_what_they_write(
+    cluster: DaskProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_workers(2)
+    monkeypatch.setattr("reshard.core.conversion.sha256._hash_ranks", None)  # the run has none to take
+    target = tmp_path / "out"
+    convert_checkpoint(PIPELINES.request(target, dask_scheduler=cluster.address, sha256="target", verify="none"))
+    assert recorded_sha256(target) == sha256_of(target)
 
 
 def test_workers_report_the_crcs_of_what_they_read(cluster: DaskProcesses, tmp_path: Path) -> None:
