@@ -28,6 +28,7 @@ from reshard.core.request.conversion import ConversionRequest, FlowOptions
 from reshard.core.request.groups import GROUPS
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.reading import FileChoice, SourceOptions
+from reshard.core.request.signing import SigningRequest
 from reshard.core.request.source import (
     DIAGNOSIS_OPTIONS,
     FINGERPRINT_OPTIONS,
@@ -116,6 +117,7 @@ def all_options() -> list[Options]:
         Options(calls.plan_load, ConversionRequest, _in_order(loading)),
         Options(calls.open, OpenRequest, OPEN_OPTIONS),
         Options(calls.verify, VerificationRequest, _without(_PLACES, VerificationRequest.model_fields)),
+        Options(calls.sign, SigningRequest, _without(_PLACES, SigningRequest.model_fields)),
         Options(calls.diff, ComparisonRequest, _without(_PLACES, ComparisonRequest.model_fields)),
         Options(calls.fingerprint, FingerprintRequest, _without(_OF_ONE, FINGERPRINT_OPTIONS)),
         Options(calls.scan, FingerprintRequest, _without(_OF_ONE, FINGERPRINT_OPTIONS)),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from reshard import errors
     from reshard.api import (
+        Attestation,
         Checkpoint,
         CleanReport,
         ComparisonReport,
@@ -39,9 +40,11 @@ if TYPE_CHECKING:
         RankTensors,
         RecoveryReport,
         ScanReport,
+        SigningReport,
         Tensor,
         VerificationReport,
         VerificationRequest,
+        attest,
         clean,
         convert,
         convert_latest,
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
         read_manifest,
         recover,
         scan,
+        sign,
         to_thread,
         verify,
     )
@@ -68,6 +72,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attestation",
     "Checkpoint",
     "CleanReport",
     "ComparisonReport",
@@ -92,10 +97,12 @@ __all__ = [
     "RankTensors",
     "RecoveryReport",
     "ScanReport",
+    "SigningReport",
     "Tensor",
     "VerificationReport",
     "VerificationRequest",
     "__version__",
+    "attest",
     "clean",
     "convert",
     "convert_latest",
@@ -116,6 +123,7 @@ __all__ = [
     "read_manifest",
     "recover",
     "scan",
+    "sign",
     "to_thread",
     "verify",
 ]

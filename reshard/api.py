@@ -29,6 +29,10 @@ from reshard.core.conversion.make_strategy import MakeReport, make_strategy_file
 from reshard.core.conversion.merge_strategy import MergeReport, MergeRequest, merge_files
 from reshard.core.conversion.opened import Checkpoint, RankTensors
 from reshard.core.conversion.report import ConversionReport, PlanSummary
+from reshard.core.conversion.sign import SigningReport
+from reshard.core.custody import attestation
+from reshard.core.custody.attestation import Attestation
+from reshard.core.custody.checking import read_verifier
 from reshard.core.errors import InputError
 from reshard.core.layouts import manifests
 from reshard.core.options.validation import build_options
@@ -68,6 +72,7 @@ from reshard.functions import (
     plan_load,
     recover,
     scan,
+    sign,
     verify,
 )
 from reshard.listening import listening
@@ -75,6 +80,7 @@ from reshard.options import EncryptionModeName, IntegratedSaveName, PathOrUrl, S
 from reshard.progress_bars import Listener
 
 __all__ = [
+    "Attestation",
     "Checkpoint",
     "CleanReport",
     "ComparisonReport",
@@ -99,9 +105,11 @@ __all__ = [
     "RankTensors",
     "RecoveryReport",
     "ScanReport",
+    "SigningReport",
     "Tensor",
     "VerificationReport",
     "VerificationRequest",
+    "attest",
     "clean",
     "convert",
     "convert_latest",
@@ -121,6 +129,7 @@ __all__ = [
     "read_manifest",
     "recover",
     "scan",
+    "sign",
     "to_thread",
     "verify",
 ]
@@ -212,6 +221,7 @@ def history(
     source: str = "",
     target: str = "",
     storage: str = "",
+    signed_by: PathOrUrl = "",
 ) -> History:
     """List conversions: when, who, from where to where, how much, how long, how verified, at what cost.
 
@@ -225,6 +235,8 @@ def history(
         source: only sources that contain this, or match `*`, `?` and `[…]`.
         target: the same for targets.
         storage: name of the storage options of the places.
+        signed_by: PEM file of public keys, or of CA certificates, one of which must have signed the statements of
+            every step from training to a single target, or its name: `env:NAME`, `file:PATH` or `block:NAME`.
 
     Raises:
         InputError: nothing is at a place, no server is configured, or an argument is wrong.
@@ -233,6 +245,10 @@ def history(
     """
     if places and server:
         raise InputError("server: cannot be combined with places: leave one out")
+    if storage and not places:
+        raise InputError("storage: only valid with a place")
+    if signed_by and len(places) != 1:
+        raise InputError("signed_by: only valid with one place")
     text = since.isoformat() if isinstance(since, datetime) else since
     given = checked_values(
         _HISTORY,
@@ -247,7 +263,8 @@ def history(
     wanted = HistoryFilter(begin, frozenset(map(_state, given["states"])), given["source"], given["target"])
     if not places:
         return history_of_server(given["server"], wanted, given["limit"])
-    return history_of_places(texts_of("places", places), wanted, given["limit"], storage=storage)
+    names = texts_of("places", places)
+    return history_of_places(names, wanted, given["limit"], storage=storage, signed_by=text_of(signed_by))
 
 
 def presets() -> PresetList:
@@ -340,6 +357,7 @@ def make_strategy(
 def inspect(
     what: PathOrUrl,
     *,
+    root: str = "",
     storage: str = "",
     decrypt_key: str = "",
     decrypt_mode: EncryptionModeName = EncryptionMode.AES_GCM,
@@ -348,13 +366,14 @@ def inspect(
 
     Args:
         what: a file, a directory, or a pattern with `{rank}`.
+        root: keys, joined by dots, that lead to the tensors in a PyTorch file that holds more.
         storage: name of its storage options: `env:NAME`, `file:PATH` or `block:NAME`.
         decrypt_key: name of the key of an encrypted checkpoint, in the same forms.
         decrypt_mode: how it is encrypted.
     """
     url = text_of(what)
     with _place(url, storage=storage, decrypt_key=decrypt_key, decrypt_mode=decrypt_mode):
-        return describe(url)
+        return describe(url, root)
 
 
 @checked
@@ -368,6 +387,30 @@ def read_manifest(target: PathOrUrl, *, storage: str = "") -> Manifest | None:
     url = text_of(target)
     with _place(url, storage=storage):
         return manifests.read_manifest(parse_url(url))
+
+
+@checked
+def attest(target: PathOrUrl, *, signed_by: PathOrUrl | None = None, storage: str = "") -> Attestation:
+    """Return the statements about a converted checkpoint: where it comes from, and how its values were compared.
+
+    A conversion writes them if it takes the SHA-256 of files. `verify` with `provenance=True` compares them with these.
+
+    Args:
+        target: the directory that a conversion made.
+        signed_by: a PEM file of public keys, or of CA certificates, one of which must have signed them, or its name:
+            `env:NAME`, `file:PATH` or `block:NAME`; None: signatures are not checked.
+        storage: name of the target's storage options: `env:NAME`, `file:PATH` or `block:NAME`.
+
+    Raises:
+        InputError: the target is not a finished conversion, or has no statements.
+        SignatureError: a statement is not signed, or by nobody who is trusted.
+        StorageError: a storage failed after retries.
+    """
+    url = text_of(target)
+    trusted = text_of(signed_by)
+    with _place(url, storage=storage):
+        verifier = read_verifier(trusted, resolvers_for(trusted)) if trusted else None
+        return attestation.attest(url, verifier)
 
 
 def _build_job(**fields: object) -> TargetJob:

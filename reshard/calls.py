@@ -13,10 +13,12 @@ from pydantic import BaseModel
 from reshard.arguments import built, texts_of
 from reshard.core.conversion import convert as conversions
 from reshard.core.conversion import latest, load, planning
+from reshard.core.conversion import sign as signatures
 from reshard.core.conversion.latest import LatestReport
 from reshard.core.conversion.load import LoadPlan
 from reshard.core.conversion.opened import Checkpoint, open_checkpoint
 from reshard.core.conversion.report import ConversionReport, PlanSummary
+from reshard.core.conversion.sign import SigningReport
 from reshard.core.errors import InputError
 from reshard.core.files.numpy_values import Value
 from reshard.core.options.written import is_whole, plain
@@ -25,8 +27,10 @@ from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.planning import PlanRequest
 from reshard.core.request.resources import Naming, names_in, resources_of
+from reshard.core.request.signing import SigningRequest
 from reshard.core.request.source import DiagnosisRequest, FingerprintRequest, OpenRequest, SourceRequest
 from reshard.core.request.verification import VerificationRequest
+from reshard.core.runtime.progress import reporting_to
 from reshard.core.source import diagnosis, recovery
 from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.source.recovery import RecoveryReport
@@ -135,6 +139,8 @@ def plan(
     *,
     source_strategy: PathOrUrl | None = None,
     target_strategy: PathOrUrl | None = None,
+    progress: Listener | None = None,
+    cancel: threading.Event | None = None,
     **options: object,
 ) -> PlanSummary:
     """Return what `convert` would read and write, rank by rank, in bytes; nothing is written.
@@ -145,6 +151,8 @@ def plan(
         source_strategy: a strategy file, or a directory of the ranks' strategy files; None: what reshard recorded, or
             one rank with whole tensors.
         target_strategy: the same for the target; None: one rank with whole tensors.
+        progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
+        cancel: an event that ends the work with a StoppedError once it is set.
 
     Raises:
         InputError: options, or the files they name, are wrong.
@@ -153,7 +161,7 @@ def plan(
     model = PlanRequest if target is None else ConversionRequest
     strategies = {"source_strategy": source_strategy, "target_strategy": target_strategy}
     request = built(model, {"source": source, "target": target, **strategies, **options})
-    with _resources(request):
+    with _resources(request), listening(progress, cancel) as listener, reporting_to(listener):
         return planning.describe_plan(request)[1]
 
 
@@ -275,8 +283,34 @@ def verify(
     """
     request = built(VerificationRequest, {"target": target, **options})
     names = request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key
-    with published.resources_to_verify(request, resolvers_for(*names)), listening(progress, cancel) as listener:
-        return published.verify_target(request.target, request.level, listener)
+    resolvers = resolvers_for(*names, request.signed_by)
+    with published.resources_to_verify(request, resolvers), listening(progress, cancel) as listener:
+        return published.verify_requested(request, listener, resolvers)
+
+
+def sign(
+    target: PathOrUrl,
+    *,
+    progress: Listener | None = None,
+    cancel: threading.Event | None = None,
+    **options: object,
+) -> SigningReport:
+    """Sign a converted checkpoint that is there already; all of its files are checked first.
+
+    Args:
+        target: the directory that a conversion made.
+        progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
+        cancel: an event that ends the work with a StoppedError once it is set.
+
+    Raises:
+        InputError: options are wrong, the target has no manifest that can be read, or another key has signed it.
+        VerificationError: a file is not as it was written.
+        StorageError: a storage failed after retries.
+    """
+    request = built(SigningRequest, {"target": target, **options})
+    resolvers = resolvers_for(request.key, request.passphrase, request.decrypt_key, request.storage)
+    with signatures.resources_to_sign(request, resolvers), listening(progress, cancel) as listener:
+        return signatures.sign(request, listener)
 
 
 def diff(
@@ -370,6 +404,8 @@ def recover(
     strategy: PathOrUrl | None = None,
     group_info: Sequence[PathOrUrl] = (),
     storage: str = "",
+    progress: Listener | None = None,
+    cancel: threading.Event | None = None,
     **options: object,
 ) -> RecoveryReport:
     """Tell whether a damaged checkpoint can be recovered, and from which ranks; `convert(…, recover=True)` does it.
@@ -379,12 +415,14 @@ def recover(
         strategy: how it is sharded: a strategy file, or a directory of the ranks' strategy files.
         group_info: files that tell which ranks hold the same, if there is no strategy.
         storage: name of the storage options of both: `env:NAME`, `file:PATH` or `block:NAME`.
+        progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
+        cancel: an event that ends the work with a StoppedError once it is set.
 
     Raises:
         InputError: options, or the files they name, are wrong.
         StorageError: a storage failed after retries.
     """
-    with _one_checkpoint():
+    with _one_checkpoint(), listening(progress, cancel) as listener, reporting_to(listener):
         request = _of_one(SourceRequest, source, strategy, storage, options | {"recover": True})
         with _resources(request):
             return recovery.assess_recovery(request, texts_of("group_info", group_info))
@@ -395,6 +433,8 @@ def doctor(
     *,
     strategy: PathOrUrl | None = None,
     storage: str = "",
+    progress: Listener | None = None,
+    cancel: threading.Event | None = None,
     **options: object,
 ) -> Diagnosis:
     """Check that a strategy belongs to a checkpoint; `fits` is the answer, `findings` are the differences.
@@ -407,12 +447,14 @@ def doctor(
         strategy: the strategy to check: a file, or a directory of the ranks' strategy files; None: what reshard
             recorded.
         storage: name of the storage options of both: `env:NAME`, `file:PATH` or `block:NAME`.
+        progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
+        cancel: an event that ends the work with a StoppedError once it is set.
 
     Raises:
         InputError: options are wrong, or source or strategy cannot be read at all.
         StorageError: a storage failed after retries.
     """
-    with _one_checkpoint():
+    with _one_checkpoint(), listening(progress, cancel) as listener, reporting_to(listener):
         request = _of_one(DiagnosisRequest, source, strategy, storage, options)
         with _resources(request):
             return diagnosis.diagnose(request)

@@ -13,6 +13,7 @@ from reshard.core.conversion.latest import LatestReport
 from reshard.core.conversion.load import LoadPlan
 from reshard.core.conversion.opened import Checkpoint
 from reshard.core.conversion.report import ConversionReport, PlanSummary
+from reshard.core.conversion.sign import SigningReport
 from reshard.core.files.numpy_values import Value
 from reshard.core.source.diagnosis_report import Diagnosis
 from reshard.core.source.recovery import RecoveryReport
@@ -33,6 +34,7 @@ from reshard.options import (
     Rules,
     SelectionName,
     Settings,
+    Sha256LevelName,
     Size,
     TargetLayoutName,
     Texts,
@@ -111,10 +113,15 @@ def convert(
     recover: bool = False,
     fault_ranks: Ranks | None = None,
     verify: VerifyLevelName = "checksum",
+    sha256: Sha256LevelName = "none",
     check_crc: bool = True,
     check_replicas: bool = False,
     trust_strategy: bool = False,
+    require_signed_by: PathOrUrl | None = None,
     overwrite: bool = False,
+    sign: str | None = None,
+    sign_passphrase: str | None = None,
+    sign_certificate: PathOrUrl | None = None,
     workers: int = 0,
     memory_limit: Size = "2GiB",
     bandwidth_limit: str | None = None,
@@ -194,8 +201,8 @@ def convert(
             None: the one in TARGET's name, or the source's; otherwise a release (Megatron) or 0.
         optimizer_step: Number of optimizer steps behind the converted moments, without skipped ones (universal layout
             only). 0: as recorded in the source.
-        attention_heads: Number of attention heads, if neither shapes nor the source's own arguments show it (megatron
-            and torch_dist layouts only).
+        attention_heads: Number of attention heads, if neither shapes, nor the source's own arguments, nor the
+            config.json of a preset show it (megatron and torch_dist layouts only).
         tensor_parallel: Size of tensor parallelism (megatron layout only).
         pipeline_parallel: Number of pipeline stages (megatron layout only).
         virtual_pipeline: Megatron's --num-virtual-stages-per-pipeline-rank: chunks of layers per pipeline stage
@@ -244,12 +251,24 @@ def convert(
         fault_ranks: Source ranks (3,7) whose files to ignore; needs 'recover'.
         verify: structure: names, dtypes and shapes. checksum: also every byte, read back from the target. content: also
             every value of every copy, compared with the source. none: no check.
+        sha256: target: record the SHA-256 of every file of the target, taken while it is written; a signature and other
+            programs (sha256sum) need it. source: also that of every source file, each of which is read whole for it.
+            none: neither.
         check_crc: Before planning, check the CRC of source files that have one, which reads them completely once more.
             DCP tensors are checked while they are converted.
         check_replicas: Compare all replicas of each slice in the source; fail if they differ.
         trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
             that they should have.
+        require_signed_by: Convert only a source that is signed by one of these public keys, or by a certificate that
+            one of these CAs issued: a PEM file. Its model.sig must be valid and cover every file there; all files are
+            read whole before anything is written. None: no signature is needed.
         overwrite: Replace the checkpoint at the target, which is kept until the new one is complete.
+        sign: Sign the target: reference to an elliptic curve key in PEM (P-256, P-384, P-521), env:NAME, file:PATH or
+            block:NAME. model.sig is written beside the files and covers each with its SHA-256; 'reshard verify' and
+            model_signing check it. None: no signature.
+        sign_passphrase: Reference to the passphrase of an encrypted signing key, in the same forms.
+        sign_certificate: Certificates of the signing key, a PEM file with the key's own first, for those who trust a CA
+            rather than the key. None: the signature names the key alone.
         workers: Number of threads; with Dask, of all its processes together. 0: one per core (with Dask: all that its
             workers have), but at least 8 if source or target is on remote storage, where threads mostly wait.
         memory_limit: Memory for the buffers of all workers of a process, at least 16MiB: 2GiB, 512MiB.
@@ -328,10 +347,15 @@ def convert_latest(
     decrypt_key: str | None = None,
     decrypt_mode: EncryptionModeName = "AES-GCM",
     verify: VerifyLevelName = "checksum",
+    sha256: Sha256LevelName = "none",
     check_crc: bool = True,
     check_replicas: bool = False,
     trust_strategy: bool = False,
+    require_signed_by: PathOrUrl | None = None,
     dry_run: bool = False,
+    sign: str | None = None,
+    sign_passphrase: str | None = None,
+    sign_certificate: PathOrUrl | None = None,
     settle_seconds: int = 60,
     patience_seconds: int = 600,
     keep_checkpoint_max: int = 0,
@@ -405,8 +429,8 @@ def convert_latest(
             which MindSpeed also loads, in TARGET/iter_0000040 or TARGET/release, with a tracker file. universal:
             DeepSpeed's universal checkpoint, which any world size and ZeRO stage can load, in
             TARGET/global_step40_universal with a file for each tensor, and the tracker latest_universal.
-        attention_heads: Number of attention heads, if neither shapes nor the source's own arguments show it (megatron
-            and torch_dist layouts only).
+        attention_heads: Number of attention heads, if neither shapes, nor the source's own arguments, nor the
+            config.json of a preset show it (megatron and torch_dist layouts only).
         tensor_parallel: Size of tensor parallelism (megatron layout only).
         pipeline_parallel: Number of pipeline stages (megatron layout only).
         virtual_pipeline: Megatron's --num-virtual-stages-per-pipeline-rank: chunks of layers per pipeline stage
@@ -452,12 +476,24 @@ def convert_latest(
         decrypt_mode: How an encrypted source is encrypted.
         verify: structure: names, dtypes and shapes. checksum: also every byte, read back from the target. content: also
             every value of every copy, compared with the source. none: no check.
+        sha256: target: record the SHA-256 of every file of the target, taken while it is written; a signature and other
+            programs (sha256sum) need it. source: also that of every source file, each of which is read whole for it.
+            none: neither.
         check_crc: Before planning, check the CRC of source files that have one, which reads them completely once more.
             DCP tensors are checked while they are converted.
         check_replicas: Compare all replicas of each slice in the source; fail if they differ.
         trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
             that they should have.
+        require_signed_by: Convert only a source that is signed by one of these public keys, or by a certificate that
+            one of these CAs issued: a PEM file. Its model.sig must be valid and cover every file there; all files are
+            read whole before anything is written. None: no signature is needed.
         dry_run: Report what would be done, without writing, removing or waiting.
+        sign: Sign the target: reference to an elliptic curve key in PEM (P-256, P-384, P-521), env:NAME, file:PATH or
+            block:NAME. model.sig is written beside the files and covers each with its SHA-256; 'reshard verify' and
+            model_signing check it. None: no signature.
+        sign_passphrase: Reference to the passphrase of an encrypted signing key, in the same forms.
+        sign_certificate: Certificates of the signing key, a PEM file with the key's own first, for those who trust a CA
+            rather than the key. None: the signature names the key alone.
         settle_seconds: A step is complete once none of its files has changed for this many seconds.
         patience_seconds: Wait for a newer, incomplete step as long as it keeps changing; skip it after this many
             seconds without a change.
@@ -490,6 +526,8 @@ def plan(
     *,
     source_strategy: PathOrUrl | None = None,
     target_strategy: PathOrUrl | None = None,
+    progress: Listener | None = None,
+    cancel: threading.Event | None = None,
     auto_strategy: bool = True,
     step: Number | None = None,
     source_prefix: str | None = None,
@@ -548,10 +586,15 @@ def plan(
     recover: bool = False,
     fault_ranks: Ranks | None = None,
     verify: VerifyLevelName = "checksum",
+    sha256: Sha256LevelName = "none",
     check_crc: bool = True,
     check_replicas: bool = False,
     trust_strategy: bool = False,
+    require_signed_by: PathOrUrl | None = None,
     overwrite: bool = False,
+    sign: str | None = None,
+    sign_passphrase: str | None = None,
+    sign_certificate: PathOrUrl | None = None,
     workers: int = 0,
     memory_limit: Size = "2GiB",
     bandwidth_limit: str | None = None,
@@ -566,6 +609,8 @@ def plan(
         source_strategy: a strategy file, or a directory of the ranks' strategy files; None: what reshard recorded, or
             one rank with whole tensors.
         target_strategy: the same for the target; None: one rank with whole tensors.
+        progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
+        cancel: an event that ends the work with a StoppedError once it is set.
         auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
             provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
             consistent.
@@ -629,8 +674,8 @@ def plan(
             None: the one in TARGET's name, or the source's; otherwise a release (Megatron) or 0.
         optimizer_step: Number of optimizer steps behind the converted moments, without skipped ones (universal layout
             only). 0: as recorded in the source.
-        attention_heads: Number of attention heads, if neither shapes nor the source's own arguments show it (megatron
-            and torch_dist layouts only).
+        attention_heads: Number of attention heads, if neither shapes, nor the source's own arguments, nor the
+            config.json of a preset show it (megatron and torch_dist layouts only).
         tensor_parallel: Size of tensor parallelism (megatron layout only).
         pipeline_parallel: Number of pipeline stages (megatron layout only).
         virtual_pipeline: Megatron's --num-virtual-stages-per-pipeline-rank: chunks of layers per pipeline stage
@@ -679,12 +724,24 @@ def plan(
         fault_ranks: Source ranks (3,7) whose files to ignore; needs 'recover'.
         verify: structure: names, dtypes and shapes. checksum: also every byte, read back from the target. content: also
             every value of every copy, compared with the source. none: no check.
+        sha256: target: record the SHA-256 of every file of the target, taken while it is written; a signature and other
+            programs (sha256sum) need it. source: also that of every source file, each of which is read whole for it.
+            none: neither.
         check_crc: Before planning, check the CRC of source files that have one, which reads them completely once more.
             DCP tensors are checked while they are converted.
         check_replicas: Compare all replicas of each slice in the source; fail if they differ.
         trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
             that they should have.
+        require_signed_by: Convert only a source that is signed by one of these public keys, or by a certificate that
+            one of these CAs issued: a PEM file. Its model.sig must be valid and cover every file there; all files are
+            read whole before anything is written. None: no signature is needed.
         overwrite: Replace the checkpoint at the target, which is kept until the new one is complete.
+        sign: Sign the target: reference to an elliptic curve key in PEM (P-256, P-384, P-521), env:NAME, file:PATH or
+            block:NAME. model.sig is written beside the files and covers each with its SHA-256; 'reshard verify' and
+            model_signing check it. None: no signature.
+        sign_passphrase: Reference to the passphrase of an encrypted signing key, in the same forms.
+        sign_certificate: Certificates of the signing key, a PEM file with the key's own first, for those who trust a CA
+            rather than the key. None: the signature names the key alone.
         workers: Number of threads; with Dask, of all its processes together. 0: one per core (with Dask: all that its
             workers have), but at least 8 if source or target is on remote storage, where threads mostly wait.
         memory_limit: Memory for the buffers of all workers of a process, at least 16MiB: 2GiB, 512MiB.
@@ -1041,6 +1098,8 @@ def verify(
     progress: Listener | None = None,
     cancel: threading.Event | None = None,
     level: VerifyLevelName = "checksum",
+    provenance: bool = False,
+    signed_by: PathOrUrl | None = None,
     decrypt_key: str | None = None,
     decrypt_mode: EncryptionModeName = "AES-GCM",
     storage: str | None = None,
@@ -1058,12 +1117,18 @@ def verify(
         level: structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while
             writing, and the CRC of files that have one. content: also every value, compared with the source, which must
             still be in its place.
+        provenance: Check the statements on provenance and values, too: that they agree with the manifest, and, where
+            the source is still in its place, with its files; reads those whole whose SHA-256 was taken.
+        signed_by: Check model.sig, too: that its signature is by one of these public keys, or by a certificate that one
+            of these CAs issued, and covers every file as it is. A PEM file, or its name: env:NAME, file:PATH or
+            block:NAME. None: a signature is only mentioned.
         decrypt_key: Reference to the key of an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is the
             value in UTF-8, unless it begins with hex: or base64:. None: it is not encrypted.
         decrypt_mode: How an encrypted checkpoint is encrypted.
         storage: Reference to credentials: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec
             storage options. None: taken from the environment.
-        source_storage: Reference to credentials for the source, which the level content reads, in the same forms.
+        source_storage: Reference to credentials for the source, which the level content and the check of provenance
+            read, in the same forms.
         source_decrypt_key: Reference to the key of an encrypted source: env:NAME, file:PATH or block:NAME. The key is
             the value in UTF-8, unless it begins with hex: or base64:. None: the source is not encrypted.
         source_decrypt_mode: How an encrypted source is encrypted.
@@ -1074,6 +1139,45 @@ def verify(
         StorageError: a storage failed after retries.
     """
     return calls.verify(**locals())
+
+
+@checked
+def sign(
+    target: PathOrUrl,
+    *,
+    progress: Listener | None = None,
+    cancel: threading.Event | None = None,
+    key: str | None = None,
+    passphrase: str | None = None,
+    certificate: PathOrUrl | None = None,
+    overwrite: bool = False,
+    decrypt_key: str | None = None,
+    decrypt_mode: EncryptionModeName = "AES-GCM",
+    storage: str | None = None,
+) -> SigningReport:
+    """Sign a converted checkpoint that is there already; all of its files are checked first.
+
+    Args:
+        target: the directory that a conversion made.
+        progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
+        cancel: an event that ends the work with a StoppedError once it is set.
+        key: Reference to an elliptic curve key in PEM (P-256, P-384, P-521): env:NAME, file:PATH or block:NAME.
+        passphrase: Reference to the passphrase of an encrypted key, in the same forms.
+        certificate: Certificates of the key, a PEM file with the key's own first, for those who trust a CA rather than
+            the key. None: the signature names the key alone.
+        overwrite: Replace a signature by another key.
+        decrypt_key: Reference to the key of an encrypted checkpoint: env:NAME, file:PATH or block:NAME. The key is the
+            value in UTF-8, unless it begins with hex: or base64:. None: it is not encrypted.
+        decrypt_mode: How an encrypted checkpoint is encrypted.
+        storage: Reference to credentials: env:NAME, file:PATH or block:NAME, whose value is a JSON object of fsspec
+            storage options. None: taken from the environment.
+
+    Raises:
+        InputError: options are wrong, the target has no manifest that can be read, or another key has signed it.
+        VerificationError: a file is not as it was written.
+        StorageError: a storage failed after retries.
+    """
+    return calls.sign(**locals())
 
 
 @checked
@@ -1317,6 +1421,8 @@ def recover(
     strategy: PathOrUrl | None = None,
     group_info: Sequence[PathOrUrl] = (),
     storage: str = "",
+    progress: Listener | None = None,
+    cancel: threading.Event | None = None,
     auto_strategy: bool = True,
     integrated_save: IntegratedSaveName | bool = "auto",
     trust_strategy: bool = False,
@@ -1336,6 +1442,8 @@ def recover(
         strategy: how it is sharded: a strategy file, or a directory of the ranks' strategy files.
         group_info: files that tell which ranks hold the same, if there is no strategy.
         storage: name of the storage options of both: `env:NAME`, `file:PATH` or `block:NAME`.
+        progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
+        cancel: an event that ends the work with a StoppedError once it is set.
         auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
             provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
             consistent.
@@ -1370,6 +1478,8 @@ def doctor(
     *,
     strategy: PathOrUrl | None = None,
     storage: str = "",
+    progress: Listener | None = None,
+    cancel: threading.Event | None = None,
     auto_strategy: bool = True,
     step: Number | None = None,
     source_prefix: str | None = None,
@@ -1393,6 +1503,8 @@ def doctor(
         strategy: the strategy to check: a file, or a directory of the ranks' strategy files; None: what reshard
             recorded.
         storage: name of the storage options of both: `env:NAME`, `file:PATH` or `block:NAME`.
+        progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
+        cancel: an event that ends the work with a StoppedError once it is set.
         auto_strategy: If no source strategy is given, use the one beside the source (../strategy, for example),
             provided that it is the only one there, is older than the checkpoint, and 'reshard doctor' finds it
             consistent.

@@ -88,9 +88,10 @@ class _EndingProgress:
         self._listener.note(message)
 
     def begin(self, phase: str, total_bytes: int = 0) -> None:
-        """Forward the beginning of a phase, or end."""
+        """Forward the beginning of a phase, or end, also if the listener asks for that."""
         self.check()
         self._listener.begin(phase, total_bytes)
+        self.check()
 
     def advance(self, count_bytes: int) -> None:
         """Forward bytes, or end."""

@@ -13,7 +13,7 @@ from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.torch_dist.options import TransformerImpl
 from reshard.core.layouts.unified.names import UnifiedNaming
 from reshard.core.request.changing import Dialect, UnmatchedPolicy
-from reshard.core.request.target import OutputFormat
+from reshard.core.request.target import OutputFormat, Sha256Level
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.strategy.integrated_save import IntegratedSave
 
@@ -38,6 +38,7 @@ IntegratedSaveName = IntegratedSave | Literal["auto", "yes", "no"]
 OutputFormatName = OutputFormat | Literal["same", "ckpt", "safetensors"]
 OverflowPolicyName = OverflowPolicy | Literal["fail", "allow"]
 SelectionName = Selection | Literal["all", "weights-only"]
+Sha256LevelName = Sha256Level | Literal["none", "target", "source"]
 TargetLayoutName = (
     TargetLayout | Literal["ranks", "unified", "checkpoint2", "torch_dist", "dcp", "megatron", "universal"]
 )

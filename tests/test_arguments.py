@@ -51,6 +51,14 @@ def test_wrong_arguments_of_history_are_named(tmp_path: Path, options: dict[str,
     assert str(caught.value).startswith(message)
 
 
+def test_keys_check_the_signatures_of_one_place(tmp_path: Path) -> None:
+    for places in ([], [tmp_path, tmp_path / "other"]):
+        with pytest.raises(InputError, match="^signed_by: only valid with one place$"):
+            reshard.history(*places, signed_by=tmp_path / "release.pub")
+    with pytest.raises(InputError, match="^storage: only valid with a place$"):
+        reshard.history(storage="env:BUCKET")
+
+
 def test_places_are_given_one_by_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="must be paths or URLs, one by one"):
         reshard.history([tmp_path])  # type: ignore[arg-type]

@@ -115,6 +115,21 @@ def test_all_that_reads_is_cancelled(converted: Path, name: str, after_bytes: bo
     assert call(converted, cancel=threading.Event())
 
 
+LOOKS: dict[str, Callable[..., Any]] = {
+    "plan": lambda **how: reshard.plan(SOURCE, source_strategy=FROM, target_strategy=TO, **how),
+    "recover": lambda **how: reshard.recover(SOURCE, strategy=FROM, **how),
+    "doctor": lambda **how: reshard.doctor(SOURCE, strategy=FROM, **how),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_all_that_reads_headers_is_cancelled(name: str) -> None:
+    cancel = threading.Event()
+    with pytest.raises(StoppedError, match=CANCELLED):
+        LOOKS[name](cancel=cancel, progress=Trigger(cancel, "reading headers"))
+    assert LOOKS[name](cancel=threading.Event())
+
+
 def test_a_call_that_is_cancelled_before_it_begins_does_nothing(tmp_path: Path) -> None:
     cancel = threading.Event()
     cancel.set()
@@ -173,8 +188,21 @@ def test_a_cancelled_conversion_says_what_is_left(tmp_path: Path) -> None:
     assert [note.partition(":")[0] for note in caught.value.__notes__] == [f"left in {target}.reshard-partial"]
 
 
+class Holding(Trigger):
+    """A listener that sets an event when the first bytes are done, and holds the work up until another is set."""
+
+    def __init__(self, event: threading.Event, released: threading.Event) -> None:
+        super().__init__(event, "converting", after_bytes=True)
+        self.released = released
+
+    def advance(self, count_bytes: int) -> None:
+        super().advance(count_bytes)
+        if self.event.is_set():
+            self.released.wait(PATIENCE_SECONDS)
+
+
 def test_a_cancelled_task_ends_when_the_work_has_stopped(tmp_path: Path) -> None:
-    target, begun = tmp_path / "out", threading.Event()
+    target, begun, released = tmp_path / "out", threading.Event(), threading.Event()
 
     async def cancelled() -> None:
         call = reshard.to_thread(
@@ -183,14 +211,14 @@ def test_a_cancelled_task_ends_when_the_work_has_stopped(tmp_path: Path) -> None
             target,
             source_strategy=FROM,
             target_strategy=TO,
-            progress=Trigger(begun, "converting", after_bytes=True),
-            bandwidth_limit="64KiB",
+            progress=Holding(begun, released),
         )
         task = asyncio.create_task(call)
         assert await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
         task.cancel()
         await asyncio.sleep(0)
         task.cancel()
+        released.set()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert is_free(target)

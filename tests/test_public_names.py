@@ -145,7 +145,10 @@ def test_loading_has_no_options_about_writing(name: str) -> None:
     [
         (lambda: reshard.convert("a", "b", formt="ckpt"), "formt: there is no such option; did you mean format?"),  # type: ignore[call-arg]
         (lambda: reshard.convert("a", "b", strategy="s"), "strategy: there is no such option; did you mean source_st"),  # type: ignore[call-arg]
-        (lambda: reshard.doctor("a", presets="qwen3"), "presets: there is no such option; did you mean preset?"),  # type: ignore[call-arg]
+        (
+            lambda: reshard.doctor("a", presets="qwen3"),  # type: ignore[call-arg]
+            "presets: there is no such option; did you mean preset or",
+        ),
         (lambda: reshard.recover("a", groups=[]), "groups: there is no such option; did you mean group_info"),  # type: ignore[call-arg]
         (lambda: reshard.load_rank("a", name=["b"]), "name: there is no such option; did you mean names"),  # type: ignore[call-arg]
         (lambda: reshard.convert("a", "b", format="onnx"), "format 'onnx': "),  # type: ignore[arg-type]
