@@ -25,6 +25,8 @@ MINDFORMERS := .venv-mindformers
 MINDFORMERS_JUDGE := $(MINDFORMERS)/installed
 MEGATRON := .venv-megatron
 MEGATRON_JUDGE := $(MEGATRON)/installed
+SIGNING := .venv-signing
+SIGNING_JUDGE := $(SIGNING)/installed
 VERL := .venv-verl
 VERL_MERGER := $(VERL)/installed
 
@@ -123,7 +125,15 @@ $(MEGATRON_JUDGE): requirements/megatron.lock | $(INSTALLED)
 		$(MEGATRON)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	@touch $@
 
-conformance: $(INSTALLED) $(JUDGE) $(MINDFORMERS_JUDGE) $(TORCH_JUDGE) $(MEGATRON_JUDGE) ## random conversions, judged by MindSpore, MindFormers, PyTorch, transformers, DeepSpeed and Megatron-Core; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
+# signs models and checks their signatures; pyOpenSSL, which it needs for certificates, it does not name
+$(SIGNING_JUDGE): requirements/signing.lock | $(INSTALLED)
+	@echo "install: model-signing, into $(SIGNING)"
+	@$(or $(INSTALLED_PYTHON),$(PYTHON)) -m venv --clear $(SIGNING)
+	@$(RUN) uv pip install --quiet --python $(SIGNING)/bin/python --no-deps --require-hashes --requirement $< || \
+		$(SIGNING)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	@touch $@
+
+conformance: $(INSTALLED) $(JUDGE) $(MINDFORMERS_JUDGE) $(TORCH_JUDGE) $(MEGATRON_JUDGE) $(SIGNING_JUDGE) ## random conversions, judged by MindSpore, MindFormers, PyTorch, transformers, DeepSpeed, Megatron-Core and model-signing; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
 	@$(RUN) tests.conformance.run $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(API),--api "$(API)")
 
 fuzz: $(INSTALLED) ## damaged and hostile files for every parser, a minute; SECONDS=600 SEED=… or ONLY=<a parser>
@@ -167,6 +177,8 @@ lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing 
 	printf 'verl==0.9.1\ntorch==2.13.0+cpu\n' | \
 		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
 		$(COMPILE) - --output-file requirements/verl.lock
+	printf 'model-signing==1.1.1\npyopenssl\nsecuresystemslib\nin-toto-attestation\n' | \
+		$(COMPILE) - --output-file requirements/signing.lock
 	printf 'mindformers==2.0.0\nmindspore==2.10.0\nnumpy==1.26.4\nsafetensors==0.7.0\ndatasets==5.0.1\ncryptography\n' | \
 		$(COMPILE) --override requirements/mindformers.override - --output-file requirements/mindformers.lock
 
@@ -174,5 +186,5 @@ proto: $(INSTALLED) ## generates the strategy messages from their .proto
 	$(RUN) grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. core/strategy/strategy.proto
 
 clean: ## removes .venv and everything generated
-	rm -rf .venv $(MINDSPORE) $(MINDFORMERS) $(TORCH) $(MEGATRON) $(VERL) $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(MINDSPORE) $(MINDFORMERS) $(TORCH) $(MEGATRON) $(SIGNING) $(VERL) $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

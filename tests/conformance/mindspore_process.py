@@ -17,6 +17,7 @@ from tests.support.places import PROJECT
 PYTHON = PROJECT / ".venv-mindspore" / "bin" / "python"
 TORCH_PYTHON = PROJECT / ".venv-torch" / "bin" / "python"
 MEGATRON_PYTHON = PROJECT / ".venv-megatron" / "bin" / "python"
+SIGNING_PYTHON = PROJECT / ".venv-signing" / "bin" / "python"
 MINDFORMERS_PYTHON = PROJECT / ".venv-mindformers" / "bin" / "python"
 _HERE = Path(__file__).parent
 # the slowest take about a second; MindSpore waits for ever for a child that died
@@ -172,6 +173,13 @@ class MegatronJudge(JudgeProcess):
 
     def __init__(self, log: Path) -> None:
         super().__init__(log, MEGATRON_PYTHON, "megatron_judge.py")
+
+
+class SigningJudge(JudgeProcess):
+    """Asks model-signing: see the operations of `signing_judge`."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log, SIGNING_PYTHON, "signing_judge.py")
 
 
 class FsdpJudge(JudgeProcess):

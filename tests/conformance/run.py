@@ -25,10 +25,18 @@ from tests.conformance.fsdp import check_fsdp
 from tests.conformance.hugging_face import check_hugging_face
 from tests.conformance.made_strategies import check_made_strategies
 from tests.conformance.megatron_core import check_megatron
-from tests.conformance.mindspore_process import MEGATRON_PYTHON, MINDFORMERS_PYTHON, PYTHON, Judge, RefusalError
+from tests.conformance.mindspore_process import (
+    MEGATRON_PYTHON,
+    MINDFORMERS_PYTHON,
+    PYTHON,
+    SIGNING_PYTHON,
+    Judge,
+    RefusalError,
+)
 from tests.conformance.redundancy_and_parts import check_redundancy_and_parts
 from tests.conformance.removed_redundancy import check_removed_redundancy
 from tests.conformance.saving_trainings import check_saving_trainings
+from tests.conformance.signing import check_signing
 from tests.conformance.state_dicts import check_state_dicts
 from tests.conformance.unified import check_unified
 from tests.conformance.universal import check_universal
@@ -54,6 +62,7 @@ _RANDOM_CHECKS = (
     ("Megatron", check_megatron),
     ("FSDP", check_fsdp),
     ("ZeRO", check_zero),
+    ("signatures", check_signing),
     ("state dicts", check_state_dicts),
     ("universal checkpoints of DeepSpeed", check_universal),
 )
@@ -106,6 +115,7 @@ def main(cases: int, seed: int | None, only: int | None, api: str | None) -> Non
         ("MindFormers", MINDFORMERS_PYTHON),
         ("PyTorch", TORCH_PYTHON),
         ("Megatron-Core", MEGATRON_PYTHON),
+        ("model-signing", SIGNING_PYTHON),
     )
     for judge, python in judges:
         if not python.exists():

@@ -49,6 +49,7 @@ def conformance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Conformance:
         monkeypatch.setattr(run, "MINDFORMERS_PYTHON", tmp_path)
         monkeypatch.setattr(run, "TORCH_PYTHON", tmp_path)
         monkeypatch.setattr(run, "MEGATRON_PYTHON", tmp_path)
+        monkeypatch.setattr(run, "SIGNING_PYTHON", tmp_path)
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setattr("tempfile.tempdir", None)
         return CliRunner().invoke(run.main, arguments)
