@@ -1,6 +1,7 @@
 """Records beside checkpoints: manifest, records, plan, leases, also sealed; lists of faulty ranks, weight maps."""
 
 import atexit
+import json
 import shutil
 import tempfile
 from contextlib import suppress
@@ -10,6 +11,12 @@ from pathlib import Path
 from reshard.core.checkpoint.manifest import dump_record
 from reshard.core.checkpoint.self_digest import add_digest, split_digest
 from reshard.core.conversion.convert import convert
+from reshard.core.custody.agreement import disagreements
+from reshard.core.custody.attestation import Attestation
+from reshard.core.custody.equivalence import EquivalenceStatement
+from reshard.core.custody.provenance import ProvenanceStatement
+from reshard.core.custody.reading import KINDS
+from reshard.core.custody.statements import dump_statement, parse_statement
 from reshard.core.errors import InputError, TargetError
 from reshard.core.layouts.manifests import parse_manifest, parse_shard_record
 from reshard.core.layouts.weight_maps import read_weight_map
@@ -37,7 +44,7 @@ def _directory() -> Path:
         "source_strategy": str(case / "src_strategy.ckpt"),
         "target_strategy": str(case / "dst_strategy.ckpt"),
     }
-    convert(build_request(source=str(case / "src"), target=str(directory / "target"), **strategies))
+    convert(build_request(source=str(case / "src"), target=str(directory / "target"), sha256="target", **strategies))
     return directory
 
 
@@ -47,6 +54,22 @@ def _state() -> Path:
 
 def _manifests() -> list[bytes]:
     return [split_digest((_state() / "manifest.json").read_bytes())[0]]
+
+
+def _statements() -> list[bytes]:
+    return [(_state() / name).read_bytes() for name in KINDS]
+
+
+def _parse_statement(data: bytes) -> None:
+    kind = ProvenanceStatement if b"slsa" in data else EquivalenceStatement
+    statement = parse_statement(data, kind, _ORIGIN)
+    assert parse_statement(dump_statement(statement), kind, _ORIGIN) == statement
+    manifest = parse_manifest(add_digest(_manifests()[0]), _ORIGIN)
+    assert all(problem.startswith(f"{_ORIGIN}: ") for problem in disagreements(statement, manifest, _ORIGIN))
+    document = json.loads(data)
+    provenance, equivalence = (document, None) if b"slsa" in data else (None, document)
+    shown = str(Attestation(target=_ORIGIN, provenance=provenance, equivalence=equivalence, signatures=()))
+    assert shown.replace("\n", "").isprintable()
 
 
 def _records() -> list[bytes]:
@@ -129,6 +152,7 @@ def _parse_weight_map(data: bytes) -> None:
 SEALED = Parser("sealed", _sealed, _unseal, (), _ORIGIN)
 WEIGHT_MAP = Parser("weight-map", _weight_maps, _parse_weight_map, (damaged_json,), _ORIGIN)
 MANIFEST = Parser("manifest", _manifests, _parse_manifest, (damaged_json,), _ORIGIN)
+STATEMENT = Parser("statement", _statements, _parse_statement, (damaged_json,), _ORIGIN)
 RECORD = Parser("record", _records, _parse_record, (damaged_json,), _ORIGIN)
 # it may be compressed 250 times
 PLAN = Parser("plan", _plans, _parse_plan, (damaged_gzip,), _ORIGIN, memory_factor=250 * 64)

@@ -26,7 +26,7 @@ def test_it_survives_damaged_files(parser: Parser) -> None:
 def test_it_survives_its_seeds_cut_off(parser: Parser) -> None:
     seed = min(parser.seeds(), key=len)
     for stop in range(0, len(seed), max(1, len(seed) // 40)):
-        assert outcome(parser, seed[:stop]) == ("", outcome(parser, seed[:stop])[1])
+        assert outcome(parser, seed[:stop])[0] == ""
 
 
 @every_parser

@@ -31,6 +31,8 @@ def test_a_store_and_a_disk(store: Store, capsys: pytest.CaptureFixture[str]) ->
 
 def test_one_url_on_two_servers(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = store.add(CASE / "full", "model")
+    (tmp_path / "changes.yaml").write_text("include: ['*']")
+    changes = store.add(tmp_path / "changes.yaml", "changes.yaml")
     with s3_server(tmp_path / "root", (BUCKET,)) as other, s3_proxy(other) as proxy:
         there = other.path(BUCKET, f"{store.prefix}/model/rank_0/full_0.ckpt")
         there.parent.mkdir(parents=True)
@@ -43,6 +45,8 @@ def test_one_url_on_two_servers(store: Store, tmp_path: Path, monkeypatch: pytes
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HERE", options_of(store.server, store.proxy.url))
         monkeypatch.setenv("THERE", options_of(other, proxy.url))
-        report = compare_checkpoints(build_comparison(a=url, b=url, storage_a="env:HERE", storage_b="env:THERE"))
-    assert report.verdict == "NOT the same: 1 parameter of different content"
+        sides = {"a": url, "b": url, "storage_a": "env:HERE", "storage_b": "env:THERE"}
+        report = compare_checkpoints(build_comparison(**sides))
+        changed = compare_checkpoints(build_comparison(**sides, changes=changes))  # which are where A is
+    assert report.verdict == changed.verdict == "NOT the same: 1 parameter of different content"
     assert report.differences[0].count == 1

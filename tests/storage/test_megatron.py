@@ -12,10 +12,8 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.load import plan_load
 from reshard.core.errors import InputError
-from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import build_request
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.verification.compare import compare_checkpoints
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import read_safetensors, write_safetensors
 from tests.support.megatron import megatron_case
@@ -50,7 +48,6 @@ def test_one_layout_replaces_the_other(store: Store, tmp_path: Path) -> None:
         request = build_request(**asked, **layout, overwrite=True)
         convert(request)
         assert convert(request).written_bytes == 0
-        assert compare_checkpoints(build_comparison(a=asked["source"], b=url)).same
         assert verify_target(url, VerifyLevel.CONTENT).problems == ()
     assert {path.name for path in store.files("out/iter_0000003").iterdir()} == {
         ".reshard",

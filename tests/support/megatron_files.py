@@ -108,6 +108,19 @@ def read_models(directory: Path) -> dict[str, dict[str, Contents]]:
     }
 
 
+def whole_model(answer: Path) -> Contents:
+    """The model beside a case's description; experts in one tensor have an axis of their own."""
+    model = json.loads((answer / "case.json").read_text()).get("model", {})
+    whole = read_safetensors(answer / "want.safetensors")
+    for name, (dtype, shape, data) in whole.items():
+        if name.endswith(".experts.weight1"):
+            whole[name] = dtype, (model["experts"], model["hidden"], 2 * model["moe_ffn"]), data
+        elif name.endswith(".experts.weight2"):
+            whole[name] = dtype, (model["experts"], model["moe_ffn"], model["hidden"]), data
+        assert math.prod(whole[name][1]) == math.prod(shape)
+    return whole
+
+
 @dataclass(frozen=True)
 class MegatronCase:
     """A checkpoint that Megatron-Core wrote, and the whole model."""
@@ -129,15 +142,7 @@ class MegatronCase:
     @property
     def want(self) -> Contents:
         """The whole model; experts in one tensor have an axis of their own."""
-        model = self.info["model"]
-        whole = read_safetensors(self.directory / "want.safetensors")
-        for name, (dtype, shape, data) in whole.items():
-            if name.endswith(".experts.weight1"):
-                whole[name] = dtype, (model["experts"], model["hidden"], 2 * model["moe_ffn"]), data
-            elif name.endswith(".experts.weight2"):
-                whole[name] = dtype, (model["experts"], model["moe_ffn"], model["hidden"]), data
-            assert math.prod(whole[name][1]) == math.prod(shape)
-        return whole
+        return whole_model(self.directory)
 
     @property
     def options(self) -> dict[str, object]:

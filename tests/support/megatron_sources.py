@@ -1,7 +1,5 @@
 """Checkpoints that Megatron-Core and MindSpeed wrote, as sources, and copies of them with other contents."""
 
-import json
-import math
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -12,7 +10,8 @@ from typing import Any
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.runtime.pickle_writing import build_pickle
 from reshard.core.runtime.pickled import Pairs, PersistentId, PickledObject, read_objects
-from tests.support.checkpoints import Contents, read_safetensors
+from tests.support.checkpoints import Contents
+from tests.support.megatron_files import whole_model
 from tests.support.places import FIXTURES
 
 _ROOT = FIXTURES / "megatron"
@@ -39,15 +38,7 @@ class MegatronSource:
     @property
     def want(self) -> Contents:
         """The whole model; experts in one tensor have an axis of their own."""
-        model = json.loads((self.answer / "case.json").read_text()).get("model", {})
-        whole = read_safetensors(self.answer / "want.safetensors")
-        for name, (dtype, shape, data) in whole.items():
-            if name.endswith(".experts.weight1"):
-                whole[name] = dtype, (model["experts"], model["hidden"], 2 * model["moe_ffn"]), data
-            elif name.endswith(".experts.weight2"):
-                whole[name] = dtype, (model["experts"], model["moe_ffn"], model["hidden"]), data
-            assert math.prod(whole[name][1]) == math.prod(shape)
-        return whole
+        return whole_model(self.answer)
 
     def file(self, folder: str, name: str = MODEL_FILE) -> Path:
         """A rank's file."""

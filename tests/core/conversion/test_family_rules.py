@@ -201,6 +201,14 @@ DENSE_MODELS: dict[str, Callable[[], Model]] = {
         GEMMA2 | {f"self_attn.{name}_norm.weight": (4,) for name in "qk"}, without(MODEL, "lm_head"), head_dim=4
     ),
     "hunyuan_dense": dense_model(LLAMA | {f"self_attn.{name}_layernorm.weight": (4,) for name in ("query", "key")}),
+    "glm4": dense_model(
+        {
+            **without(LLAMA | BIASES, "mlp.gate", "mlp.up", "self_attn.o_proj.bias"),
+            **{f"post_{name}_layernorm.weight": (16,) for name in ("self_attn", "mlp")},
+            "mlp.gate_up_proj.weight": (20, 16),
+        },
+        attention_bias=True,
+    ),
     "seed_oss": dense_model(without(LLAMA | BIASES, "self_attn.o_proj.bias"), attention_bias=True),
     "internlm": dense_model(LLAMA | BIASES, bias=True),
     "internlm2": dense_model(
@@ -277,6 +285,28 @@ def chatglm_case(*, qkv_concat: bool, mlp_concat: bool, use_rearrange_rope: bool
     )
 
 
+CHATGLM_AS_PHI = {"transformer.embedding.word_embeddings": "model.embed_tokens", "transformer.output_layer": "lm_head",
+                  "transformer.encoder.final_layernorm": "model.norm", "transformer.encoder.layers": "model.layers",
+                  "self_attention.query_key_value": "self_attn.qkv_proj", "self_attention.dense": "self_attn.o_proj",
+                  "mlp.dense_h_to_4h": "mlp.gate_up_proj", "mlp.dense_4h_to_h": "mlp.down_proj"}  # fmt: skip
+
+
+def chatglm_megatron_model() -> Model:
+    """Without the buffer that some directories have, and that Megatron does not have."""
+    model = chatglm_model()
+    return Model({name: array for name, array in model.hf.items() if "inv_freq" not in name}, model.config)
+
+
+def chatglm_in_megatron(model: Model) -> Arrays:
+    hf: Arrays = {}
+    for name, array in model.hf.items():
+        for ours, theirs in CHATGLM_AS_PHI.items():
+            name = name.replace(ours, theirs)
+        hf[name] = array
+    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return megatron(hf, config)
+
+
 def of_mcore(fixture: str, preset: str, *switches: str, asked: tuple[str, ...] = ()) -> Case:
     """MindFormers' side is a fixture's: another preset has the same names."""
     return Case(
@@ -311,6 +341,7 @@ CASES = [
     chatglm_case(qkv_concat=True, mlp_concat=True, use_rearrange_rope=False),
     chatglm_case(qkv_concat=False, mlp_concat=True, use_rearrange_rope=True),
     chatglm_case(qkv_concat=False, mlp_concat=False, use_rearrange_rope=False),
+    Case("chatglm megatron", "chatglm", chatglm_megatron_model, chatglm_in_megatron, switch=("names=megatron",)),
     mixtral_case(use_gmm=True),
     *(megatron_case(preset, norms) for preset in DENSE_MODELS for norms in ("separate", "transformer_engine")),
     legacy_case("llama", llama_legacy, qkv_concat=False),
@@ -361,6 +392,26 @@ def test_the_fused_dialect_of_experts(case: Case, tmp_path: Path) -> None:
     both = [*case.switch, *case.asked]
     convert(build_request(source=str(hf), target=str(tmp_path / "to_mf"), switch=both, **options))
     assert directory_contents(tmp_path / "to_mf") == directory_contents(mf)
+
+
+def test_a_buffer_that_megatron_does_not_have(tmp_path: Path) -> None:
+    model = chatglm_model()
+    hf = written(tmp_path / "hf", model.hf, model.config)
+    options: dict[str, Any] = {"preset": "chatglm", "layout": "unified"}
+    report = convert(build_request(source=str(hf), target=str(tmp_path / "out"), names="megatron", **options))
+    assert directory_contents(tmp_path / "out") == directory_contents(
+        written(tmp_path / "mg", chatglm_in_megatron(chatglm_megatron_model()))
+    )
+    said = "left out: 1 buffer *rotary_pos_emb.inv_freq, which models compute from config.json"
+    assert said in report.notes
+    options |= {"preset": "chatglm", "target": str(tmp_path / "ranks")}
+    convert(build_request(source=str(hf), **options | {"layout": "megatron", "tensor_parallel": 2}))
+    options |= {"source": str(tmp_path / "ranks"), "target": str(tmp_path / "back"), "like": str(hf)}
+    with pytest.raises(PlanError, match="'transformer.rotary_pos_emb.inv_freq' is missing"):
+        make_plan(build_request(**options))
+    convert(build_request(allow_missing=["*.inv_freq"], **options))
+    expected = {name: entry for name, entry in directory_contents(hf).items() if "inv_freq" not in name}
+    assert directory_contents(tmp_path / "back") == expected
 
 
 def deepseek3_source(directory: Path, **changed: np.ndarray | None) -> Path:

@@ -5,7 +5,6 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from reshard.core.conversion.history import (
-    MAX_TEXT_CHARACTERS,
     ConversionState,
     HistoryEntry,
     HistoryFilter,
@@ -13,11 +12,11 @@ from reshard.core.conversion.history import (
     cost_text,
     make_history,
     parse_since,
-    shown_text,
     totals_by_day,
     totals_by_week,
 )
 from reshard.core.errors import InputError
+from reshard.core.text.foreign import MAX_TEXT_CHARACTERS, shown_text
 
 NOW = datetime(2026, 11, 26, 12, 0, tzinfo=UTC)  # a Thursday
 

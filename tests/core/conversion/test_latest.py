@@ -33,6 +33,7 @@ from reshard.core.storage.file_versions import read_stamps
 from tests.support.checkpoints import read_tree
 from tests.support.dcp import dcp_case
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.signing import kept, new_key, private_pem
 from tests.support.training import (
     CASE,
     LONG_AGO_SECONDS,
@@ -412,12 +413,14 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(source: Path, target
     save_step(source, "1_3")
     save_step(source, "1_4", ranks=[0])
     before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
-    report = convert_latest(latest_request(source, target, dry_run=True, keep_checkpoint_max=2))
+    options = {"keep_checkpoint_max": 2, "require_signed_by": "/any.pub"}
+    report = convert_latest(latest_request(source, target, dry_run=True, **options))
+    assert report.notes[0] == "the signature of the source would be checked first"
     assert taken(report) == ("would convert", "1_3")
     assert report.target == str(target / "1_3")
     assert report.removed == ("1_1",)
     assert report.kept == ("1_2",)
-    assert "step 1_4 is skipped" in report.notes[0]
+    assert "step 1_4 is skipped" in report.notes[1]
     assert before == {path: path.stat().st_mtime_ns for path in target.rglob("*")}
 
 
@@ -482,3 +485,17 @@ def test_the_form_describes_every_field() -> None:
     titles = [field["title"] for field in schema["properties"].values()]
     assert len(set(titles)) == len(titles)
     assert all(len(field["description"]) > 20 for field in schema["properties"].values())
+
+
+def test_what_was_not_asked_for_when_a_step_was_converted_is_not_added_but_named(source: Path, target: Path) -> None:
+    save_step(source, "2_1")
+    convert_latest(latest_request(source, target))
+    key = kept(target.parent / "key.pem", private_pem(new_key()))
+    unsigned = f"{target}/2_1: was converted before, and is not signed: 'reshard sign' signs it"
+    without = f"{target}/2_1: was converted before, without SHA-256: the same conversion with sha256='target' adds it"
+    for options, note in ({"sign": key}, unsigned), ({"sha256": "target"}, without):
+        for dry_run in True, False:
+            report = convert_latest(latest_request(source, target, dry_run=dry_run, **options))
+            assert (report.outcome, report.notes) == (LatestOutcome.NOTHING_NEW, (note,))
+    reshard.sign(target / "2_1", key=key)
+    assert not convert_latest(latest_request(source, target, sign=key)).notes

@@ -445,3 +445,5 @@ def test_little_memory_is_refused_before_anything_is_written(tmp_path: Path) -> 
     with pytest.raises(PlanError, match="merging .* takes 29.0 MiB at least"):
         convert(request(tmp_path, base(tmp_path), adapter(tmp_path, pair()), memory_limit="16MiB"))
     assert not (tmp_path / "target").exists()
+    with pytest.raises(PlanError, match="merging .* takes 29.0 MiB at least"):
+        load_rank(str(tmp_path / "base"), lora=str(tmp_path / "adapter"), memory_limit="16MiB")

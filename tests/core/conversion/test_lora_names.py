@@ -31,6 +31,8 @@ MTP = Family("deepseek3_mtp")
 MAY_BE_TIED = "embed", "head", "output_layer"
 RANK, ALPHA = 4, 6.0
 PEFT = ("base_model.model.{}.lora_A.weight", "base_model.model.{}.lora_B.weight")
+LIVE = ("{}.lora_A.default.weight", "{}.lora_B.default.weight")
+"""As PEFT has them around the modules of a training, such as Megatron's."""
 MINDPET = ("{}.mindpet_delta_lora_a", "{}.mindpet_delta_lora_b")
 CONFIG = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none"}
 
@@ -112,6 +114,26 @@ def test_peft_of_a_base_of_megatrons(name: str, experts: str, norms: str, tmp_pa
     given = {"source": str(base), "lora": str(lora), "switch": [FROM]}
     convert(build_request(target=str(tmp_path / "out"), **given, **options))
     assert directory_contents(tmp_path / "out") == contents(tmp_path / "merged", merged(model.hf))
+
+
+@pytest.mark.parametrize(("name", "experts", "norms"), MEGATRON[::3])
+def test_megatrons_adapter_on_the_way_from_and_to_its_names(
+    name: str, experts: str, norms: str, tmp_path: Path
+) -> None:
+    """Its matrices are those of fused weights: B has rows of q, k and v in turn, or of gate and up."""
+    model = model_of(name)
+    hf = model.directory(tmp_path / "hf")
+    rules = megatron(model.hf, model.config, experts, norms)
+    base = written(tmp_path / "megatron", rules)
+    given = {"lora": str(adapter(tmp_path / "live", rules, LIVE)), "lora_alpha": ALPHA}
+    options: dict[str, Any] = {"preset": model.preset, "layout": "unified", "verify": "content"}
+    convert(
+        build_request(source=str(base), target=str(tmp_path / "out"), like=str(hf), switch=[FROM], **given, **options)
+    )
+    then = {"source": str(written(tmp_path / "then", merged(rules))), "like": str(hf), "switch": [FROM]}
+    convert(build_request(target=str(tmp_path / "hf_then"), **then, **options))
+    assert directory_contents(tmp_path / "out") == directory_contents(tmp_path / "hf_then")
+    assert directory_contents(tmp_path / "out") != directory_contents(hf)
 
 
 def whole(family: Family) -> Arrays:

@@ -332,7 +332,7 @@ def test_rows_of_padding_are_left_out(tmp_path: Path) -> None:
     assert found.pop("adam_m.lm_head.weight").shape[0] == found.pop("adam_m.model.embed_tokens.weight").shape[0] == rows
     assert bytes_of(found) == bytes_of(model.hf)
     text = refusal(request(source_of(tensors, tmp_path / "unknown"), tmp_path / "out", "qwen3", FROM))
-    assert "V (vocab_size)" in text
+    assert "depends on vocab_size of config.json" in text
 
 
 def test_no_padding_is_noted_where_there_is_none(tmp_path: Path) -> None:
@@ -399,8 +399,10 @@ def test_a_sources_layout_says_whose_names_it_has(tmp_path: Path) -> None:
         "the source's layout has megatron names, and 'model.embed_tokens.weight' is as Hugging Face has it"
         in refusal(request(hf, tmp_path / "out", "qwen3"))
     )
-    text = refusal(request(source, tmp_path / "out", "glm4"))
-    assert text == "preset glm4 has no names of megatron: it has mcore"
+    text = refusal(request(source, tmp_path / "out", "telechat2"))
+    assert text == "preset telechat2 has no names of megatron: it has legacy"
+    text = refusal(request(source, tmp_path / "out", "minimax"))
+    assert text == "preset minimax has no names of megatron: it has Hugging Face's only"
 
 
 @pytest.mark.usefixtures("megatron_target")

@@ -109,7 +109,10 @@ def reference(family: Family, directory: Path) -> str:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"attention_bias": True}, "parameter 'model.layers.0.attention.wq.bias' is missing"),
+        (
+            {"attention_bias": True},
+            "parameter 'model.layers.0.attention.wq.bias' is missing: config.json asks for it (attention_bias)",
+        ),
         (
             {"mlp_bias": True},
             "config.json asks for 'model.layers.{L}.mlp.gate_proj.bias' (mlp_bias), and the preset has no row of it",

@@ -29,6 +29,8 @@ from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import claimed_while
 from tests.conformance.mindspore_process import PYTHON
 from tests.support.places import PROJECT
+from tests.support.signing import kept as kept_in
+from tests.support.signing import new_key, private_pem
 from tests.support.training import CASE, latest_request, save_step
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -504,3 +506,14 @@ def test_after_conversions(tmp_path: Path) -> None:
     # nothing to do is an occasion as well
     again = convert_latest(latest_request(source, target, keep_checkpoint_max=1))
     assert (again.outcome.value, again.removed, again.kept) == ("nothing new", ("1_2",), ("1_3",))
+
+
+def test_a_signature_is_removed_with_what_it_covers(tmp_path: Path) -> None:
+    source, target = tmp_path / "training", tmp_path / "converted"
+    signed = latest_request(source, target, sign=kept_in(tmp_path / "key.pem", private_pem(new_key())))
+    for number in range(2):
+        save_step(source, f"1_{number}")
+        report = convert_latest(signed.model_copy(update={"keep_checkpoint_max": 1}))
+    assert (report.removed, report.notes) == (("1_0",), ())
+    assert [path.parent.name for path in target.rglob("model.sig")] == ["1_1"]
+    assert not (target / "1_0").exists()
