@@ -42,7 +42,7 @@ EACH_FOLDED_FORM = pytest.mark.parametrize(
 )
 PLACES = {
     *("source", "target", "source_strategy", "target_strategy", "changes", "like", "training_config", "config_json"),
-    "lora",
+    *("lora", "sign_certificate", "require_signed_by", "signed_by"),
     *("a", "b", "strategy_a", "strategy_b"),
 }
 NOTES = dict.fromkeys(PLACES, "An absolute path (/data/x) on the worker's machine, or a URL.") | {
@@ -75,7 +75,12 @@ def test_every_field_has_its_title_and_description(form: Flow[..., Any], model: 
         assert field.description
         assert fields[name]["title"].rpartition(": ")[2] == field.title
         note = fields[name]["description"].removeprefix(field.description).strip()
-        assert note == NOTES.get(name, NOTE_OF_NAMES if "storage" in name or "_key" in name else "")
+        assert note == NOTES.get(name, NOTE_OF_NAMES if is_of_secret(name) else "")
+
+
+def is_of_secret(name: str) -> bool:
+    """True for a field that says where a secret is kept."""
+    return "storage" in name or "_key" in name or name in ("sign", "sign_passphrase")
 
 
 @EACH_FORM
@@ -95,7 +100,7 @@ TEN = [
 
 GROUPS_OF_CONVERT = [
     *("source_and_target", "parameters_and_their_changes", "output", "encrypted_and_damaged_sources"),
-    *("checks", "resources"),
+    *("checks", "signature", "resources"),
 ]
 
 
@@ -103,12 +108,13 @@ def test_the_form_of_a_conversion_has_ten_fields_and_closed_groups() -> None:
     schema = form_schema(forms.convert)
     assert shown(schema["properties"]) == [*TEN, *GROUPS_OF_CONVERT]
     checks = schema["properties"]["checks"]
-    assert (checks["title"], checks["description"]) == ("Checks", "Check CRC, Check replicas, Trust strategy")
+    inside = "SHA-256, Check CRC, Check replicas, Trust strategy, Require signed by"
+    assert (checks["title"], checks["description"]) == ("Checks", inside)
     closed, opened = checks["anyOf"]
     assert "properties" not in closed
     assert "default" not in checks
     assert shown(schema["definitions"][opened["$ref"].rpartition("/")[2]]["properties"]) == [
-        *("check_crc", "check_replicas", "trust_strategy"),
+        *("sha256", "check_crc", "check_replicas", "trust_strategy", "require_signed_by"),
     ]
 
 
@@ -336,6 +342,7 @@ def test_the_server_shows_no_regular_expression(name: str, value: object) -> Non
 def test_a_deployed_run_is_refused_a_relative_path_at_the_field(form: Flow[..., Any], model: type[BaseModel]) -> None:
     schema = form_schema(form)
     right = dict.fromkeys(schema.get("required", ()), "/data/x")
+    right |= {"sign": "env:KEY"} if "sign" in model.model_fields else {}
     for name in _places(form):
         for place in RELATIVE:
             [error] = validate(right | {name: place}, schema)
@@ -356,7 +363,8 @@ def test_a_deployed_run_is_refused_a_relative_path_at_the_field(form: Flow[..., 
 def test_a_deployed_run_is_refused_names_of_relative_files(form: Flow[..., Any], model: type[BaseModel]) -> None:
     schema = form_schema(form)
     right = dict.fromkeys(schema.get("required", ()), "/data/x")
-    names = [name for name in fields_of(form) if "storage" in name or "_key" in name]
+    right |= {"sign": "env:KEY"} if "sign" in model.model_fields else {}
+    names = [name for name in fields_of(form) if is_of_secret(name)]
     for name in names:
         assert validate(right | {name: "file:s3.json"}, schema)
         ended: State[Any] = form.fn(**right | {name: "file:s3.json"})
