@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 
 from reshard.core.errors import InputError
 from reshard.core.files.file_names import NO_EPOCH, Step
+from reshard.core.layouts.tracker import Tracker, read_tracker
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.file_versions import Stamp, read_stamps
@@ -127,7 +128,12 @@ class DirectorySteps(Record):
     root: Location
     directories: Mapping[int, str]
 
-    tracker_name: ClassVar[str] = ""
+    tracker: ClassVar[Tracker | None] = None
+
+    @property
+    def tracker_name(self) -> str:
+        """The name of the tracker; empty without one."""
+        return self.tracker.name if self.tracker else ""
 
     @property
     def source(self) -> str:
@@ -136,7 +142,7 @@ class DirectorySteps(Record):
 
     def named(self) -> int | None:
         """Return the number of the step that the tracker names; None if it names none, or there is none."""
-        return None
+        return read_tracker(self.root, self.tracker) if self.tracker else None
 
     def see(self, observer: StepObserver, step: Step, directory: Location, named: int | None) -> SeenStep:
         """Return a step at one look; `named`: the number of the one that the tracker names."""

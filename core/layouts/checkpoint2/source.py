@@ -37,7 +37,7 @@ from reshard.core.layouts.source_layout import (
     TrackedSteps,
 )
 from reshard.core.layouts.state_numbers import Number
-from reshard.core.layouts.tracker import read_tracker
+from reshard.core.layouts.tracker import Tracker
 from reshard.core.storage.links import check_links
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.publishing import STATE_DIRECTORY
@@ -104,11 +104,7 @@ class FoundIteration(FoundCheckpoint):
 class IterationSteps(DirectorySteps):
     """The iterations in a directory: the tracker names the newest that is complete."""
 
-    tracker_name: ClassVar[str] = TRACKER.name
-
-    def named(self) -> int | None:
-        """Return the iteration that the tracker names."""
-        return read_tracker(self.root, TRACKER)
+    tracker: ClassVar[Tracker | None] = TRACKER
 
     def see(self, observer: StepObserver, step: Step, directory: Location, named: int | None) -> SeenStep:
         """Return an iteration at one look."""

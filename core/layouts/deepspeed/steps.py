@@ -1,7 +1,5 @@
 """The steps that a training saves into one directory, each in the directory of its tag."""
 
-from typing import ClassVar
-
 from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.files.file_names import Step
 from reshard.core.layouts.deepspeed.checkpoint import open_tag
@@ -18,7 +16,10 @@ class TagSteps(DirectorySteps):
 
     latest: str | None
 
-    tracker_name: ClassVar[str] = LATEST_NAME
+    @property
+    def tracker_name(self) -> str:
+        """The name of what names a tag."""
+        return LATEST_NAME
 
     def named(self) -> int | None:
         """Return the step of the tag that `latest` names; None also if that is of another kind."""

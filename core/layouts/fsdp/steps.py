@@ -14,7 +14,7 @@ from reshard.core.layouts.fsdp.places import incomplete, model_in
 from reshard.core.layouts.lost_files import lost_text
 from reshard.core.layouts.placed_shards import part_locations
 from reshard.core.layouts.seen_steps import DirectorySteps, SeenStep, StepObserver
-from reshard.core.layouts.tracker import read_tracker
+from reshard.core.layouts.tracker import Tracker
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.urls import Location
 
@@ -22,11 +22,7 @@ from reshard.core.storage.urls import Location
 class FsdpSteps(DirectorySteps):
     """The steps in a directory."""
 
-    tracker_name: ClassVar[str] = TRACKER.name
-
-    def named(self) -> int | None:
-        """Return the step that the tracker names."""
-        return read_tracker(self.root, TRACKER)
+    tracker: ClassVar[Tracker | None] = TRACKER
 
     def see(self, observer: StepObserver, step: Step, directory: Location, named: int | None) -> SeenStep:
         """Return a step at one look."""

@@ -9,7 +9,7 @@ from reshard.core.layouts.megatron.iterations import Iteration, incomplete
 from reshard.core.layouts.megatron.names import TRACKER
 from reshard.core.layouts.placed_shards import part_locations
 from reshard.core.layouts.seen_steps import DirectorySteps, SeenStep, StepObserver
-from reshard.core.layouts.tracker import read_tracker
+from reshard.core.layouts.tracker import Tracker
 from reshard.core.storage.listing import names_in
 from reshard.core.storage.urls import Location
 
@@ -17,11 +17,7 @@ from reshard.core.storage.urls import Location
 class IterationSteps(DirectorySteps):
     """The iterations in a directory; the tracker names the newest that is complete."""
 
-    tracker_name: ClassVar[str] = TRACKER.name
-
-    def named(self) -> int | None:
-        """Return the iteration that the tracker names."""
-        return read_tracker(self.root, TRACKER)
+    tracker: ClassVar[Tracker | None] = TRACKER
 
     def see(self, observer: StepObserver, step: Step, directory: Location, named: int | None) -> SeenStep:
         """Return an iteration at one look."""

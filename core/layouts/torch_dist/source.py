@@ -24,7 +24,7 @@ from reshard.core.layouts.torch_dist.checkpoint import (
 )
 from reshard.core.layouts.torch_dist.names import COMMON_NAME, CONFIG_NAME
 from reshard.core.layouts.torch_dist.unstacking import unmappable
-from reshard.core.layouts.tracker import read_tracker
+from reshard.core.layouts.tracker import Tracker
 from reshard.core.storage.urls import Location
 
 
@@ -58,11 +58,7 @@ class FoundTorchDist(FoundDcp):
 class TorchDistSteps(DcpSteps):
     """The steps of a training with Megatron in a directory; `metadata.json` is written last."""
 
-    tracker_name: ClassVar[str] = TRACKER.name
-
-    def named(self) -> int | None:
-        """Return the iteration that the tracker names."""
-        return read_tracker(self.root, TRACKER)
+    tracker: ClassVar[Tracker | None] = TRACKER
 
     def missing_from(self, names: Sequence[str]) -> list[str]:
         """Return the files that a step with these names lacks to be complete."""
