@@ -25,10 +25,10 @@ from reshard.core.storage.publishing import MANIFEST_NAME, SIGNATURE_NAME, WITHD
 from reshard.core.storage.store import Entry
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
-from reshard.core.target.workspace import LEASES_DIRECTORY
+from reshard.core.target.workspace import LEASES_DIRECTORY, record_name
 
 _GIT_PATHS = (".git", ".gitattributes", ".github", ".gitignore")
-"""Left out by model-signing too, unless it is told otherwise."""
+"""Model-signing leaves these out by default."""
 IGNORED = (SIGNATURE_NAME, state_path(LEASES_DIRECTORY), *_GIT_PATHS)
 """Paths below a target that its signature does not cover, each with all that is below it."""
 MANIFEST_PATH = state_path(MANIFEST_NAME)
@@ -67,7 +67,7 @@ def manifest_digests(manifest: Manifest) -> dict[str, str]:
 
 def record_path(rank: int) -> str:
     """Return the path of a rank's record below its target."""
-    return state_path(f"{RECORDS_DIRECTORY}/rank_{rank}.json")
+    return state_path(f"{RECORDS_DIRECTORY}/{record_name(rank)}")
 
 
 def sign_directory(directory: Location, name: str, signer: Signer, known: Mapping[str, str], workers: int) -> None:

@@ -61,6 +61,11 @@ _MAX_KNOWN_BYTES = 10 * 2**20
 """Size of the files of known records; the records themselves take three times as much."""
 
 
+def record_name(rank: int) -> str:
+    """Return the name of a rank's record in the directory of records."""
+    return f"rank_{rank}.json"
+
+
 class ForeignRecordError(TargetError):
     """A record belongs to another conversion, and must not be removed."""
 
@@ -112,7 +117,7 @@ class Workspace(Record, eq=False):
 
     def record_location(self, rank: int) -> Location:
         """Return the place of a rank's record."""
-        return self.state.child(RECORDS_DIRECTORY, f"rank_{rank}.json")
+        return self.state.child(RECORDS_DIRECTORY, record_name(rank))
 
     def write_record(self, record: ShardRecord) -> None:
         """Store the record of a rank whose file is written."""

@@ -18,7 +18,7 @@ from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, WITH
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 from reshard.core.target.documents import statement_problem
-from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, read_identity
+from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, read_identity, record_name
 
 UNDIGESTED = (
     "written by an earlier version of reshard, without digests of the manifest, the records and the plan: not all of "
@@ -69,7 +69,7 @@ def other_state_files(
     # a run that was killed just after it wrote the manifest leaves the mark that it was withdrawn
     names = (MANIFEST_NAME, IDENTITY_NAME, WITHDRAWN_NAME, *([PLAN_NAME] if has_plan else []), *statements)
     own = {state.child(name).path for name in names}
-    own |= {state.child(RECORDS_DIRECTORY, f"rank_{rank}.json").path for rank in ranks}
+    own |= {state.child(RECORDS_DIRECTORY, record_name(rank)).path for rank in ranks}
     leases = state.child(LEASES_DIRECTORY).path
     return [
         file
