@@ -107,7 +107,7 @@ def complete_records(
     unsigned = _signed_anew(session, stored)
     if not (lacks or unsigned or (is_new and stored.statements)):
         return
-    if not target.lift_signature():
+    if target.keeps_signature:
         if lacks:
             current_progress().note(
                 f"{target.final}: is signed, and nothing is added to its records, which would break the signature: "
@@ -117,7 +117,7 @@ def complete_records(
     source_files = session.source_files if session.request.hashes_source else ()
     with target.claimed(()):
         stored = target.read_committed()
-        if stored is None:  # another run has begun to replace it
+        if stored is None or not target.lift_signature():  # another run has begun to replace it, or has signed it
             return
         key = target_key()
         manifest = unseal_manifest(stored, key, str(target.final))

@@ -15,13 +15,11 @@ from reshard.core.target.target import Signing
 from reshard.core.target.workspace import IDENTITY_NAME
 
 
-def signing_of(session: Session, manifest: Manifest, record_sums: Mapping[int, str]) -> Signing | None:
-    """Return what signs a session's target at its commit; None if it is not to be signed.
+def signing_of(session: Session, manifest: Manifest, record_sums: Mapping[int, str]) -> Signing:
+    """Return what signs a session's target at its commit.
 
     `record_sums` are SHA-256 of the records' files, by rank. Records that another run may have written since are read.
     """
-    if not session.request.sign:
-        return None
     target = session.target
     known = manifest_digests(manifest)
     known[state_path(IDENTITY_NAME)] = _sha256(target.identity.encode())

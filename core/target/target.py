@@ -171,16 +171,21 @@ class Target(Record, dict=True):
         """The place of the finished target's signature."""
         return self.final.child(SIGNATURE_NAME)
 
+    @property
+    def keeps_signature(self) -> bool:
+        """True if the finished target is signed, and this run does not sign it anew: then no file may change."""
+        return not self.signs and exists(self.signature)
+
     def lift_signature(self) -> bool:
         """Remove the finished target's signature before its files change, if this run signs it anew at its end.
 
         Returns False if it is signed and stays so: then no file may change.
         """
-        if not exists(self.signature):
-            return True
-        if self.signs:
+        if self.keeps_signature:
+            return False
+        if self.signs and exists(self.signature):
             remove_file(self.signature)
-        return self.signs
+        return True
 
     def lift_signature_to_repair(self) -> None:
         """Remove the signature as `lift_signature` does; raise TargetError if it stays."""

@@ -268,6 +268,15 @@ def test_nothing_is_signed_while_another_run_may_change_it(target: str, tmp_path
     check_signed_at(target)
 
 
+def test_a_signature_stays_while_another_run_holds_the_target(tmp_path: Path) -> None:
+    target = str(tmp_path / "out")
+    convert(request(tmp_path, target))
+    before, other = contents(target), new_holder((0,), "another plan")
+    with held_lease(leases_of(parse_url(target)), other), pytest.raises(TargetBusyError):
+        convert(request(tmp_path, target, sha256="source"))
+    assert {name: each for name, each in contents(target).items() if "leases" not in name} == before
+
+
 def test_the_signature_of_a_run_that_was_killed_is_removed_with_its_files(tmp_path: Path, monkeypatch) -> None:
     target = f"memory://{tmp_path.name}/out"
     kill_at_the_manifest(monkeypatch, request(tmp_path, target))
