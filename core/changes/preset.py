@@ -35,7 +35,7 @@ from reshard.core.text.printing import listed_lines
 MINDFORMERS = "MindFormers"
 """The program whose names worlds have, unless they say otherwise."""
 HUGGING_FACE = "Hugging Face"
-"""Whose names a world has that is none: its rows are what the preset knows of a family that has dialects only."""
+"""Marks a family that only Hugging Face names: its one table of rows serves dialects, not another world."""
 MEGATRON = "Megatron"
 """The program whose names are MindFormers', too: where these lie otherwise, names do not tell whose they are."""
 

@@ -94,7 +94,7 @@ def _note(state: _State, dependencies: Sequence[Dependency]) -> str:
 
 
 class _Check(Record):
-    """Looks at files; `advance` is told the bytes that were read."""
+    """Checks files against a manifest; `advance` is called with the bytes read."""
 
     manifest: Manifest
     advance: Callable[[int], None]

@@ -174,7 +174,7 @@ def check_name(name: str, origin: str) -> None:
 
 
 def _ignored(path: str, origin: str) -> str:
-    """Return a path that was left out; one that leads outside leaves nothing out, and is refused all the same."""
+    """Return an ignored path without its final slash; raise SignatureError if it leads outside the model."""
     plain = path.removesuffix("/")
     check_name(plain, origin)
     return plain

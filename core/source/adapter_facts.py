@@ -1,4 +1,4 @@
-"""What is told of a LoRA adapter alone: of how many modules it is, its rank, and its alpha."""
+"""Facts about a LoRA adapter for reports: its number of modules, rank and alpha."""
 
 from collections.abc import Mapping, Sequence
 

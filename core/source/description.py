@@ -67,7 +67,7 @@ def describe(url: str, root: str = "") -> Document:
 
 
 def _with_adapter(described: Document, directory: Location) -> Document:
-    """Add what is told of a directory that PEFT wrote; others stay as they are."""
+    """Add the facts about an adapter that PEFT wrote; return other descriptions unchanged."""
     weights = directory.child(WEIGHTS_NAME)
     with storage_errors_as_input():
         if not (exists(directory.child(CONFIG_NAME)) and exists(weights)):

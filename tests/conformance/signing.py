@@ -83,7 +83,7 @@ def build_case(seed: int) -> SigningCase:
 
 
 def check_signing(first: int, directory: Path) -> list[str]:
-    """What is not as it should be in some cases; none if reshard and model-signing agree."""
+    """Return where reshard and model-signing disagree, in sentences."""
     directory.mkdir(parents=True)
     with SigningJudge(directory / "model_signing.log") as judge:
         return check_seeds(range(first, first + CASES), directory, lambda seed, place: _check(seed, place, judge))

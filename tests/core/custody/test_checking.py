@@ -81,7 +81,7 @@ def test_a_tampered_file_is_named(target: Path) -> None:
 
 
 def test_a_file_and_its_record_tampered_together_are_found(target: Path, tmp_path: Path) -> None:
-    """Whoever can write can make records that fit other files; a signature nobody else can make."""
+    """Anyone who can write can forge matching records, but only the key's owner can sign."""
     other = tmp_path / "other"
     convert(case(7009).request(other, format="safetensors", sha256="target"))
     shutil.copyfile(target / "model.sig", other / "model.sig")
