@@ -12,6 +12,7 @@ from reshard.core.conversion.convert import convert
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.storage.urls import parse_url
 from tests.support.deployed import Demo, reshard
+from tests.support.postgres import HAS_POSTGRES, postgres_server
 from tests.support.prefect_server import (
     PrefectServer,
     Worker,
@@ -21,6 +22,9 @@ from tests.support.prefect_server import (
 from tests.support.runs import Files, files_of
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_server import s3_server
+
+DATABASE_PASSWORD = "p@ss/w:ord %41#?"
+"""Nothing in it may need escapes: it is no part of a URL."""
 
 SLOW_SECONDS = 0.2
 """Each request to the store takes so long: the demo's conversion twenty seconds."""
@@ -40,9 +44,19 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
 
 
 @pytest.fixture(scope="session")
-def bare_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+def database() -> Iterator[dict[str, str]]:
+    """Settings of a server's database: PostgreSQL if it is installed; with SQLite, a busy server loses events."""
+    if HAS_POSTGRES:
+        with postgres_server(DATABASE_PASSWORD) as settings:
+            yield settings
+    else:
+        yield {}
+
+
+@pytest.fixture(scope="session")
+def bare_server(database: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     """A server that knows nothing yet."""
-    with prefect_server(tmp_path_factory.mktemp("prefect")) as server:
+    with prefect_server(tmp_path_factory.mktemp("prefect"), database) as server:
         yield server
 
 

@@ -43,7 +43,7 @@ def question_of(server: PrefectServer, run_id: UUID) -> str:
                 raise
             return None
 
-    return until(stored, "no question", 20)
+    return until(stored, "no question")
 
 
 def ask(server: PrefectServer, demo: Demo, target: Path, **others: object) -> UUID:

@@ -175,7 +175,7 @@ def test_the_event_starts_nothing_once_a_deployment_was_deleted_and_made_again(
     assert f"automation {SAVED_AUTOMATION}: is there already, left as it is\n" in reshard(server, "deploy").stdout
 
     client.resume_automation(automation.id)
-    runs = until(lambda: _runs_after_an_event(server, made), "no run", 60)
+    runs = until(lambda: _runs_after_an_event(server, made), "no run")
     for run in runs:
         client.delete_flow_run(run.id)
     assert {(run.parameters["source"], run.parameters["target"]) for run in runs} == {("/saved", "/mine")}

@@ -72,7 +72,7 @@ def test_what_an_event_started_is_told_to_come_from_its_automation(
     }
     server.client.request("POST", "/events", json=[event])
     target = tmp_path / "target" / "3_1200"
-    [entry] = until(lambda: entries(server, target, "--state", "committed"), "it is not converted", 120)
+    [entry] = until(lambda: entries(server, target, "--state", "committed"), "it is not converted")
     assert entry["started_by"] == "automation reshard: a checkpoint was saved"
     assert entry["deployment"] == "convert-latest"
 

@@ -44,7 +44,7 @@ def test_a_cancelled_run_stops_soon_and_another_resumes_it(
     assert time.monotonic() - cancelled < GRACE_SECONDS
     assert not (partial(target) / ".reshard" / "leases").exists()
     assert not target.exists()
-    logs = until(lambda: _logs_once_cancelled(server, run_id), "no word of it", 30)
+    logs = until(lambda: _logs_once_cancelled(server, run_id), "no word of it")
     assert not [log.message for log in logs if log.level > logging.INFO]
     assert not [log.message for log in logs if "Traceback" in log.message or "Running()" in log.message]
 
@@ -73,7 +73,7 @@ def test_a_run_whose_process_is_killed_is_crashed_and_a_retry_resumes_it(
     assert "SIGKILL" in str(crashed.state.message)
     done = recorded_ranks(target)
     # the worker has two parts that say so, one after the other; a retry in between would be undone by the second
-    until(lambda: any("memory allocation" in log.message for log in logs_of(server, run_id)), "no word of it", 30)
+    until(lambda: any("memory allocation" in log.message for log in logs_of(server, run_id)), "no word of it")
     slow_store.begin_anew()
     retry_run(server, run_id)
     await_run(server, run_id, "Completed")
@@ -97,7 +97,7 @@ def test_a_run_outlives_a_restart_of_the_server(
     if number == signal.SIGTERM:
         # it is down at the moment when the run ends
         slow_store.begin_anew()
-        until(target.exists, "the target is not there", 60)
+        until(target.exists, "the target is not there")
     else:
         slow_store.latency_seconds = 2.0  # it goes on until the server is back
     server.start()

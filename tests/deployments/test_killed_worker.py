@@ -24,7 +24,7 @@ def test_it_is_crashed_by_the_automation_and_a_retry_resumes_it(
         run_id = start_slow_run(server, demo, target)
         doomed.kill()
     done = recorded_ranks(target)
-    crashed = await_run(server, run_id, "Crashed", seconds=150)
+    crashed = await_run(server, run_id, "Crashed")
     assert crashed.state
     assert str(crashed.state.message).startswith("No sign of life for 40 s")
     server.client.delete_automation(impatient)

@@ -111,7 +111,7 @@ def test_a_failed_run_tells_why_and_can_be_retried(server: PrefectServer, demo: 
     message = f"{strategy}: cannot read the strategy: no such file or directory"
     assert ended.state
     assert ended.state.message == message
-    logs = until(lambda: [log for log in logs_of(server, run_id) if message in log.message], "no log", 20)
+    logs = until(lambda: [log for log in logs_of(server, run_id) if message in log.message], "no log")
     assert not [log.message for log in logs_of(server, run_id) if "Traceback" in log.message]
     assert any(log.level == logging.ERROR for log in logs)
     shutil.copytree(demo.directory / "strategy", strategy)
@@ -129,7 +129,7 @@ def _check_quiet(server: PrefectServer, run_id: UUID) -> None:
         there = {(int(each[1]), "checked" if "read back" in each[2] else "written") for each in found if each}
         return logs if there == wanted else []
 
-    logs = until(all_logged, "not a line for each rank and phase", 20)
+    logs = until(all_logged, "not a line for each rank and phase")
     assert not [log.message for log in logs if log.level > logging.INFO]
     assert len(logs) < 24, [log.message for log in logs]
 
@@ -235,7 +235,7 @@ def _run_after_saving(server: PrefectServer, said: dict[str, object]) -> UUID:
         found = server.client.read_flow_runs(flow_run_filter=ours, limit=50)
         return [each.id for each in found if each.parameters.get("target") == said["target"]]
 
-    [started] = until(runs, "no run", 60)
+    [started] = until(runs, "no run")
     parameters = server.client.read_flow_run(started).parameters
     assert {name: parameters[name] for name in said} == said
     return started

@@ -41,7 +41,7 @@ def serving(server: PrefectServer, directory: Path, settings: Mapping[str, str] 
     serve = [sys.executable, "-m", "reshard.cli.main", "serve", "--limit", "2"]
     served = Worker(server, directory, serve, {"PYTHONPATH": ":".join(filter(None, sys.path)), **(settings or {})})
     try:
-        until(lambda: "serving to" in served.log.read_text(), f"it does not serve: {served.log}", 60)
+        until(lambda: "serving to" in served.log.read_text(), f"it does not serve: {served.log}")
         yield served
     finally:
         served.kill()
@@ -60,7 +60,7 @@ def test_serve_carries_out_runs_and_keeps_what_a_user_changed(
     client = own_server.client
     with serving(own_server, tmp_path / "first"):
         names = {described.name for described in read_descriptions()}
-        until(lambda: {each.name for each in client.read_deployments()} == names, "no deployments", 60)
+        until(lambda: {each.name for each in client.read_deployments()} == names, "no deployments")
         run_id = start_run(own_server, CONVERT, demo.parameters(tmp_path / "target"))
         await_run(own_server, run_id, "Completed")
         (made,) = client.read_automations_by_name(SAVED_AUTOMATION)
@@ -87,7 +87,7 @@ def test_serve_carries_out_runs_and_keeps_what_a_user_changed(
 
     with serving(own_server, tmp_path / "second"):
         for name in updated:
-            until(partial(is_updated, name), f"{name} is not updated", 60)
+            until(partial(is_updated, name), f"{name} is not updated")
     (schedule,) = client.read_deployment_by_name(CONVERT).schedules
     assert (schedule.active, schedule.schedule) == (True, hourly.schedule)
     assert client.read_automations_by_name(SAVED_AUTOMATION) == before
@@ -102,16 +102,16 @@ def test_sigterm_ends_it_and_its_run_without_a_traceback(
         run_id = start_slow_run(own_server, demo, target)
         processes = served.flow_processes()
         served.terminate()
-        until(lambda: served.ended, "it goes on", 60)
+        until(lambda: served.ended, "it goes on")
         assert served.exit_code == 0
-        until(lambda: not any(process.is_running() for process in processes), "its run goes on", 30)
+        until(lambda: not any(process.is_running() for process in processes), "its run goes on")
         shown = served.log.read_text()
         assert "Traceback" not in shown
         assert "Warning" not in shown
         done = recorded_ranks(target)
         slow_store.begin_anew()
         with serving(own_server, tmp_path / "again", demo.store.environment):
-            await_run(own_server, run_id, "Crashed", seconds=30)
+            await_run(own_server, run_id, "Crashed")
             retry_run(own_server, run_id)
             await_run(own_server, run_id, "Completed")
         assert outcomes_of(own_server, run_id)["resumed"] >= len(done) > 0

@@ -58,10 +58,10 @@ def test_its_run_ends_at_once_and_says_so_and_a_retry_resumes_it(
         run_id = start_slow_run(server, demo, target)
         done = recorded_ranks(target)
         _stop(how, stopped)
-        ended = await_run(server, run_id, "Crashed", seconds=30)
+        ended = await_run(server, run_id, "Crashed")
         assert ended.state
         assert "termination signal" in str(ended.state.message)
-        until(lambda: stopped.ended, "the worker goes on", 30)
+        until(lambda: stopped.ended, "the worker goes on")
     finally:
         stopped.kill()
     # it has given back its claim on the target

@@ -128,5 +128,5 @@ def test_the_guide_can_be_followed(operator: Operator) -> None:
         operator.follow(kind, block)
     for target in ("for_inference", "approved", "whole", "serving/3_1200"):
         manifest = llama / target / ".reshard" / "manifest.json"
-        until(manifest.exists, f"{target} is not converted", 120)
+        until(manifest.exists, f"{target} is not converted")
     assert not (llama / "serving" / "4_1600").exists()  # some ranks were never saved

@@ -124,4 +124,4 @@ def wait_until_served(server: PrefectServer) -> None:
             return False
         return True
 
-    until(there, "nothing is served", 60)
+    until(there, "nothing is served")

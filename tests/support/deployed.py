@@ -67,7 +67,7 @@ def start_slow_run(server: PrefectServer, demo: Demo, target: Path) -> UUID:
     """A run that has written a rank, and has others to write."""
     run_id = start_run(server, CONVERT, demo.slow_parameters(target))
     await_run(server, run_id, "Running")
-    until(lambda: recorded_ranks(target), "no rank is done", 90)
+    until(lambda: recorded_ranks(target), "no rank is done")
     assert not target.exists()
     return run_id
 

@@ -11,12 +11,12 @@ _LONGEST_PAUSE_SECONDS = 0.2
 Answer = TypeVar("Answer")
 
 
-def until(found: Callable[[], Answer | None], problem: str, seconds: float = PATIENCE_SECONDS) -> Answer:
+def until(found: Callable[[], Answer | None], problem: str) -> Answer:
     """What `found` returns once that is true."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_SECONDS
     pause_seconds = 0.005
     while not (answer := found()):
-        assert time.monotonic() < deadline, f"after {seconds} s {problem}"
+        assert time.monotonic() < deadline, f"after {PATIENCE_SECONDS:.0f} s {problem}"
         time.sleep(pause_seconds)
         pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
     return answer

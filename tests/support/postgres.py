@@ -5,6 +5,7 @@ import pwd
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,39 +16,50 @@ from tests.support.prefect_server import free_port
 from tests.support.servers import server_process
 
 _PROGRAMS = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
-needs_postgres = pytest.mark.skipif(_PROGRAMS is None, reason="needs Debian's postgresql")
+HAS_POSTGRES = _PROGRAMS is not None
+needs_postgres = pytest.mark.skipif(not HAS_POSTGRES, reason="needs Debian's postgresql")
 _READY = re.compile("database system is ready to accept connections")
 _USER = "postgres"
 """PostgreSQL refuses to run as root; Debian's package makes this user."""
 
 
 @contextmanager
-def postgres_server(directory: Path, password: str) -> Iterator[dict[str, str]]:
+def postgres_server(password: str) -> Iterator[dict[str, str]]:
     """Runs a server for the time of the block; yields the settings of a Prefect server that uses its database."""
-    assert _PROGRAMS is not None
-    data, port = directory / "data", free_port()
+    with tempfile.TemporaryDirectory(prefix="reshard-postgres-") as directory:  # its user cannot reach pytest's
+        data, port = _new_cluster(Path(directory), password), free_port()
+        options = ["-D", data, "-p", port, "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-F"]
+        command = _as_user([_programs() / "postgres", *options])
+        with server_process(command, _READY, data.with_name("postgres.log"), dict(os.environ)):
+            yield {
+                "PREFECT_SERVER_DATABASE_DRIVER": "postgresql+asyncpg",
+                "PREFECT_SERVER_DATABASE_HOST": "127.0.0.1",
+                "PREFECT_SERVER_DATABASE_PORT": str(port),
+                "PREFECT_SERVER_DATABASE_NAME": "postgres",
+                "PREFECT_SERVER_DATABASE_USER": "prefect",
+                "PREFECT_SERVER_DATABASE_PASSWORD": password,
+            }
+
+
+def _new_cluster(directory: Path, password: str) -> Path:
+    """Make an empty database below a directory, and return its place."""
+    data = directory / "data"
     (directory / "password").write_text(password)
     for path in (directory, directory / "password"):
         _give(path)
-    command = [_PROGRAMS / "initdb", "--pgdata", data, "--username", "prefect", "--auth", "scram-sha-256"]
+    command = [_programs() / "initdb", "--pgdata", data, "--username", "prefect", "--auth", "scram-sha-256"]
     subprocess.run(
         _as_user([*command, "--pwfile", directory / "password", "--encoding", "UTF8", "--no-sync"]),
         cwd="/",
         check=True,
         capture_output=True,
     )
-    options = ["-D", data, "-p", port, "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-F"]
-    with server_process(
-        _as_user([_PROGRAMS / "postgres", *options]), _READY, directory / "postgres.log", dict(os.environ)
-    ):
-        yield {
-            "PREFECT_SERVER_DATABASE_DRIVER": "postgresql+asyncpg",
-            "PREFECT_SERVER_DATABASE_HOST": "127.0.0.1",
-            "PREFECT_SERVER_DATABASE_PORT": str(port),
-            "PREFECT_SERVER_DATABASE_NAME": "postgres",
-            "PREFECT_SERVER_DATABASE_USER": "prefect",
-            "PREFECT_SERVER_DATABASE_PASSWORD": password,
-        }
+    return data
+
+
+def _programs() -> Path:
+    assert _PROGRAMS is not None
+    return _PROGRAMS
 
 
 def _as_user(command: Sequence[object]) -> list[str]:

@@ -35,12 +35,13 @@ class PrefectServer:
 
     Attributes:
         home: its directory; the database in it outlives the process.
+        settings: its own, such as its database.
         api_url: what PREFECT_API_URL is to be.
     """
 
     def __init__(self, home: Path, settings: Mapping[str, str] | None = None) -> None:
         self.home = home
-        self._settings = settings or {}
+        self.settings = settings or {}
         self.port = free_port()
         self.api_url = f"http://127.0.0.1:{self.port}/api"
         self.client = SyncPrefectClient(self.api_url)
@@ -59,7 +60,7 @@ class PrefectServer:
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_UI_API_URL": self.api_url,
             "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-            **self._settings,
+            **self.settings,
         }
         command = [*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
         self._process = _started(command, self.home, self.environment | settings, self.home / "server.log")
@@ -166,7 +167,7 @@ def cancel_run(server: PrefectServer, run_id: UUID) -> None:
     server.client.set_flow_run_state(run_id, State(type=StateType.CANCELLING, name="Cancelling"))
 
 
-def await_run(server: PrefectServer, run_id: UUID, *states: str, seconds: float = PATIENCE_SECONDS) -> FlowRun:
+def await_run(server: PrefectServer, run_id: UUID, *states: str) -> FlowRun:
     """Waits until a run is in one of these states (by name); by default any in which it ends."""
 
     def reached() -> FlowRun | None:
@@ -177,7 +178,7 @@ def await_run(server: PrefectServer, run_id: UUID, *states: str, seconds: float 
             return run if run.state.name in states or run.state.is_final() else None
         return None
 
-    run = until(reached, f"the run is not {' or '.join(states) or 'ended'}", seconds)
+    run = until(reached, f"the run is not {' or '.join(states) or 'ended'}")
     assert run.state
     assert not states or run.state.name in states, f"it is {run.state.name}: {run.state.message}"
     return run
