@@ -9,10 +9,10 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m
 COMPILE := $(RUN) uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
-# much of the tests' time is waiting: one process more than processors; each imports everything, and that tests
+# much of the tests' time is waiting: two processes more than processors; each imports everything, and that tests
 # deployments starts a server of its own, so they stay few; tests/conftest.py says which files come first, and which
 # stay together
-PARALLEL = --numprocesses $(shell $(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))') --dist loadfile \
+PARALLEL = --numprocesses $(shell $(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 2))') --dist loadfile \
 	--no-loadscope-reorder
 # tests start hundreds of processes, each of which would compile the same sources again
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,8 +31,8 @@ VERL := .venv-verl
 VERL_MERGER := $(VERL)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel demo demo-resilience deploy test test-all conformance fuzz bench docs screenshots check format lock \
-	proto clean
+.PHONY: help install wheel demo demo-resilience deploy test test-all judges conformance fuzz bench docs screenshots \
+	check format lock proto clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -133,7 +133,9 @@ $(SIGNING_JUDGE): requirements/signing.lock | $(INSTALLED)
 		$(SIGNING)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	@touch $@
 
-conformance: $(INSTALLED) $(JUDGE) $(MINDFORMERS_JUDGE) $(TORCH_JUDGE) $(MEGATRON_JUDGE) $(SIGNING_JUDGE) ## random conversions, judged by MindSpore, MindFormers, PyTorch, transformers, DeepSpeed, Megatron-Core and model-signing; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
+judges: $(JUDGE) $(MINDFORMERS_JUDGE) $(TORCH_JUDGE) $(MEGATRON_JUDGE) $(SIGNING_JUDGE) ## the programs that judge in tests and conformance, each in an environment of its own
+
+conformance: $(INSTALLED) judges ## random conversions, judged by MindSpore, MindFormers, PyTorch, transformers, DeepSpeed, Megatron-Core and model-signing; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
 	@$(RUN) tests.conformance.run $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(API),--api "$(API)")
 
 fuzz: $(INSTALLED) ## damaged and hostile files for every parser, a minute; SECONDS=600 SEED=… or ONLY=<a parser>

@@ -67,8 +67,8 @@ class _ZeroCenteredNorm(torch.nn.Module):  # type: ignore[misc]
         return (1 + self.weight) * values * torch.rsqrt(values.square().mean(-1, keepdim=True) + _EPSILON)
 
 
-def difference(directory: str, weights: str) -> None:
-    """Prints how much the answer of Megatron-Core's layer, with the weights of a file, differs at most."""
+def differences(directory: str, *files: str) -> None:
+    """Prints how much the answer of Megatron-Core's layer, with the weights of each file, differs at most."""
     import megatron.core.ssm.gated_delta_net as code
 
     def normalized(values: torch.Tensor) -> torch.Tensor:
@@ -100,14 +100,15 @@ def difference(directory: str, weights: str) -> None:
     parts = code.GatedDeltaNetSubmodules(in_proj=_Matrix, out_norm=_ZeroCenteredNorm, out_proj=_Matrix)
     group = SimpleNamespace(tp=SimpleNamespace(size=lambda: 1))
     layer = code.GatedDeltaNet(config, parts, layer_number=1, pg_collection=group)
-    layer.load_state_dict({name.removeprefix(_OURS): value for name, value in load_file(weights).items()})
     asked = load_file(f"{directory}/answer.st")
-    with torch.no_grad():
-        answer, _ = layer(asked["given"].transpose(0, 1).contiguous(), None)
-    largest = (answer.transpose(0, 1) - asked["answer"]).abs().max().item()
-    sys.stdout.write(f"{largest}\n")
+    for file in files:
+        layer.load_state_dict({name.removeprefix(_OURS): value for name, value in load_file(file).items()})
+        with torch.no_grad():
+            answer, _ = layer(asked["given"].transpose(0, 1).contiguous(), None)
+        largest = (answer.transpose(0, 1) - asked["answer"]).abs().max().item()
+        sys.stdout.write(f"{largest}\n")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    make_and_answer(sys.argv[1]) if len(sys.argv) == 2 else difference(*sys.argv[1:])
+    make_and_answer(sys.argv[1]) if len(sys.argv) == 2 else differences(*sys.argv[1:])

@@ -1,12 +1,6 @@
 """What `make conformance` asks MindFormers about its Checkpoint 2.0."""
 
-from pathlib import Path
-
-import pytest
-
-from tests.conformance import checkpoint2
 from tests.conformance.checkpoint2 import build_case, folded
-from tests.conformance.mindspore_process import MINDFORMERS_PYTHON
 from tests.support.reference import RandomLayout
 
 CASES = [build_case(seed) for seed in range(200)]
@@ -35,10 +29,3 @@ def test_the_optimizer_takes_part_of_an_axis() -> None:
         "alias_name": ["axis0", "axis1", "axis2", "axis3"],
         "rank_list": list(range(16, 32)),
     }
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not MINDFORMERS_PYTHON.exists(), reason="MindFormers is not installed: `make conformance` does it")
-def test_as_mindformers_reads_and_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint2, "CASES", 3)
-    assert checkpoint2.check_checkpoint2(1, tmp_path / "here") == []

@@ -18,13 +18,12 @@ KINDS = [family for family in FAMILIES if read_preset(family.preset).dialects an
 @pytest.mark.slow
 @pytest.mark.skipif(not TORCH_PYTHON.exists(), reason="make .venv-torch/installed")
 @pytest.mark.parametrize("family", KINDS, ids=lambda family: f"{family.preset} {family.model_type}")
-def test_both_are_what_transformers_writes(family: Family, tmp_path: Path) -> None:
+def test_both_are_what_transformers_writes(family: Family, transformers: TransformersJudge, tmp_path: Path) -> None:
     case = build_case(1, family, read_preset(family.preset).complete_world)
     all_sparse = {"first_k_dense_replace": 0} if "first_k_dense_replace" in case.config else {}
     hub, in_memory, made, back = (tmp_path / name for name in ("hub", "in_memory", "made", "back"))
-    with TransformersJudge(tmp_path / "log") as judge:
-        model = {"config": case.config | all_sparse, "dtype": case.dtype, "seed": 1}
-        judge.ask("make_model", directory=str(hub), in_memory=str(in_memory), **model)
+    model = {"config": case.config | all_sparse, "dtype": case.dtype, "seed": 1}
+    transformers.ask("make_model", directory=str(hub), in_memory=str(in_memory), **model)
     options = {"preset": family.preset, "layout": "unified", "allow_model": [case.config["model_type"]]}
     convert(build_request(source=str(hub), target=str(made), dialect="transformers5", **options))
     assert directory_contents(made) == directory_contents(in_memory)

@@ -15,10 +15,9 @@ MTP_LAYER = f"model.layers.{make_full_size.LAYERS}."
 
 @pytest.mark.slow
 @pytest.mark.skipif(not TORCH_PYTHON.exists(), reason="make .venv-torch/installed")
-def test_the_plan_makes_what_transformers_reads(tmp_path: Path) -> None:
+def test_the_plan_makes_what_transformers_reads(transformers: TransformersJudge, tmp_path: Path) -> None:
     make_full_size.make(tmp_path)
-    with TransformersJudge(tmp_path / "log") as judge:
-        wanted = judge.ask("shapes_of", directory=os.fspath(tmp_path / "model"))
+    wanted = transformers.ask("shapes_of", directory=os.fspath(tmp_path / "model"))
     plan = reshard.plan(
         tmp_path / "training",
         layout="unified",

@@ -1,6 +1,5 @@
 """What `make conformance` asks transformers about presets."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from tests.conformance.mindspore_process import TORCH_PYTHON, TransformersJudge
 KINDS = [(family, world) for family in FAMILIES for world in judged_worlds(family)]
 CASES = [build_case(seed, family, world) for family, world in KINDS for seed in range(30)]
 NEEDS_TRANSFORMERS = pytest.mark.skipif(not TORCH_PYTHON.exists(), reason="make .venv-torch/installed")
-
-
-@pytest.fixture(scope="module")
-def transformers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransformersJudge]:
-    with TransformersJudge(tmp_path_factory.mktemp("judge") / "log") as judge:
-        yield judge
 
 
 def test_a_case_is_made_from_its_seed() -> None:

@@ -7,7 +7,6 @@ from safetensors.numpy import load_file, save_file
 
 from reshard.core.conversion.convert import convert
 from reshard.core.request.conversion import build_request
-from tests.conformance import megatron_core
 from tests.conformance.megatron_core import KINDS, PRESETS, all_sizes, build_case
 from tests.conformance.mindspore_process import MEGATRON_PYTHON, TORCH_PYTHON, MegatronJudge
 
@@ -49,13 +48,6 @@ def test_jobs_fit_their_models() -> None:
     assert {each["tp"] for each in all_sizes(model)} == {1, 2}
     assert all(each["ep"] == 1 and each["etp"] is None for each in all_sizes(model))
     assert all(each["first"] or each["last"] for each in all_sizes(model) if each["pp"] == 2)
-
-
-@pytest.mark.slow
-@needs_megatron
-def test_as_megatron_loads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(megatron_core, "CASES", 2)
-    assert megatron_core.check_megatron(1, tmp_path / "here") == []
 
 
 @pytest.mark.slow

@@ -120,13 +120,14 @@ def check(directory: Path, ask: Callable[..., Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not TORCH_PYTHON.exists(), reason="make .venv-torch/installed")
-def test_what_doctor_finds_is_what_transformers_reports(tmp_path: Path) -> None:
-    with TransformersJudge(tmp_path / "log") as judge:
-        models = {str(family): family.hf for family in ALL_FAMILIES}
-        for number, (name, config) in enumerate(MODELS.items()):
-            models[name] = tmp_path / f"model{number}"
-            judge.ask("make_model", directory=str(models[name]), config=SIZES | config, dtype="float32", seed=number)
-        for model, source in models.items():
-            for change, (rename, config) in CHANGES.items():
-                directory = changed_directory(source, tmp_path / f"{model}, {change}", rename, **config)
-                check(directory, judge.ask)
+def test_what_doctor_finds_is_what_transformers_reports(transformers: TransformersJudge, tmp_path: Path) -> None:
+    models = {str(family): family.hf for family in ALL_FAMILIES}
+    for number, (name, config) in enumerate(MODELS.items()):
+        models[name] = tmp_path / f"model{number}"
+        transformers.ask("make_model", directory=str(models[name]), config=SIZES | config, dtype="float32", seed=number)
+    for number, (model, source) in enumerate(models.items()):
+        # each change of some models, for transformers loads each directory
+        changes = {change: made for place, (change, made) in enumerate(CHANGES.items()) if (place - number) % 4 == 0}
+        for change, (rename, config) in (changes | {"unchanged": CHANGES["unchanged"]}).items():
+            directory = changed_directory(source, tmp_path / f"{model}, {change}", rename, **config)
+            check(directory, transformers.ask)

@@ -39,15 +39,16 @@ _SPARSE = _DENSE | {
 @pytest.mark.slow
 @pytest.mark.skipif(not _HAS_ACCELERATE, reason="make .venv-torch/installed")
 @pytest.mark.parametrize("config", [_DENSE, _SPARSE], ids=["qwen3", "qwen3_moe"])
-def test_transformers_loads_what_was_quantized(config: dict[str, Any], tmp_path: Path) -> None:
+def test_transformers_loads_what_was_quantized(
+    config: dict[str, Any], transformers: TransformersJudge, tmp_path: Path
+) -> None:
     """From MindFormers' names, whose experts are transposed, and as it dequantizes what it loads on a CPU."""
     model, trained, fp8, plain = (tmp_path / name for name in ("model", "trained", "fp8", "plain"))
     switches = ["use_interleaved_weight_layout_mlp=true", "use_contiguous_weight_layout_attention=true"]
     options = {"preset": config["model_type"], "switch": switches, "layout": "unified"}
-    with TransformersJudge(tmp_path / "log") as judge:
-        judge.ask("make_model", directory=str(model), config=config, dtype="bfloat16", seed=1)
-        convert(build_request(source=str(model), target=str(trained), **options))
-        quantized = options | {"fp8": "quantize", "like": str(model), "verify": "content"}
-        convert(build_request(source=str(trained), target=str(fp8), **quantized))
-        convert(build_request(source=str(fp8), target=str(plain), layout="unified", fp8="dequantize", like=str(model)))
-        assert judge.ask("compare_models", directory=str(plain), other=str(fp8), seed=1) == []
+    transformers.ask("make_model", directory=str(model), config=config, dtype="bfloat16", seed=1)
+    convert(build_request(source=str(model), target=str(trained), **options))
+    quantized = options | {"fp8": "quantize", "like": str(model), "verify": "content"}
+    convert(build_request(source=str(trained), target=str(fp8), **quantized))
+    convert(build_request(source=str(fp8), target=str(plain), layout="unified", fp8="dequantize", like=str(model)))
+    assert transformers.ask("compare_models", directory=str(plain), other=str(fp8), seed=1) == []

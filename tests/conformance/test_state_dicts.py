@@ -33,13 +33,6 @@ def test_cases_cover_what_torch_saves() -> None:
 
 @pytest.mark.slow
 @needs_torch
-def test_as_torch_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_dicts, "CASES", 4)
-    assert state_dicts.check_state_dicts(1, tmp_path / "here") == []
-
-
-@pytest.mark.slow
-@needs_torch
 def test_another_byte_is_found(tmp_path: Path) -> None:
     weight = {"name": "weight", "dtype": "float32", "shape": [40, 50], "form": "", "seed": 1}
     files = {"way": "one", "protocol": 2, "name": "weights.pt", "root": ""}

@@ -1,12 +1,12 @@
 """What `make conformance` asks DeepSpeed about ZeRO's trainings."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from reshard.core.errors import ReshardError
-from tests.conformance import zero
 from tests.conformance.mindspore_process import TORCH_PYTHON, ZeroJudge
 from tests.conformance.whole_models import problems_of, unlike_whole
 from tests.conformance.zero import build_case, save_case
@@ -23,6 +23,12 @@ _JOINED = {"missing": r"not of one save(.|\n)*of 3 ranks?, but there are files o
 _MESSAGES = {1: _JOINED, 2: _JOINED, 3: {"missing": r"3 files of the model and 2 files of the optimizer", **_ALL}}
 """Stage -> what is wrong -> what is said of it."""
 needs_deepspeed = pytest.mark.skipif(not TORCH_PYTHON.exists(), reason="make .venv-torch/installed")
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZeroJudge]:
+    with ZeroJudge(tmp_path_factory.mktemp("judge") / "log") as judge:
+        yield judge
 
 
 def test_a_case_is_made_from_its_seed() -> None:
@@ -55,18 +61,10 @@ def test_cases_cover_what_deepspeed_saves() -> None:
 
 @pytest.mark.slow
 @needs_deepspeed
-def test_as_the_engine_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zero, "CASES", 3)
-    assert zero.check_zero(1, tmp_path / "here") == []
-
-
-@pytest.mark.slow
-@needs_deepspeed
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_another_byte_is_found(tmp_path: Path, stage: int) -> None:
+def test_another_byte_is_found(judge: ZeroJudge, tmp_path: Path, stage: int) -> None:
     case = next(case for case in CASES if case.stage == stage and case.job["world"] == 2)
-    with ZeroJudge(tmp_path / "log") as judge:
-        source, want = save_case(case, judge, tmp_path / "case")
+    source, want = save_case(case, judge, tmp_path / "case")
     [file] = source.glob("*/*pp_rank_1_mp_rank_00_optim_states.pt")
     spoil_storage(file)
     assert [*problems_of(case, unlike_whole(source, tmp_path / "whole", read_safetensors(want)))]
@@ -75,12 +73,11 @@ def test_another_byte_is_found(tmp_path: Path, stage: int) -> None:
 @pytest.mark.slow
 @needs_deepspeed
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_is_not_one_save_is_refused(tmp_path: Path, stage: int) -> None:
+def test_what_is_not_one_save_is_refused(judge: ZeroJudge, tmp_path: Path, stage: int) -> None:
     case = next(case for case in CASES if case.stage == stage and case.job["world"] == 3 and case.job["groups"] == 2)
     later = replace(case, job=case.job | {"steps": 3})
-    with ZeroJudge(tmp_path / "log") as judge:
-        source, _ = save_case(case, judge, tmp_path / "case")
-        other, _ = save_case(later, judge, tmp_path / "later")
+    source, _ = save_case(case, judge, tmp_path / "case")
+    other, _ = save_case(later, judge, tmp_path / "later")
     folder = source / "global_step2"
     first, second, third = sorted(folder.glob("*pp_rank_?_mp_rank_00_optim_states.pt"))
     own = [file.read_bytes() for file in (first, second)]

@@ -51,10 +51,10 @@ def read_ckpt(path: Path) -> Contents:
 
 
 def read_safetensors(path: Path) -> Contents:
-    """A `.safetensors` file, by the safetensors library."""
+    """A `.safetensors` file, by the safetensors library, which has tensors in another order each time."""
     return {
         name: (_NAMES[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"]))
-        for name, entry in safetensors.deserialize(path.read_bytes())
+        for name, entry in sorted(safetensors.deserialize(path.read_bytes()))
     }
 
 
