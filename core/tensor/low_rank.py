@@ -3,9 +3,10 @@
 PyTorch's float32 product adds one term after the other, in the order of the rank: a chain of fused multiply-adds, each
 rounded once. Neither numpy nor its BLAS has that operation, and another order of the terms gives other bits. But W has
 16 bits mostly, and nearly always every value near the sum is rounded to the same 16 bits. So the product is computed
-fast, in float32 and any order, with a bound of its error; where both ends of the bound round alike, that is the value.
-The others, and all of a float32 W, are computed as chains: products of float32 are exact in float64, in which each sum
-is rounded to float32.
+fast, in float32 and any order, with a bound of its error; where the next border, halfway between two values of 16 bits,
+is farther away, the sum is rounded as it is. The others, and all of a float32 W, are computed as chains: products of
+float32 are exact in float64, in which each sum is rounded to float32. Where float64 has rounded it already, to halfway
+between two values, what was lost decides; but not below 2**-126, where float32's values are farther apart.
 
 What an element becomes does not depend on the box that it is computed in.
 """
@@ -15,7 +16,6 @@ import os
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -26,8 +26,8 @@ from reshard.core.tensor.slices import Shape
 
 _MAX_CHAIN = 192
 """Terms that MKL adds in one chain; more are divided into equal chains, whose sums are added."""
-_TILE_COLUMNS, _TILE_ELEMENTS = 2048, 2**17
-"""A tile's buffers, 2 MiB, fit a processor's caches; smaller ones mean more calls, for which threads wait in turn."""
+_TILE_COLUMNS, _TILE_ELEMENTS = 2048, 2**18
+"""A tile's buffers, 3 MiB, fit a processor's caches; smaller ones mean more calls, for which threads wait in turn."""
 _CHAINED_ELEMENTS = 2**15
 """Elements of a tile of float32, whose chains take more memory."""
 _MAX_TILE_TERMS = 2**19
@@ -43,11 +43,21 @@ _SLACK = 1.01
 _SMALLEST = 2.0**-149
 _LARGE = 1e37
 """Beyond this a product might become infinite on the way."""
-_HALF = np.uint32(0x8000)
-"""Half of a bfloat16's last bit, in the bits of a float32."""
-_SIGN = np.uint32(0x80000000)
-_STEPS = np.uint32(4)
-"""float32 values that roundings after the product may be away: of the sum, here and in peft, and of an end."""
+_DROPPED_BITS = np.uint32(16)
+"""bfloat16 is the upper half of a float32."""
+_KEPT, _HALF = np.uint32(0xFFFF0000), np.uint32(0x8000)
+"""Bits of a float32: those that bfloat16 keeps, and half of the last of them, which a border has."""
+_LEAST_BORDER = np.float32(2.0**-134)
+"""The border next to zero, which has two signs: numbers so near to it are never sure."""
+_TIMES_ERROR = np.float32(2.01)
+"""A sum is sure if the border between the values on both sides is farther away than this many times its error. Then no
+other border is within reach: the nearest may be one below a power of two, which is half as far away."""
+_BELOW_FLOAT32, _HALF_OF_FLOAT32 = np.uint64(2**29 - 1), np.uint64(2**28)
+"""Bits of a float64: those that float32 drops, and half of the last one that it keeps."""
+_STEPS = np.uint32(2)
+"""float32 values that a sum may be away because it is rounded to float32, here and in peft."""
+_RELATIVE_STEPS = np.float32((_STEPS + 1) * 2.0**-23)
+"""More than `_STEPS`, of a float32."""
 
 
 class LowRank(Record, eq=False):
@@ -95,30 +105,32 @@ class _Tile(Record, eq=False):
 
     Attributes:
         near: float32, near the numbers to be rounded.
-        inner: float32, and as near; `outer` is farther from zero.
-        outer: float32.
-        inner_bits: `inner`, rounded to 16 bits; `outer_bits` are those of `outer`.
-        outer_bits: uint16.
+        other: float32.
+        another: float32.
+        bits: uint16.
+        unsure: bool, true where a number's neighbors are not all rounded alike.
+        also_unsure: bool.
     """
 
     near: np.ndarray
-    inner: np.ndarray
-    outer: np.ndarray
-    inner_bits: np.ndarray
-    outer_bits: np.ndarray
+    other: np.ndarray
+    another: np.ndarray
+    bits: np.ndarray
+    unsure: np.ndarray
+    also_unsure: np.ndarray
 
 
 class _Buffers(threading.local):
     """Memory for one tile in each thread, used again and again: new pages cost as much as the work on them."""
 
     def __init__(self) -> None:
-        self._floats = np.empty((3, _TILE_ELEMENTS), np.float32)
-        self._bits = np.empty((2, _TILE_ELEMENTS), np.uint16)
+        kinds = np.float32, np.float32, np.float32, np.uint16, np.bool_, np.bool_
+        self._buffers = [np.empty(_TILE_ELEMENTS, kind) for kind in kinds]
 
     def of(self, shape: Shape) -> _Tile:
         """Return the memory of a tile of this shape."""
         count = math.prod(shape)
-        return _Tile(*(each[:count].reshape(shape) for each in (*self._floats, *self._bits)))
+        return _Tile(*(each[:count].reshape(shape) for each in self._buffers))
 
 
 _BUFFERS = _Buffers()
@@ -134,7 +146,11 @@ class _Box:
         self._rank = len(added.a)
         self._scale = np.float32(added.scale)
         self._rounds_twice = added.rounds_twice
-        self._of_rows, self._of_columns = _norms(self._b), _norms(self._a.T)
+        # roundings that a term goes through in a chain; two more: the chains' sum, and the rounding of the product
+        roundings = np.arange(self._rank, 0, -1) + 2.0
+        self._of_rows = _norms(self._b, roundings) * (_UNIT * _SLACK)
+        self._of_columns = _norms(self._a.T, roundings)
+        self._errors = self._product_errors() if values.itemsize == 2 else None
         self._unsure: list[tuple[np.ndarray, np.ndarray]] = []
 
     def tiles(self) -> Iterator[tuple[slice, slice]]:
@@ -152,55 +168,52 @@ class _Box:
         """Add the sums of a tile; those that are not sure are noted."""
         b, a = self._b[tile[0]], self._a[:, tile[1]]
         values, sums = self._values[tile], self._sums[tile]
-        error = self._error(tile)
-        if error is None or values.itemsize != 2:
+        if self._errors is None:
             chains = _chains(b.T[:, :, np.newaxis].astype(np.float64), a[:, np.newaxis].astype(np.float64))
             sums[...] = self._added(values, chains)
             return
         steps = _BUFFERS.of(values.shape)
         _multiply(b * self._scale, a, steps.near)
         add = _add_rounded if self._rounds_twice else _add
-        unsure = add(steps, values, error, sums)
+        unsure = add(steps, values, self._errors[tile[1]], sums)
         if len(unsure):
             rows, columns = np.divmod(unsure, values.shape[1])
             self._unsure.append((rows + tile[0].start, columns + tile[1].start))
 
-    def _error(self, tile: tuple[slice, slice]) -> np.float32 | None:
-        """What the scaled products of a tile and of chains differ by at most; None if one might become infinite.
+    def _product_errors(self) -> np.ndarray | None:
+        """What scaled products and those of chains differ by at most, for each column; None if one may become infinite.
 
         Each rounding is wrong by a half unit of the sum of the terms' sizes at most, which by Schwarz's inequality is
-        not larger than the norm of B's row times that of A's column. There are as many as terms, here and in a chain,
-        and four more: two of the scale, one of the chains' sum, one to spare.
+        not larger than the norm of B's row times that of A's column. Here a term goes through as many as there are
+        terms, and four more: two of the scale, two to spare.
         """
         scale = abs(float(self._scale))
-        row, column = self._of_rows[tile[0]].max(), self._of_columns[tile[1]].max()
+        row, columns = _norms(self._b).max(), _norms(self._a.T)
         # partial sums, products with the scale, and B times the scale; not `max`, which drops NaNs
-        if not np.maximum(scale, 1) * row * np.maximum(column, 1) < _LARGE:
+        if not np.maximum(scale, 1) * row * np.maximum(columns.max(), 1) < _LARGE:
             return None
-        rounding = _UNIT * (2 * self._rank + 4) * scale * row * column
-        underflow = _SMALLEST * self._rank * (2 + 2 * scale + column)
-        return np.float32(_SLACK * (rounding + underflow))
+        here = _SLACK * _UNIT * (self._rank + 4) * row * columns
+        in_chains = self._of_rows.max() * self._of_columns
+        underflow = _SLACK * _SMALLEST * self._rank * (2 + 2 * scale + columns)
+        errors: np.ndarray = (scale * (here + in_chains) + underflow).astype(np.float32)
+        return errors
 
     def settle(self) -> None:
         """Compute the sums that are not sure: many at once, since each step is a few calls of numpy."""
         if not self._unsure:
             return
         all_rows, all_columns = map(np.concatenate, zip(*self._unsure, strict=True))
-        # roundings that a term goes through in a chain; two more: the chains' sum, and the rounding of the product
-        roundings = np.arange(self._rank, 0, -1) + 2.0
-        of_rows = _norms(self._b, roundings) * (_UNIT * _SLACK)
-        of_columns = _norms(self._a.T, roundings)
         at_once = max(1, _MAX_GATHERED // self._rank)
         of_a = self._a.T if self._a.size > _MAX_TILE_TERMS else np.ascontiguousarray(self._a.T)
         for first in range(0, len(all_rows), at_once):
             rows, columns = (each[first : first + at_once] for each in (all_rows, all_columns))
-            values, b, a = self._values[rows, columns], self._b[rows], of_a[columns]
+            values, b, a = self._values[rows, columns], self._b.take(rows, 0), of_a.take(columns, 0)
             products = np.einsum("ij,ij->i", b, a, dtype=np.float64)
-            errors = of_rows[rows] * of_columns[columns] + 2 * self._rank * _SMALLEST
+            errors = self._of_rows[rows] * self._of_columns[columns] + 2 * self._rank * _SMALLEST
             sums, others = (self._added(values, (products + each).astype(np.float32)) for each in (-errors, errors))
             unsure = np.flatnonzero(_bits(sums) != _bits(others))
-            chains = _chains(b[unsure].T.astype(np.float64), a[unsure].T.astype(np.float64))
-            sums[unsure] = self._added(values[unsure], chains)
+            b, a = (each.take(unsure, 0).T.astype(np.float64, order="C") for each in (b, a))
+            sums[unsure] = self._added(values[unsure], _chains(b, a))
             self._sums[rows, columns] = sums
 
     def _added(self, values: np.ndarray, products: np.ndarray) -> np.ndarray:
@@ -216,57 +229,87 @@ def _bits(values: np.ndarray) -> np.ndarray:
     return values.view(f"u{values.itemsize}")
 
 
-def _add(steps: _Tile, values: np.ndarray, error: np.float32, out: np.ndarray) -> np.ndarray:
+def _add(steps: _Tile, values: np.ndarray, errors: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Add products, which are `steps.near`, to values; return the places, in C order, of sums that are not sure."""
-    steps.inner[...] = values
-    np.add(steps.near, steps.inner, out=steps.near)
-    unsure = _round(steps, error, out.dtype)
-    out[...] = steps.outer_bits.view(out.dtype)
-    return unsure
+    _widen(values, steps.other)
+    np.add(steps.near, steps.other, out=steps.near)
+    return _round(steps, errors, out)
 
 
-def _add_rounded(steps: _Tile, values: np.ndarray, error: np.float32, out: np.ndarray) -> np.ndarray:
+def _add_rounded(steps: _Tile, values: np.ndarray, errors: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Do what `_add` does with products that are rounded first; of those that are not sure few change the sum."""
-    places = _round(steps, error, out.dtype)
-    inner, outer = (each.view(out.dtype) for each in (steps.inner_bits, steps.outer_bits))
-    steps.inner[...] = values
-    steps.near[...] = outer
-    np.add(steps.near, steps.inner, out=steps.near)
+    places = _round(steps, errors, out)
+    near = steps.near.reshape(-1)[places]
+    low, high = np.empty((2, *near.shape), np.float32)
+    _ends(near, errors[places % values.shape[1]], low, high)
+    _widen(values, steps.other)
+    _widen(out, steps.near)
+    np.add(steps.near, steps.other, out=steps.near)
     out[...] = steps.near
-    sums = steps.near.reshape(-1)[places].astype(out.dtype)
-    others = (steps.inner.reshape(-1)[places] + inner.reshape(-1)[places].astype(np.float32)).astype(out.dtype)
+    added_to = steps.other.reshape(-1)[places]
+    sums, others = ((added_to + end.astype(out.dtype).astype(np.float32)).astype(out.dtype) for end in (low, high))
     changed: np.ndarray = places[_bits(sums) != _bits(others)]
     return changed
 
 
-def _round(steps: _Tile, error: np.float32, dtype: np.dtype[Any]) -> np.ndarray:
-    """Round the ends of what numbers may be, which are near `steps.near`, to a type of 16 bits.
+def _widen(values: np.ndarray, out: np.ndarray) -> None:
+    """Put values of 16 bits into an array of float32."""
+    if values.dtype == np.float16:
+        out[...] = values
+    else:  # not by ml_dtypes, for which other threads wait
+        out = _bits(out)
+        out[...] = _bits(values)
+        np.left_shift(out, _DROPPED_BITS, out=out)
+
+
+def _ends(near: np.ndarray, errors: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+    """Put the least and the largest numbers that are near these into arrays of float32."""
+    np.abs(near, out=high)
+    np.multiply(high, _RELATIVE_STEPS, out=high)
+    np.add(high, errors, out=high)
+    np.subtract(near, high, out=low)
+    np.add(near, high, out=high)
+
+
+def _round(steps: _Tile, errors: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Round the numbers in `steps.near`, which is kept, to a type of 16 bits.
 
     Args:
-        steps: all but `near` are overwritten.
-        error: how far numbers may be away, but for `_STEPS`.
-        dtype: bfloat16 or float16.
+        steps: memory.
+        errors: how far what is to be rounded may be away from them, but for `_STEPS`; of each column.
+        out: bfloat16 or float16.
 
     Returns:
-        The places, in C order, where the ends are not rounded alike.
+        The places, in C order, of numbers that are not sure: those so near are not all rounded alike.
     """
-    near, inner, outer = (each.view(np.uint32) for each in (steps.near, steps.inner, steps.outer))
-    np.bitwise_and(near, _SIGN, out=outer)
-    np.bitwise_or(outer, error.view(np.uint32), out=outer)
-    np.subtract(steps.near, steps.outer, out=steps.inner)
-    np.add(steps.near, steps.outer, out=steps.outer)
+    round_tile = _round_to_float16 if out.dtype == np.float16 else _round_to_bfloat16
+    round_tile(steps, errors, out)
+    return np.flatnonzero(steps.unsure)
+
+
+def _round_to_float16(steps: _Tile, errors: np.ndarray, out: np.ndarray) -> None:
+    _ends(steps.near, errors, steps.other, steps.another)
+    steps.bits.view(np.float16)[...] = steps.other
+    out[...] = steps.another
+    np.not_equal(steps.bits, _bits(out), out=steps.unsure)
+
+
+def _round_to_bfloat16(steps: _Tile, errors: np.ndarray, out: np.ndarray) -> None:
+    near, other = _bits(steps.near), _bits(steps.other)
+    # the distance from the border between the values on both sides
+    np.bitwise_and(near, _KEPT, out=other)
+    np.bitwise_or(other, _HALF, out=other)
+    np.subtract(steps.near, steps.other, out=steps.other)
+    np.abs(steps.other, out=steps.other)
+    np.less_equal(steps.other, np.maximum(_TIMES_ERROR * errors, _LEAST_BORDER), out=steps.unsure)
     # bits of a sign and a magnitude: one more is the next float32 away from zero
-    if dtype == np.float16:
-        inner -= _STEPS
-        outer += _STEPS
-        steps.inner_bits.view(np.float16)[...] = steps.inner
-        steps.outer_bits.view(np.float16)[...] = steps.outer
-    else:  # bfloat16 is the upper half; where an end is halfway, or a step away, the other is on the other side
-        inner += _HALF - _STEPS
-        outer += _HALF + _STEPS
-        np.right_shift(inner, 16, out=steps.inner_bits, casting="unsafe")
-        np.right_shift(outer, 16, out=steps.outer_bits, casting="unsafe")
-    return np.flatnonzero(steps.inner_bits != steps.outer_bits)
+    np.add(near, _HALF + _STEPS, out=other)
+    # what bfloat16 drops of that is small beside a border
+    steps.bits[...] = other
+    np.right_shift(other, _DROPPED_BITS, out=other)
+    _bits(out)[...] = other
+    np.less_equal(steps.bits, np.uint16(2 * _STEPS), out=steps.also_unsure)
+    np.logical_or(steps.unsure, steps.also_unsure, out=steps.unsure)
 
 
 def _norms(rows: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -302,8 +345,26 @@ def _chains(b: np.ndarray, a: np.ndarray) -> np.ndarray:
 def _chain(b: np.ndarray, a: np.ndarray) -> np.ndarray:
     term = b[0] * a[0]
     total: np.ndarray = term.astype(np.float32)
+    bits = np.empty(term.shape, np.uint64)
+    halfway = np.empty(term.shape, np.bool_)
     for left, right in zip(b[1:], a[1:], strict=True):
         np.multiply(left, right, out=term)
         term += total
+        np.bitwise_and(_bits(term), _BELOW_FLOAT32, out=bits)
+        np.equal(bits, _HALF_OF_FLOAT32, out=halfway)
+        if halfway.any():
+            factors = (np.broadcast_to(each, term.shape)[halfway] for each in (left, right))
+            term[halfway] = _with_lost(term[halfway], np.multiply(*factors), total[halfway].astype(np.float64))
         total[...] = term
     return total
+
+
+def _with_lost(sums: np.ndarray, products: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """Move sums of products and totals, in float64, by one value toward what their rounding lost, if anything.
+
+    A sum that is halfway between two values of float32 would otherwise be rounded a second time, perhaps the wrong way.
+    """
+    added = sums - products
+    lost = (products - (sums - added)) + (totals - added)
+    moved: np.ndarray = np.where(lost == 0, sums, np.nextafter(sums, np.copysign(np.inf, lost)))
+    return moved

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from reshard.core.tensor import low_rank
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.low_rank import LowRank, with_low_rank
 
@@ -184,3 +185,56 @@ def test_a_rank_larger_than_any_side_takes_little_memory() -> None:
         tracemalloc.stop()
     assert found.tobytes() == values.tobytes()
     assert peak_bytes < 24 * 2**20
+
+
+@pytest.mark.parametrize("rounds_twice", [False, True])
+@pytest.mark.parametrize("name", ["BFloat16", "Float16"])
+@pytest.mark.parametrize(
+    ("value", "middle", "error"),
+    [
+        pytest.param(0.02, 0.001, 1e-6, id="sums of all kinds"),
+        pytest.param(2.0**-14, -(2.0**-23), 1.02 * 2.0**-23, id="the border below a power of two, half as far away"),
+        pytest.param(4 + 2.0**-5, 2.0**-6, 2.0**-23, id="sums that are rounded to a border of bfloat16"),
+        pytest.param(4 + 2.0**-8, 2.0**-9, 2.0**-23, id="sums that are rounded to a border of float16"),
+        pytest.param(0.0, 0, 2.0**-140, id="zeros of both signs"),
+        pytest.param(-0.0, 0, 2.0**-140, id="zeros of both signs, added to a negative one"),
+    ],
+)
+def test_products_that_are_as_wrong_as_they_may_be_do_not_show(
+    value: float, middle: float, error: float, name: str, rounds_twice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(17)
+    a = (middle + generator.uniform(-3, 3, (1, 20000)) * error).astype(np.float32)
+    multiply = low_rank._multiply
+
+    def multiply_wrongly(b: np.ndarray, a: np.ndarray, out: np.ndarray) -> None:
+        multiply(b, a, out)
+        out += (generator.choice([-0.99, 0.99], out.shape) * error).astype(np.float32)
+
+    monkeypatch.setattr(low_rank, "_multiply", multiply_wrongly)
+    monkeypatch.setattr(low_rank._Box, "_product_errors", lambda _: np.full(20000, error, np.float32))
+    values = np.full((1, 20000), value, TYPES[name])
+    added = LowRank(np.ones((1, 1), np.float32), a, 1.0, rounds_twice)
+    found = with_low_rank(values.view("u2"), dtype_from_name(name), (0, 0), added)
+    sums = values.astype(np.float32) + (a.astype(values.dtype).astype(np.float32) if rounds_twice else a)
+    assert found.tobytes() == sums.astype(values.dtype).tobytes()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    ("total", "factors", "wanted"),
+    [
+        pytest.param(1.0, (2**12 + 1, 2**24 - 2**12 + 1), 1 + 2.0**-23, id="a little more than halfway"),
+        pytest.param(1 + 2.0**-23, (2**18 - 1, 2**18 + 1), 1 + 2.0**-23, id="a little less than halfway"),
+        pytest.param(1.0, (1, 2**36), 1.0, id="halfway"),
+    ],
+)
+def test_a_sum_that_float64_rounds_to_halfway_is_rounded_once(
+    total: float, factors: tuple[int, int], wanted: float, sign: int
+) -> None:
+    """The product is 2**-24, half of float32's last bit beside 1, and perhaps 2**-60 more or less."""
+    b = np.array([[1, factors[0] * 2.0**-30]], np.float32)
+    a = np.array([[sign * total], [sign * factors[1] * 2.0**-30]], np.float32)
+    values = np.zeros((1, 1), np.float32)
+    found = with_low_rank(values.view("u4"), dtype_from_name("Float32"), (0, 0), LowRank(b, a, 1.0, False))
+    assert found.view(np.float32).tolist() == [[sign * wanted]]
