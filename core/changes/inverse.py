@@ -42,7 +42,7 @@ def _inverted_step(step: Step) -> dict[str, Fields]:
     rule = step.rule
     invert = _INVERSES.get(type(rule))
     if invert is None:
-        raise InputError(f"{rule} loses something, so it has no inverse")
+        raise InputError(f"{rule} has no inverse")
     kind, fields = invert(rule)
     return {kind: fields | ({"optional": True} if rule.optional else {})}
 

@@ -227,6 +227,23 @@ class RepeatStep(_OfOne):
         return f"the repetition of {quoted(self.parameters)}"
 
 
+class ZerosStep(_OfOne):
+    """A new parameter of zeros, under the name `to`: like another one, but for the `length` of an axis, if it is given.
+
+    What it has of the other one is its dtype and sharding, so it has no inverse.
+    """
+
+    to: Name
+    axis: Axis = 0
+    length: Annotated[int, Field(strict=True, ge=0, lt=2**63)] = 0
+
+    def _texts(self) -> Iterator[str]:
+        yield from (self.parameters, self.to)
+
+    def __str__(self) -> str:
+        return f"the zeros {quoted(self.to)}"
+
+
 class DropStep(_OfOne):
     """Parameters that are copies of `copy_of` are left out, once their bytes are known to be equal.
 
@@ -303,6 +320,7 @@ AnyStep = (
     | SliceStep
     | PadStep
     | RepeatStep
+    | ZerosStep
     | DropStep
     | AddStep
     | DequantizeStep
@@ -324,6 +342,7 @@ class Step(Rule):
     slice: SliceStep | None = None
     pad: PadStep | None = None
     repeat: RepeatStep | None = None
+    zeros: ZerosStep | None = None
     drop: DropStep | None = None
     add: AddStep | None = None
     dequantize: DequantizeStep | None = None

@@ -14,7 +14,7 @@ import numpy as np
 
 from reshard.core.plan.ownership import ShardPart, SourceCopies, SourceCopy, boxes_of, common_units, units_of
 from reshard.core.tensor.layout import ShardGrid
-from reshard.core.tensor.segments import BlockScale, Piece, SortedPieces, are_whole, whole_piece
+from reshard.core.tensor.segments import UNCHANGED, Piece, SortedPieces, ValueChanges, are_whole, whole_piece
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 
@@ -25,16 +25,13 @@ class PlacedPart(ShardPart):
         source: index of the source parameter.
         axes: target axis i is source axis `axes[i]`, or new; None: the axes are the same.
         place: the box in the whole target parameter.
-        scale: factors of the values, if they are scaled.
-        adapted: an adapter changes the values.
+        changes: what becomes of the values.
     """
 
     source: int
     axes: Shape | None
     place: TensorSlice
-    scale: BlockScale | None = None
-    added: int = 0
-    adapted: bool = False
+    changes: ValueChanges = UNCHANGED
 
 
 class ClassGeometry:
@@ -113,7 +110,8 @@ class ClassGeometry:
 
     def _factors(self, target_cell: Shape) -> frozenset[int]:
         """The sources that are factors of the values of a target shard."""
-        return frozenset(part.scale.source for part in self.parts(target_cell) if part.scale is not None)
+        scales = (part.changes.scale for part in self.parts(target_cell))
+        return frozenset(scale.source for scale in scales if scale is not None)
 
     def _parts(self, box: TensorSlice) -> Iterator[PlacedPart]:
         if self._is_whole:  # most parameters: nothing to place
@@ -130,14 +128,4 @@ class ClassGeometry:
                 here = wanted.intersect(part.box) if wanted.steps else part.box
                 if here is not None and here.size:
                     place = piece.placed_box(here)
-                    yield PlacedPart(
-                        part.rank,
-                        part.shard,
-                        here,
-                        piece.source,
-                        axes,
-                        place,
-                        scale=piece.scale,
-                        added=piece.added,
-                        adapted=piece.adapted,
-                    )
+                    yield PlacedPart(part.rank, part.shard, here, piece.source, axes, place, piece.changes)

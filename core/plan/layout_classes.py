@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from reshard.core.errors import PlanError
 from reshard.core.plan.deduplication import SharedSlices, choose_keepers, without_empty
 from reshard.core.plan.geometry import ClassGeometry
-from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale, ReshardedParameter
+from reshard.core.plan.model import ParameterPlan, ReadItem, ReshardedParameter
 from reshard.core.plan.ownership import NO_RANK
 from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import DType
@@ -232,11 +232,7 @@ def _boxes(geometry: ClassGeometry, shape: Shape, stage_rank: int) -> tuple[Tens
         if source_box.size:
             shard = geometry.source_elements(part.shard, units)
             place = (part.place if one_each else part.place.scaled(units)).relative_to(box)
-            scale = None if part.scale is None else ReadScale(part.scale, shard.start)
             in_shard = source_box.relative_to(shard)
-            adapted = shard.start if part.adapted else None
-            item = ReadItem(
-                part.rank, in_shard, place, part.source, part.axes, scale=scale, added=part.added, adapted=adapted
-            )
-            reads.append(item)
+            start = () if part.changes.by_place is None else shard.start
+            reads.append(ReadItem(part.rank, in_shard, place, part.source, part.axes, part.changes, start))
     return box, tuple(reads)

@@ -19,7 +19,7 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.quantized import Quantized
-from reshard.core.tensor.segments import BlockScale, Piece, are_whole
+from reshard.core.tensor.segments import UNCHANGED, Piece, ValueChanges, are_whole
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 
@@ -266,13 +266,6 @@ class ParameterMatch(Record):
         return tuple(passed.name for passed in self.passed_through) + self.files.outside
 
 
-class ReadScale(Record):
-    """Factors of the values of a read: `scale`, and where the source shard begins in the whole matrix."""
-
-    scale: BlockScale
-    shard_start: Shape
-
-
 class ReadItem(Record):
     """A box that a target shard takes from a source shard.
 
@@ -282,9 +275,8 @@ class ReadItem(Record):
         target_box: the same elements in the target shard's coordinates.
         source: index of the source parameter in the parameter plan's `sources`.
         axes: target axis i is source axis `axes[i]`, or new; None: the axes are the same.
-        scale: factors of the values, if they are scaled.
-        added: a number that is added to the values.
-        adapted: where the source shard begins in the whole tensor, if an adapter changes the values.
+        changes: what becomes of the values.
+        shard_start: where the source shard begins in the whole tensor, if that decides what becomes of them.
     """
 
     source_rank: int
@@ -292,9 +284,8 @@ class ReadItem(Record):
     target_box: TensorSlice
     source: int = 0
     axes: Shape | None = None
-    scale: ReadScale | None = None
-    added: int = 0
-    adapted: Shape | None = None
+    changes: ValueChanges = UNCHANGED
+    shard_start: Shape = ()
 
 
 class ParameterPlan(Record):

@@ -13,8 +13,13 @@ from reshard.core.errors import LayoutError
 from reshard.core.runtime.records import Record
 from reshard.core.tensor.quantized import MXFP4_GROUP
 from reshard.core.tensor.segments import (
+    UNCHANGED,
+    Adaptation,
     BlockScale,
+    Piece,
     Pieces,
+    ValueChanges,
+    Zeroing,
     clipped,
     joined,
     merged_axes,
@@ -27,6 +32,8 @@ from reshard.core.tensor.segments import (
 )
 from reshard.core.tensor.slices import Shape, TensorSlice
 
+_MAX_TILES = 2**10
+"""Of a parameter, side by side."""
 _MAX_FACTOR_BYTES = 16 * 2**20
 """The factors of a matrix are in memory as a whole: with blocks of 128 by 128 those of 65,536 by 1,048,576."""
 
@@ -261,7 +268,30 @@ class Added(Operation):
         [part] = inputs
         if any(piece.scale is not None for piece in part.pieces):
             raise LayoutError(f"{self.rule}: {part.name!r} has scaled values, to which no number can be added")
-        return tuple(replace(piece, added=piece.added + self.number) for piece in part.pieces), part.shape
+        return tuple(replace(piece, changes=piece.changes.increased(self.number)) for piece in part.pieces), part.shape
+
+
+class Zeros(Operation):
+    """Zeros in the shape of a parameter, or with an axis of another `length`."""
+
+    verb = "made zeros"
+    axis: int
+    length: int
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        [part] = inputs
+        there = self._axis_length(part, self.axis)
+        length = self.length or there
+        if any(piece.scale is not None for piece in part.pieces):
+            raise LayoutError(f"{self.rule}: {part.name!r} has scaled values, of which no zeros can be made")
+        if not there or length > there * _MAX_TILES:
+            raise LayoutError(
+                f"{self.rule}: axis {self.axis} of {part.name!r} has {there:,} elements, too few for {length:,} zeros"
+            )
+        zeros = tuple(replace(piece, changes=ValueChanges(each=(Zeroing(),))) for piece in part.pieces)
+        tiled = joined([(zeros, part.shape)] * -(-length // there), self.axis, 1)
+        shape = _with_length(part.shape, self.axis, length)
+        return clipped(tiled, TensorSlice.whole(shape)), shape
 
 
 class Dequantized(Operation):
@@ -285,7 +315,8 @@ class Dequantized(Operation):
                 f"{self.rule}: {scale.name!r} has {math.prod(blocks)} elements: its blocks are too small to be read"
             )
         [piece], [scale_piece] = weight.pieces, scale.pieces
-        return (replace(piece, scale=BlockScale(scale_piece.source, self.block)),), weight.shape
+        changes = _by_place(self.rule, weight.name, piece, BlockScale(scale_piece.source, self.block))
+        return (replace(piece, changes=changes),), weight.shape
 
 
 class Adapted(Operation):
@@ -300,7 +331,9 @@ class Adapted(Operation):
             raise LayoutError(
                 f"{self.rule}: {part.name!r} has shape {list(part.shape)}, and the adapter is for {list(self.shape)}"
             )
-        return tuple(replace(piece, adapted=True) for piece in part.pieces), part.shape
+        return tuple(
+            replace(piece, changes=_by_place(self.rule, part.name, piece, Adaptation())) for piece in part.pieces
+        ), part.shape
 
 
 class Unpacked(Operation):
@@ -325,7 +358,7 @@ class Unpacked(Operation):
         shape = unpacked_shape(blocks.shape)
         [piece], [scale_piece] = blocks.pieces, scale.pieces
         factors = BlockScale(scale_piece.source, (1, 1, MXFP4_GROUP), is_packed=True)
-        return (replace(whole_piece(shape), source=piece.source, scale=factors),), shape
+        return (replace(whole_piece(shape), source=piece.source, changes=ValueChanges(factors)),), shape
 
 
 def unpacked_shape(blocks: Shape) -> Shape:
@@ -340,3 +373,12 @@ def _with_length(shape: Shape, axis: int, length: int) -> Shape:
 
 def _names(inputs: Sequence[Composed]) -> str:
     return ", ".join(repr(part.name) for part in inputs[:3]) + (" and others" if len(inputs) > 3 else "")
+
+
+def _by_place(rule: str, name: str, piece: Piece, change: BlockScale | Adaptation) -> ValueChanges:
+    """Change values as the source has them; a LayoutError if something else becomes of them before."""
+    if piece.changes != UNCHANGED:
+        raise LayoutError(
+            f"{rule}: the values of {name!r} can only be changed as the source has them, before other steps"
+        )
+    return ValueChanges(change)

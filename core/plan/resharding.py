@@ -35,7 +35,7 @@ from reshard.core.tensor.dtypes import (
     dtype_from_name,
 )
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
-from reshard.core.tensor.segments import Pieces, are_whole, whole_piece
+from reshard.core.tensor.segments import Increase, Pieces, are_whole, whole_piece
 from reshard.core.tensor.slices import TOO_LARGE, Shape, TensorSlice, is_countable
 
 _MAX_NAMES_LISTED = 3
@@ -219,7 +219,7 @@ def _countable_dtype(recipe: Recipe, made_of: Sequence[SourceTensor], pieces: Pi
 
 def _dtypes(made_of: Sequence[SourceTensor], pieces: Pieces) -> dict[str, DType]:
     """The element types of source parameters, once their values are scaled."""
-    for number in dict.fromkeys(piece.source for piece in pieces if piece.adapted):
+    for number in dict.fromkeys(piece.source for piece in pieces if piece.changes.is_adapted):
         if made_of[number].dtype.name not in _ADAPTED:
             raise LayoutError(
                 f"{made_of[number].name!r} has dtype {made_of[number].dtype}, and adapters are only merged into "
@@ -239,13 +239,21 @@ def _dtypes(made_of: Sequence[SourceTensor], pieces: Pieces) -> dict[str, DType]
                 f"{weight.name!r} has dtype {weight.dtype}, its scale {factors.name!r} {factors.dtype}: only "
                 f"{BLOCK_SCALED_NAME} with scales of Float32 can be dequantized"
             )
-    for number in {piece.source for piece in pieces if piece.added}:
+    for number, step in dict.fromkeys((piece.source, step) for piece in pieces for step in piece.changes.each):
         if made_of[number].dtype.name not in ADDED_TO:
+            what = "zeros can only be made in the place of"
+            if isinstance(step, Increase):
+                what = "numbers can only be added to"
             raise LayoutError(
-                f"{made_of[number].name!r} has dtype {made_of[number].dtype}: numbers can only be added to "
-                f"{', '.join(ADDED_TO)}"
+                f"{made_of[number].name!r} has dtype {made_of[number].dtype}: {what} {', '.join(ADDED_TO)}"
             )
-    factors_only = {scale.source for scale in scales.values()}
+    mixed = next((piece.source for piece in pieces if piece.scale is None and piece.source in scales), None)
+    if mixed is not None:
+        raise LayoutError(
+            f"it would have values of {made_of[mixed].name!r} both scaled and as they are stored, which have different "
+            "dtypes"
+        )
+    factors_only = {scale.source for scale in scales.values()} - {piece.source for piece in pieces}
     return {
         source.name: SCALED if number in scales else source.dtype
         for number, source in enumerate(made_of)

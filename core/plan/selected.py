@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from reshard.core.plan.model import ParameterPlan, ReadItem
+from reshard.core.plan.model import ParameterPlan
 from reshard.core.tensor.slices import TensorSlice
 
 
@@ -14,7 +14,7 @@ def selected_plan(parameter: ParameterPlan, box: TensorSlice) -> ParameterPlan:
         if common is not None:
             source_box = common.relative_to(read.target_box).shifted(read.source_box.start)
             place = _place(common, box)
-            reads.append(ReadItem(read.source_rank, source_box, place, read.source, added=read.added))
+            reads.append(replace(read, source_box=source_box, target_box=place))
     return replace(parameter, box=TensorSlice.whole(box.shape), reads=tuple(reads))
 
 

@@ -26,6 +26,7 @@ from reshard.core.changes.steps import (
     TransposeStep,
     UnpackStep,
     UnstackStep,
+    ZerosStep,
     index_of,
 )
 from reshard.core.changes.templates import Template, Values
@@ -47,6 +48,7 @@ from reshard.core.plan.operations import (
     Transposed,
     Unpacked,
     Unstacked,
+    Zeros,
 )
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed, quoted
@@ -201,6 +203,17 @@ class StepNames:
                 yield each.making.made(name, Repeated(str(rule)))
 
         return self._replace(rule, one, repeat, makes=1 + rule.count)
+
+    @_apply.register
+    def _(self, rule: ZerosStep) -> bool:
+        one, new = rule.templates
+        operation = Zeros(str(rule), rule.axis, rule.length)
+
+        def zeros(each: _Fitting) -> Iterator[Making]:
+            yield each.making
+            yield each.making.made(each.prefix + new.expanded(each.values), operation)
+
+        return self._replace(rule, one, zeros, makes=2)
 
     @_apply.register
     def _(self, rule: DropStep) -> bool:

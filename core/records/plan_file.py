@@ -8,7 +8,7 @@ option that changes the target's content, and the program's version, but not wor
 import gzip
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -229,9 +229,18 @@ def _adapter_to_json(adapter: Adapter) -> dict[str, Any]:
         "in_source": adapter.in_source,
         "matrix_bytes": adapter.matrix_bytes,
         "deltas": msgspec.to_builtins(adapter.deltas),
-        "placed": msgspec.to_builtins(adapter.placed),
+        "placed": _placed_to_json(adapter.placed),
         "whose": adapter.whose,
     }
+
+
+def _placed_to_json(placed: Mapping[str, AdaptedSource]) -> dict[str, Any]:
+    """Write pieces, of unchanged values, as earlier versions do: else the plan would have another identity."""
+    document: dict[str, Any] = msgspec.to_builtins(placed)
+    for part in (part for source in document.values() for part in source["parts"]):
+        del part["piece"]["changes"]
+        part["piece"] |= {"scale": None, "added": 0, "adapted": False}
+    return document
 
 
 def _adapter_from_json(data: dict[str, Any]) -> Adapter:

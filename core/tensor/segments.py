@@ -33,7 +33,7 @@ NEW_AXIS = -1
 """Instead of a source axis: a target axis that the source lacks, of one element."""
 
 
-class BlockScale(Record):
+class BlockScale(Record, tag=True):
     """Factors of a matrix's values: one for each block of `block` elements, counted from the whole matrix's beginning.
 
     `source` is the index of the source parameter that holds them, a matrix with an element for each block. With
@@ -45,6 +45,47 @@ class BlockScale(Record):
     is_packed: bool = False
 
 
+class Adaptation(Record, tag=True):
+    """An adapter changes the values, by their places in the whole source parameter."""
+
+
+class Increase(Record, tag=True):
+    """A `number` is added to the values."""
+
+    number: int
+
+
+class Zeroing(Record, tag=True):
+    """Zeros are in place of the values."""
+
+
+class ValueChanges(Record):
+    """What becomes of values: first `by_place` in the whole source parameter, if at all, then of `each` by itself."""
+
+    by_place: BlockScale | Adaptation | None = None
+    each: tuple[Increase | Zeroing, ...] = ()
+
+    @property
+    def scale(self) -> BlockScale | None:
+        """Factors of the values, if they are scaled."""
+        return self.by_place if isinstance(self.by_place, BlockScale) else None
+
+    @property
+    def is_adapted(self) -> bool:
+        """True if an adapter changes the values."""
+        return isinstance(self.by_place, Adaptation)
+
+    def increased(self, number: int) -> "ValueChanges":
+        """Return these with a number added at the end; two in turn are added as one, which rounds once."""
+        each = self.each
+        if each and isinstance(last := each[-1], Increase):
+            each, number = each[:-1], last.number + number
+        return ValueChanges(self.by_place, (*each, Increase(number)) if number else each)
+
+
+UNCHANGED = ValueChanges()
+
+
 class Piece(Record):
     """A box of a source parameter, and its place.
 
@@ -53,20 +94,21 @@ class Piece(Record):
         box: in the coordinates of the whole source parameter; perhaps stepped.
         axes: target axis i is source axis `axes[i]`, or `NEW_AXIS`; the box has one element along axes left out.
         start: its first index in the whole target parameter.
-        scale: factors of its values, if they are scaled.
         steps: distances between neighbors in the target, as in `TensorSlice`.
-        added: a number that is added to its values.
-        adapted: an adapter changes its values, by their places in the whole source parameter.
+        changes: what becomes of its values.
     """
 
     source: int
     box: TensorSlice
     axes: Shape
     start: Shape
-    scale: BlockScale | None = None
     steps: Shape = ()
-    added: int = 0
-    adapted: bool = False
+    changes: ValueChanges = UNCHANGED
+
+    @property
+    def scale(self) -> BlockScale | None:
+        """Factors of its values, if they are scaled."""
+        return self.changes.scale
 
     @property
     def shape(self) -> Shape:
@@ -400,7 +442,7 @@ def _kind_beside(piece: Piece, axis: int) -> object:
     """Equal for pieces that differ along a target axis only, and along its axis of the source."""
     source_axis, box, distances = piece.axes[axis], piece.box, piece.target_box.distances
     return (
-        *(piece.source, piece.axes, piece.scale, piece.added, piece.adapted),
+        *(piece.source, piece.axes, piece.changes),
         *(_put(piece.start, axis, 0), _put(distances, axis, 0)),
         *(_put(box.start, source_axis, 0), _put(box.shape, source_axis, 0), _put(box.distances, source_axis, 0)),
     )

@@ -14,8 +14,10 @@ from reshard.core.tensor.segments import NEW_AXIS
 from reshard.core.tensor.slices import Extent
 from reshard.core.transfer.file_blocks import Chunk
 from reshard.core.transfer.read_ranges import (
+    AdaptedBox,
     ReadLimits,
     ReadRange,
+    ScaledBox,
     SourceShard,
     ValueChange,
     chunk_read_ranges,
@@ -153,14 +155,15 @@ class FetchPlanner:
         return entry.extents_of(read_range.offset, read_range.length)
 
     def _factors(self, parameter: ParameterPlan, read_range: ReadRange) -> np.ndarray | None:
-        if read_range.scaled is None:
+        box = read_range.source_box
+        if not isinstance(box, ScaledBox):
             return None
         assert self._factors_of is not None, "this reader reads parameters as the source has them"
-        first, count = read_range.scaled.start[0], read_range.scaled.shape[0]
-        return self._factors_of(parameter.sources[read_range.scaled.scale.source], range(first, first + count))
+        first, count = box.start[0], box.shape[0]
+        return self._factors_of(parameter.sources[box.scale.source], range(first, first + count))
 
     def _change(self, parameter: ParameterPlan, read_range: ReadRange) -> ValueChange | None:
-        if read_range.adapted is None:
+        if not isinstance(read_range.source_box, AdaptedBox):
             return None
         assert self._change_of is not None, "this reader reads parameters as the source has them"
         return self._change_of(parameter.sources[read_range.source].name)

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from reshard.core.errors import ConversionError
-from reshard.core.plan.model import ParameterPlan, ReadItem, ReadScale
+from reshard.core.plan.model import ParameterPlan, ReadItem
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import SCALED, DType
-from reshard.core.tensor.segments import NEW_AXIS, BlockScale, Piece, reorders
+from reshard.core.tensor.segments import NEW_AXIS, Adaptation, BlockScale, Increase, Piece, Zeroing, reorders
 from reshard.core.tensor.slices import (
     Extent,
     Shape,
@@ -71,7 +71,8 @@ class SourceShard(Record):
 def source_shard(plan: ConversionPlan, parameter: ParameterPlan, read: ReadItem) -> SourceShard:
     """The source shard a read item refers to."""
     source = parameter.sources[read.source]
-    if read.scale is not None and read.scale.scale.is_packed:
+    scale = read.changes.scale
+    if scale is not None and scale.is_packed:
         return SourceShard(source.shape, source.dtype)  # of values; half as many bytes
     return SourceShard(plan.source_entry(read.source_rank, source.name).shape, source.dtype)
 
@@ -95,12 +96,9 @@ class ReadRange(Record, dict=True):
         index: the chunk's elements that are filled, otherwise; perhaps in steps.
         strides: bytes between wanted elements, along the chunk's axes; None if every byte is wanted.
         transposed: True if the chunk's axes are in another order.
-        scaled: the box of the source whose values are scaled first, if they are; `strides` are then those of the
-            scaled values.
-        added: a number that is added to the values before they are cast.
-        adapted: the box of the source whose values an adapter changes first, if one does; `strides` are then those of
-            the changed values.
-        skipped_bytes: scaled values before the first wanted one.
+        source_box: the box of the source whose values are changed by their places first, if any are; `strides` are then
+            those of the changed values.
+        each: what becomes of each value after that, before it is cast.
     """
 
     source_rank: int
@@ -112,10 +110,8 @@ class ReadRange(Record, dict=True):
     index: tuple[Any, ...]
     strides: Shape | None
     transposed: bool = False
-    scaled: "ScaledBox | None" = None
-    added: int = 0
-    adapted: "AdaptedBox | None" = None
-    skipped_bytes: int = 0
+    source_box: "ScaledBox | AdaptedBox | None" = None
+    each: tuple[Increase | Zeroing, ...] = ()
 
     @cached_property
     def is_verbatim(self) -> bool:
@@ -130,12 +126,14 @@ class ScaledBox(Record):
         start: first index of the box in the whole matrix.
         shape: shape of the box; of its bytes, if values are two a byte.
         strides: bytes between neighbors in the bytes read.
+        skipped_bytes: scaled values before the first wanted one.
     """
 
     scale: BlockScale
     start: Shape
     shape: Shape
     strides: Shape
+    skipped_bytes: int = 0
 
 
 class AdaptedBox(Record):
@@ -182,34 +180,42 @@ def chunk_read_ranges(
 
 
 def _read_range(part: Piece, read: ReadItem, shard: SourceShard, chunk_box: TensorSlice, dtype: DType) -> ReadRange:
-    cast = shard.dtype if shard.dtype != dtype or read.added else None
     place = part.target_box.relative_to(chunk_box)
-    if read.scale is not None:
-        return _scaled_read_range(part, place, read, shard, read.scale)
-    if read.adapted is not None:
-        return _adapted_read_range(part, place, read, shard, cast)
+    cast = shard.dtype if shard.dtype != dtype or read.changes.each else None
+    match read.changes.by_place:
+        case BlockScale(is_packed=True) as scale:
+            return _packed_read_range(part, place, read, shard, scale)
+        case BlockScale() as scale:
+            return _scaled_read_range(part, place, read, shard, scale)
+        case Adaptation():
+            return _adapted_read_range(part, place, read, shard, cast)
     extent = bounding_extent(part.box, shard.shape, shard.dtype.itemsize)
     is_contiguous = contiguous_axis(part.box, shard.shape) == 0 and contiguous_axis(place, chunk_box.shape) == 0
-    if is_contiguous and not reorders(read.axes):
-        target_offset = bounding_extent(place, chunk_box.shape, dtype.itemsize).offset
-        return ReadRange(
-            read.source_rank,
-            read.source,
-            extent.offset,
-            extent.length,
-            dtype=cast,
-            target_offset=target_offset,
-            index=(),
-            strides=None,
-            added=read.added,
-        )
-    return _strided_read_range(part, place, read, extent, shard.strides, dtype=cast, added=read.added)
+    if not is_contiguous or reorders(read.axes):
+        return _strided_read_range(part, place, read, extent, shard.strides, cast)
+    return ReadRange(
+        read.source_rank,
+        read.source,
+        extent.offset,
+        extent.length,
+        dtype=cast,
+        target_offset=bounding_extent(place, chunk_box.shape, dtype.itemsize).offset,
+        index=(),
+        strides=None,
+        each=read.changes.each,
+    )
 
 
 def _strided_read_range(
-    part: Piece, place: TensorSlice, read: ReadItem, extent: Extent, strides: Shape, dtype: DType | None, **values: Any
+    part: Piece,
+    place: TensorSlice,
+    read: ReadItem,
+    extent: Extent,
+    strides: Shape,
+    dtype: DType | None,
+    source_box: ScaledBox | AdaptedBox | None = None,
 ) -> ReadRange:
-    """A range some of whose elements are wanted, or in another order; `values` says what they become first.
+    """A range some of whose elements are wanted, or in another order.
 
     `strides` are those of the array that the elements are taken from.
     """
@@ -223,36 +229,45 @@ def _strided_read_range(
         index=place.as_index(),
         strides=_strides_along(part.axes, part.box, strides),
         transposed=reorders(read.axes),
-        **values,
+        source_box=source_box,
+        each=read.changes.each,
     )
 
 
 def _scaled_read_range(
-    part: Piece, place: TensorSlice, read: ReadItem, shard: SourceShard, scale: ReadScale
+    part: Piece,
+    place: TensorSlice,
+    read: ReadItem,
+    shard: SourceShard,
+    scale: BlockScale,
 ) -> ReadRange:
     box = part.box.bounds
-    if scale.scale.is_packed:
-        return _packed_read_range(part, place, read, shard, scale)
-    start = tuple(low + offset for low, offset in zip(box.start, scale.shard_start, strict=True))
     extent = bounding_extent(box, shard.shape, shard.dtype.itemsize)
     strides = SourceShard(box.shape, SCALED).strides
-    scaled = ScaledBox(scale.scale, start, box.shape, shard.strides)
-    return _strided_read_range(part, place, read, extent, strides, dtype=SCALED, scaled=scaled)
+    scaled = ScaledBox(scale, _in_whole(box, read), box.shape, shard.strides)
+    return _strided_read_range(part, place, read, extent, strides, SCALED, scaled)
 
 
 def _adapted_read_range(
-    part: Piece, place: TensorSlice, read: ReadItem, shard: SourceShard, cast: DType | None
+    part: Piece,
+    place: TensorSlice,
+    read: ReadItem,
+    shard: SourceShard,
+    cast: DType | None,
 ) -> ReadRange:
     box = part.box.bounds
-    start = tuple(low + offset for low, offset in zip(box.start, read.adapted or (), strict=True))
     extent = bounding_extent(box, shard.shape, shard.dtype.itemsize)
     strides = SourceShard(box.shape, shard.dtype).strides
-    adapted = AdaptedBox(shard.dtype, start, box.shape, shard.strides)
-    return _strided_read_range(part, place, read, extent, strides, dtype=cast, added=read.added, adapted=adapted)
+    adapted = AdaptedBox(shard.dtype, _in_whole(box, read), box.shape, shard.strides)
+    return _strided_read_range(part, place, read, extent, strides, cast, adapted)
 
 
 def _packed_read_range(
-    part: Piece, place: TensorSlice, read: ReadItem, shard: SourceShard, scale: ReadScale
+    part: Piece,
+    place: TensorSlice,
+    read: ReadItem,
+    shard: SourceShard,
+    scale: BlockScale,
 ) -> ReadRange:
     """The range of values that are two a byte along the last axis; the shard is whole."""
     bounds = part.box.bounds
@@ -262,16 +277,15 @@ def _packed_read_range(
     in_bytes = SourceShard((*shard.shape[:-1], shard.shape[-1] // 2), shard.dtype)
     packed = TensorSlice((*box.start[:-1], box.start[-1] // 2), (*box.stop[:-1], box.stop[-1] // 2))
     extent = bounding_extent(packed, in_bytes.shape, shard.dtype.itemsize)
-    return _strided_read_range(
-        part,
-        place,
-        read,
-        extent,
-        SourceShard(box.shape, SCALED).strides,
-        dtype=SCALED,
-        scaled=ScaledBox(scale.scale, box.start, packed.shape, in_bytes.strides),
-        skipped_bytes=(bounds.start[-1] - box.start[-1]) * SCALED.itemsize,
-    )
+    strides = SourceShard(box.shape, SCALED).strides
+    skipped_bytes = (bounds.start[-1] - box.start[-1]) * SCALED.itemsize
+    scaled = ScaledBox(scale, box.start, packed.shape, in_bytes.strides, skipped_bytes)
+    return _strided_read_range(part, place, read, extent, strides, SCALED, scaled)
+
+
+def _in_whole(box: TensorSlice, read: ReadItem) -> Shape:
+    """The first index of a box of the source shard in the whole tensor."""
+    return tuple(low + offset for low, offset in zip(box.start, read.shard_start, strict=True))
 
 
 def _strides_along(axes: Shape, box: TensorSlice, strides: Shape) -> Shape:

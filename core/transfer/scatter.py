@@ -6,9 +6,10 @@ from reshard.core.errors import CheckpointError
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.overflow import Overflow
+from reshard.core.tensor.segments import Increase, Zeroing
 from reshard.core.tensor.tiling import copy_transposed
 from reshard.core.transfer.file_blocks import Chunk
-from reshard.core.transfer.read_ranges import AdaptedBox, ReadRange, SourceShard, ValueChange
+from reshard.core.transfer.read_ranges import AdaptedBox, ReadRange, ScaledBox, SourceShard, ValueChange
 
 _INFINITE_BFLOAT16 = np.uint16(0x7F80)
 _UINT_OF_SIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -34,35 +35,20 @@ def scatter_values(
     dtype = _UINT_OF_SIZE[parameter.dtype.itemsize]
     whole = np.ndarray(chunk.box.shape, dtype, buffer, chunk.position)
     target = whole[(..., *read_range.index)]  # `...`: a view even of a scalar
-    if read_range.scaled is not None and factors is not None:
-        from reshard.core.tensor.scaling import scaled_values, unpacked_values
-
-        box = read_range.scaled
-        values = np.ndarray(box.shape, np.uint8, run, strides=box.strides)
-        if box.scale.is_packed:
-            products = unpacked_values(values, box.start, factors).reshape(-1)
-        else:
-            products = scaled_values(values, box.start, factors, box.scale.block).reshape(-1)
-        if (products << 1 == _INFINITE_BFLOAT16 << 1).any():
-            scale = parameter.sources[box.scale.source]
-            raise CheckpointError(
-                f"parameter {parameter.name!r}: values become infinite by their scale {scale.name!r}, near "
-                f"{list(box.start)} of {parameter.sources[read_range.source].name!r}: the scale is damaged"
-            )
-        run = products.view(np.uint8)[read_range.skipped_bytes :]
-    if read_range.adapted is not None and change is not None:
-        at = read_range.adapted
-        values = np.ndarray(at.shape, _UINT_OF_SIZE[at.dtype.itemsize], run, strides=at.strides)
-        if _takes_all(target, at, read_range):
-            change(values, at.dtype, at.start, target)
+    box = read_range.source_box
+    if isinstance(box, ScaledBox):
+        assert factors is not None, "scaled values come with factors"
+        run = _scaled(run, box, factors, parameter, read_range)
+    elif box is not None:
+        assert change is not None, "values that an adapter changes come with the change"
+        values = np.ndarray(box.shape, _UINT_OF_SIZE[box.dtype.itemsize], run, strides=box.strides)
+        if _takes_all(target, box, read_range):
+            change(values, box.dtype, box.start, target)
             return None
-        run = change(values, at.dtype, at.start).reshape(-1).view(np.uint8)
-    if read_range.added and read_range.dtype is not None:
-        from reshard.core.tensor.casting import increased
-
-        bits = np.frombuffer(run, _UINT_OF_SIZE[read_range.dtype.itemsize])
-        run = increased(bits, read_range.dtype, read_range.added).view(np.uint8)
-    if read_range.dtype is not None and (read_range.added or read_range.dtype is not parameter.dtype):
+        run = change(values, box.dtype, box.start).reshape(-1).view(np.uint8)
+    for step in read_range.each:
+        run = _changed(run, step, read_range.dtype)
+    if read_range.dtype is not None and (read_range.strides is None or read_range.dtype is not parameter.dtype):
         return _cast(run, read_range, read_range.dtype, chunk, parameter, target)
     values = np.ndarray(target.shape, dtype, run, strides=read_range.strides)
     if read_range.transposed:
@@ -70,6 +56,34 @@ def scatter_values(
     else:
         target[...] = values
     return None
+
+
+def _scaled(
+    run: memoryview | np.ndarray, box: ScaledBox, factors: np.ndarray, parameter: ParameterPlan, read_range: ReadRange
+) -> np.ndarray:
+    from reshard.core.tensor.scaling import scaled_values, unpacked_values
+
+    values = np.ndarray(box.shape, np.uint8, run, strides=box.strides)
+    if box.scale.is_packed:
+        products = unpacked_values(values, box.start, factors).reshape(-1)
+    else:
+        products = scaled_values(values, box.start, factors, box.scale.block).reshape(-1)
+    if (products << 1 == _INFINITE_BFLOAT16 << 1).any():
+        scale = parameter.sources[box.scale.source]
+        raise CheckpointError(
+            f"parameter {parameter.name!r}: values become infinite by their scale {scale.name!r}, near "
+            f"{list(box.start)} of {parameter.sources[read_range.source].name!r}: the scale is damaged"
+        )
+    return products.view(np.uint8)[box.skipped_bytes :]
+
+
+def _changed(run: memoryview | np.ndarray, step: Increase | Zeroing, dtype: DType | None) -> np.ndarray:
+    if isinstance(step, Zeroing):
+        return np.zeros(len(run), np.uint8)
+    from reshard.core.tensor.casting import increased
+
+    assert dtype is not None, "values that are changed have their element type"
+    return increased(np.frombuffer(run, _UINT_OF_SIZE[dtype.itemsize]), dtype, step.number).view(np.uint8)
 
 
 def _takes_all(target: np.ndarray, box: AdaptedBox, read_range: ReadRange) -> bool:

@@ -28,7 +28,7 @@ from reshard.core.tensor.fingerprint import combined
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.tensor.quantized import MXFP4_GROUP
 from reshard.core.tensor.scaling import scaled_values, unpacked_values
-from reshard.core.tensor.segments import Piece
+from reshard.core.tensor.segments import Increase, Piece, ValueChanges
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 from reshard.core.transfer.read_ranges import ValueChange
 from reshard.core.verification.box_sums import BoxSums, Key
@@ -267,7 +267,8 @@ def _add_block(
         start = *box.start[:2], box.start[2] * MXFP4_GROUP + 2 * box.start[3]
         packed = values.reshape(*values.shape[:2], -1)  # of less than a group's bytes a block has one
         factors = contribution.factors(range(start[0], start[0] + len(packed)))
-        values, dtype, piece = unpacked_values(packed, start, factors), SCALED, replace(piece, scale=None)
+        values, dtype = unpacked_values(packed, start, factors), SCALED
+        piece = replace(piece, changes=ValueChanges(each=piece.changes.each))
     else:
         start = _sum_of(box.start, contribution.start)
     steps: Shape = ()
@@ -276,19 +277,16 @@ def _add_block(
         part = piece.in_source(block)
         if part is None:
             return
+        bounds = part.box.bounds
+        values = values[bounds.relative_to(block).as_index()]
         if part.scale is not None and contribution.factors is not None:
-            values = values[part.box.bounds.relative_to(block).as_index()]
-            values, dtype = (
-                scaled_values(values, part.box.start, contribution.factors(_WHOLE), part.scale.block),
-                SCALED,
-            )
-            block = part.box.bounds
-        if part.adapted and contribution.change is not None:
-            values = values[part.box.bounds.relative_to(block).as_index()]
-            values, block = contribution.change(values, dtype, part.box.start), part.box.bounds
-        values = part.arranged(values[part.box.relative_to(block).as_index()])
-        if part.added:
-            values = increased(np.ascontiguousarray(values), dtype, part.added)
+            values = scaled_values(values, bounds.start, contribution.factors(_WHOLE), part.scale.block)
+            dtype = SCALED
+        elif part.changes.is_adapted and contribution.change is not None:
+            values = contribution.change(values, dtype, bounds.start)
+        for step in part.changes.each:
+            values = increased(values, dtype, step.number) if isinstance(step, Increase) else np.zeros_like(values)
+        values = part.arranged(values[part.box.relative_to(bounds).as_index()])
         start, steps = part.start, part.steps
     if contribution.dtype is not None and contribution.dtype is not dtype:
         values = cast_bits(values, dtype, contribution.dtype)

@@ -440,7 +440,9 @@ def addends_of(
         if piece.scale is not None
     }
     for number, (source, pieces) in enumerate(zip(parameter.sources, parameter.pieces_of_sources, strict=True)):
-        change = adapter.change_of(source.name) if adapter and any(piece.adapted for piece in pieces) else None
+        change = (
+            adapter.change_of(source.name) if adapter and any(piece.changes.is_adapted for piece in pieces) else None
+        )
         lost = _lost_boxes(source)
         for place, copy in enumerate(source.copies):
             shards = ShardFingerprints(copy.layout, source.shape, copy.first_rank)

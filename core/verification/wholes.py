@@ -19,8 +19,8 @@ from reshard.core.tensor.slices import TensorSlice
 from reshard.core.transfer.whole_reader import WholeReader
 
 
-def check_dropped_copies(plan: ConversionPlan) -> None:
-    """Check that the parameters left out as copies of others have their bytes.
+def check_dropped_copies(plan: ConversionPlan, on_differing: str = "") -> None:
+    """Check that the parameters left out as copies of others have their bytes; the error has the advice `on_differing`.
 
     Raises:
         PlanError: one differs; the message says where.
@@ -40,7 +40,8 @@ def check_dropped_copies(plan: ConversionPlan) -> None:
                 f"{copy.name!r} is to be dropped, and is not a copy of {original.name!r}: they differ in "
                 f"{difference} of the whole tensor"
             )
-    raise_problems(PlanError, f"{plan.inputs.catalog.url}: these changes cannot be applied", problems)
+    advice = f": {on_differing}" if on_differing else ""
+    raise_problems(PlanError, f"{plan.inputs.catalog.url}: these changes cannot be applied{advice}", problems)
 
 
 def first_difference(plan: ConversionPlan, one: ParameterPlan, other: ParameterPlan) -> TensorSlice | None:

@@ -61,6 +61,7 @@ def _documents() -> list[bytes]:
                 {"rename": {"parameters": "{x:*}.wk", "to": "{x}.key", "optional": True}},
                 {"dequantize": {"parameters": "{x:*}", "scale": "{x}_scale_inv", "block": [1, 1]}},
                 {"add": {"parameters": "tail.{i}", "number": 2}},
+                {"zeros": {"parameters": "head", "to": "none", "axis": 1, "length": 40}},
             ]
         },
         {

@@ -117,7 +117,7 @@ def random_chain(seed: int, length: int = 8, *, lossy: bool = False) -> tuple[Te
     source = _with_first_steps(chain, generator, lossy=lossy)
     kinds = [_rename, _split, _join, _transpose, _stack, _unstack, _merge, _divide, _repeat]
     if lossy:
-        kinds.append(_slice)
+        kinds += [_slice, _pad, _zeros]
     while len(chain.steps) < length:
         dice.choice(kinds)(chain)
     return source, chain
@@ -314,3 +314,28 @@ def _slice(chain: Chain) -> None:
     chain.add("slice", parameters=family.template, axis=axis, start=start, stop=stop)
     index = (slice(None),) * axis + (slice(start, stop),)
     chain.swap(family, chain.put(family, family, lambda array, _: array[index]))
+
+
+def _pad(chain: Chain) -> None:
+    family = _any(chain, lambda each: any(each.shape))
+    if family is None:
+        return
+    axis = chain.dice.choice([axis for axis, length in enumerate(family.shape) if length])
+    length = family.shape[axis] + chain.dice.choice([1, 3])
+    chain.invertible = False
+    chain.add("pad", parameters=family.template, axis=axis, length=length)
+    index = np.minimum(np.arange(length), family.shape[axis] - 1)
+    chain.swap(family, chain.put(family, family, lambda array, _: array.take(index, axis)))
+
+
+def _zeros(chain: Chain) -> None:
+    family = _any(chain, lambda each: any(each.shape) and each.dtype == "Float32")
+    if family is None:
+        return
+    axis = chain.dice.choice([axis for axis, length in enumerate(family.shape) if length])
+    length = chain.dice.choice([0, 1, 5, family.shape[axis] + 1])
+    into = replace(family, template=chain.fresh(family.indexes))
+    chain.invertible = False
+    chain.add("zeros", parameters=family.template, to=into.template, axis=axis, length=length)
+    shape = tuple(length or own if at == axis else own for at, own in enumerate(family.shape))
+    chain.families.append(chain.put(family, into, lambda array, _: np.zeros(shape, array.dtype)))

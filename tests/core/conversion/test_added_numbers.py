@@ -56,6 +56,34 @@ def changes_of(directory: Path, steps: list[dict[str, Any]], **more: Any) -> str
     return str(document)
 
 
+def check_shards(
+    data: st.DataObject, directory: Path, tensors: Tensors, steps: list[dict[str, Any]], wanted: dict[str, np.ndarray]
+) -> None:
+    """Convert tensors of one dtype to random shards, perhaps cast, and compare these."""
+    cuts = {name: data.draw(layouts(4, each.ndim)) for name, each in wanted.items()}
+    cast = data.draw(st.sampled_from([None, "float32"]))
+    more: dict[str, Any] = {"cast": [{"parameters": "*", "dtype": cast}]} if cast else {}
+    strategy = directory / "strategy.ckpt"
+    write_strategy(make_strategy({each: as_layout(cut) for each, cut in cuts.items()}), str(strategy))
+    request = build_request(
+        source=str(source_of(directory, tensors)),
+        target=str(directory / "target"),
+        target_strategy=str(strategy),
+        changes=changes_of(directory, steps, **more),
+        format="safetensors",
+        verify="content",
+        memory_limit="16MiB",
+    )
+    assert convert(request).committed
+    [tag] = {tag for tag, _ in tensors.values()}
+    name, dtype = TYPES["F32" if cast else tag]
+    for rank, held in read_tree(directory / "target").items():
+        assert {*held} == {*wanted}
+        for key, (found, shape, content) in held.items():
+            shard = shard_of(wanted[key], cuts[key], rank).astype(dtype)
+            assert (found, shape, content) == (name, shard.shape, np.ascontiguousarray(shard).tobytes())
+
+
 @settings(max_examples=12)
 @given(st.data())
 def test_values_become_so_much_more(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -79,27 +107,7 @@ def test_values_become_so_much_more(tmp_path_factory: pytest.TempPathFactory, da
         if data.draw(st.booleans()):
             steps.append({"join": {"parameters": ["odd", "even"], "into": "w", "groups": groups}})
             wanted = {"w": np.stack([wanted["odd"], wanted["even"]], 1).reshape(plain.shape)}
-    cuts = {name: data.draw(layouts(4, each.ndim)) for name, each in wanted.items()}
-    cast = data.draw(st.sampled_from([None, "float32"]))
-    more: dict[str, Any] = {"cast": [{"parameters": "*", "dtype": cast}]} if cast else {}
-    strategy = directory / "strategy.ckpt"
-    write_strategy(make_strategy({each: as_layout(cut) for each, cut in cuts.items()}), str(strategy))
-    request = build_request(
-        source=str(source_of(directory, {"w": (tag, array)})),
-        target=str(directory / "target"),
-        target_strategy=str(strategy),
-        changes=changes_of(directory, steps, **more),
-        format="safetensors",
-        verify="content",
-        memory_limit="16MiB",
-    )
-    assert convert(request).committed
-    name, dtype = TYPES["F32" if cast else tag]
-    for rank, held in read_tree(directory / "target").items():
-        assert {*held} == {*wanted}
-        for key, (found, shape, content) in held.items():
-            shard = shard_of(wanted[key], cuts[key], rank).astype(dtype)
-            assert (found, shape, content) == (name, shard.shape, np.ascontiguousarray(shard).tobytes())
+    check_shards(data, directory, {"w": (tag, array)}, steps, wanted)
 
 
 def test_states_but_for_copies_of_the_weight_are_as_they_were(tmp_path: Path) -> None:
@@ -112,6 +120,15 @@ def test_states_but_for_copies_of_the_weight_are_as_they_were(tmp_path: Path) ->
     for name, array in arrays.items():
         expected = plus(array, -1) if name in ("w", "main_param.w") else array
         assert held[name][2] == expected.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3)])
+def test_a_number_is_added_to_a_scalar_too(shape: tuple[int, ...], tmp_path: Path) -> None:
+    array = np.full(shape, 0.5, np.float32)
+    source = source_of(tmp_path, {"w": ("F32", array)})
+    changes, target = changes_of(tmp_path, [{"add": {"parameters": "w", "number": 1}}]), tmp_path / "target"
+    convert(build_request(source=str(source), target=str(target), layout="unified", changes=changes, verify="content"))
+    assert directory_contents(target) == {"w": ("Float32", shape, plus(array, 1).tobytes())}
 
 
 def test_a_comparison_adds_too(tmp_path: Path) -> None:

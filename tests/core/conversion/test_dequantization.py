@@ -21,6 +21,7 @@ from tests.support.safetensors_files import write_safetensors
 
 BLOCK = (16, 24)
 SCALE = "{x:*}_scale_inv"
+JOIN = {"join": {"parameters": ["w", "v"], "into": "w"}}
 Tensors = dict[str, tuple[str, np.ndarray]]
 
 
@@ -138,6 +139,16 @@ def test_without_a_scale_or_in_another_type_nothing_is_scaled(tmp_path: Path) ->
             quantized(1, (48, 24)),
             [{"transpose": {"parameters": "w"}}],
             "and 'w' would be transposed; make them bfloat16, fp8='dequantize'",
+        ),
+        (
+            quantized(1, (48, 24)),
+            [{"repeat": {"parameters": "w", "to": "v"}}, dequantize(), JOIN],
+            "it would have values of 'w' both scaled and as they are stored, which have different dtypes",
+        ),
+        (
+            quantized(1, (3, 1), (1, 1)),
+            [{"repeat": {"parameters": "w_scale_inv", "to": "v"}}, dequantize(block=[1, 1]), JOIN],
+            "has different dtypes ('w' BFloat16, 'w_scale_inv' Float32), which a cast could make one",
         ),
         (
             {"v": ("F32", np.ones((24, 24), np.float32))},

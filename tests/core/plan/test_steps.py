@@ -94,6 +94,20 @@ def test_an_axis_is_padded() -> None:
     assert "'w' has shape [4, 6], and no axis 2" in problem
 
 
+def test_zeros_are_like_another_parameter() -> None:
+    zeros = {"zeros": {"parameters": "w", "to": "z", "axis": 1, "length": "N"}}
+    found = made(tensors("w", "adam_m.w"), zeros, variables={"N": 15})
+    assert found == {"w": (4, 6), "z": (4, 15), "adam_m.w": (4, 6), "adam_m.z": (4, 15)}
+    assert made(tensors("w"), zeros, variables={"N": 4})["z"] == (4, 4)
+    assert made(tensors("w"), {"zeros": {"parameters": "w", "to": "z"}})["z"] == (4, 6)
+    [problem] = refused(tensors("w"), {"zeros": {"parameters": "w", "to": "z", "axis": 1, "length": 6 * 1024 + 1}})
+    assert "the zeros 'z': axis 1 of 'w' has 6 elements, too few for 6,145 zeros" in problem
+    [problem] = refused(tensors("w"), {"zeros": {"parameters": "w", "to": "z", "axis": 2}})
+    assert "'w' has shape [4, 6], and no axis 2" in problem
+    [problem] = refused(tensors("w", "z"), {"zeros": {"parameters": "w", "to": "z"}})
+    assert "would both be called 'z'" in problem
+
+
 def test_factored_states_can_only_be_renamed() -> None:
     entries = tensors("w", "exp_avg_insta_row_w")
     assert {*made(entries, {"rename": {"parameters": "w", "to": "v"}})} == {"v", "exp_avg_insta_row_v"}

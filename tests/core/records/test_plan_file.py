@@ -2,15 +2,20 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from reshard.core.changes.lora.deltas import Delta
 from reshard.core.errors import TargetError
 from reshard.core.layouts.ranks.target import RankFolders
-from reshard.core.records.plan_file import dump_plan, load_plan, plan_identity
+from reshard.core.plan.adapter import AdaptedSource, PlacedDelta
+from reshard.core.records.plan_file import _placed_to_json, dump_plan, load_plan, plan_identity
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.tensor.dtypes import TEXT
+from reshard.core.tensor.segments import Piece
+from reshard.core.tensor.slices import TensorSlice
 from tests.support.plans import (
     entry,
     make_catalog,
@@ -54,3 +59,21 @@ def test_a_damaged_plan_is_named(tmp_path: Path) -> None:
         path.write_bytes(data[:position] + bytes([data[position] ^ 0xFF]) + data[position + 1 :])
         with pytest.raises(TargetError, match=r"plan\.json\.gz: "):
             load_plan(str(path), plan_identity(plan))
+
+
+def test_pieces_of_an_adapter_are_written_as_earlier_versions_did() -> None:
+    """Or the plan of a conversion that was begun before would have another identity."""
+    piece = Piece(0, TensorSlice((0, 0), (4, 2)), (1, 0), (2, 0), steps=(2, 1))
+    placed = {"w": AdaptedSource((4, 2), (PlacedDelta(piece, Delta((2, 4))),))}
+    [part] = _placed_to_json(placed)["w"]["parts"]
+    assert part["piece"] == {
+        "source": 0,
+        "box": {"start": (0, 0), "stop": (4, 2), "steps": ()},
+        "axes": (1, 0),
+        "start": (2, 0),
+        "scale": None,
+        "steps": (2, 1),
+        "added": 0,
+        "adapted": False,
+    }
+    assert msgspec.convert(part["piece"], Piece) == piece
