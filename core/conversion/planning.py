@@ -229,7 +229,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         from reshard.core.source.adapter_target import with_adapter_facts
 
         choice = AdapterChoice(request.source, request.lora_alpha, request.training_config)
-        plan = with_adapter_facts(plan, choice, source)
+        plan = with_adapter_facts(plan, choice, source, target.preset.rank_factor if target.preset else 1)
     if request.reference:
         from reshard.core.source.reference import read_reference, with_reference
 
@@ -252,7 +252,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         from reshard.core.verification.tied_parameters import with_tied_compared
 
         plan = with_tied_compared(plan, fails_on_differing)
-    check_dropped_copies(plan)
+    check_dropped_copies(plan, target.preset.on_differing if target.preset else "")
     _check_format_holds_all(plan)
     check_part(source, plan)
     return plan

@@ -1,12 +1,7 @@
-"""Finds the names of an adapter alone in another world: its modules' by a preset, its matrices' by their spellings.
+"""Finds the names of an adapter alone in another world: its modules' by a preset, its matrices' by their spellings."""
 
-A matrix of an adapter goes along only with a weight that is one on both sides, with the same rows: then A and B are the
-same on both sides, too.
-"""
-
-import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -16,19 +11,21 @@ from reshard.core.changes.lora.pairing import is_adapters, matrix_of
 from reshard.core.changes.lora.spellings import MINDFORMERS as SPELLINGS
 from reshard.core.changes.lora.spellings import PEFT, Spelling
 from reshard.core.changes.preset import MINDFORMERS, Preset
-from reshard.core.errors import InputError, raise_problems
-from reshard.core.plan.preset_checks import unknown_names
+from reshard.core.errors import InputError, PlanError, raise_problems
+from reshard.core.plan.adapter_groups import WEIGHT, Group, groups_of, lacking_parts
+from reshard.core.plan.adapter_steps import matrix_steps, sources_of
 from reshard.core.plan.preset_route import CompiledPreset, compile_preset
 from reshard.core.plan.preset_steps import KnownNames, Settings, without_state
-from reshard.core.plan.recipes import Recipe, build_recipes
-from reshard.core.runtime.wording import listed, quoted
+from reshard.core.plan.recipes import build_recipes
+from reshard.core.runtime.wording import counted, listed, quoted
 from reshard.core.text.options import option
 
 LORA_NAMES = "lora_names"
 """The switch for the names of matrices that MindFormers is to get."""
+LORA_JOIN = "lora_join"
+"""The switch for what becomes of the matrices of weights that are one in the target."""
+_SAME, _BLOCKS = "same", "blocks"
 _MAX_LISTED = 4
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-_WEIGHT = ".weight"
 
 
 def are_adapters(names: Collection[str]) -> bool:
@@ -42,21 +39,29 @@ def compile_for_adapter(preset: Preset, known: KnownNames, settings: Settings) -
     """Compile a preset for an adapter alone, whose names `known` has.
 
     Raises:
-        InputError: the preset does not fit its modules, a weight is not the same on both sides, or it is not known how
+        InputError: the preset does not fit its modules, a weight is more than rows of others, or it is not known how
             the target spells the names of matrices.
     """
     matrices = _matrices(preset, known.axes)
-    weights = {f"{module}{_WEIGHT}": 2 for module, _ in matrices.values()}
-    given = {name: value for name, value in settings.given.items() if name != LORA_NAMES}
-    compiled = compile_preset(preset, KnownNames(weights), replace(settings, given=given))
+    weights = list(dict.fromkeys(f"{module}{WEIGHT}" for module, _ in matrices.values()))
+    own = (LORA_NAMES, LORA_JOIN)
+    of_weights = replace(settings, given={name: value for name, value in settings.given.items() if name not in own})
+    compiled = compile_preset(preset, KnownNames(dict.fromkeys(weights, 2)), of_weights)
+    lacking = lacking_parts(compiled, weights)
+    if lacking:
+        compiled = compile_preset(preset, KnownNames(dict.fromkeys([*weights, *lacking], 2)), of_weights)
     spelling = _spelling(compiled, settings)
-    modules = {
-        old.removesuffix(_WEIGHT): new.removesuffix(_WEIGHT) for old, new in _renamed(compiled, list(weights)).items()
-    }
-    wanted = {name: spelling.name_of(modules[module], which) for name, (module, which) in matrices.items()}
-    steps = validated_changes({"steps": list(_steps(wanted, matrices, modules))}, f"preset {preset.preset}")
-    found = {name: recipe.sources for name, recipe in build_recipes(list(wanted), steps, []).made.items()}
-    if found != {new: (old,) for old, new in wanted.items()}:
+    groups = groups_of(compiled, weights, lacking)
+    blocks = max(len(group.sources) for group in groups) if _joins_blocks(settings) else 1
+    by_matrix = {matrix: name for name, matrix in matrices.items()}
+    sources = {module: (by_matrix[module, "a"], by_matrix[module, "b"]) for module, _ in by_matrix}
+    made = [each.module for group in groups for each in group.targets]
+    targets = {module: (spelling.name_of(module, "a"), spelling.name_of(module, "b")) for module in made}
+    between = compiled.steps.model_dump(exclude_defaults=True).get("steps", ())
+    document = matrix_steps(groups, sources, targets, between, blocks)
+    steps = validated_changes({"steps": document}, f"preset {preset.preset}")
+    found = {name: frozenset(recipe.sources) for name, recipe in build_recipes(list(matrices), steps, []).made.items()}
+    if found != sources_of(groups, sources, targets, blocks):
         raise InputError(
             f"preset {preset.preset}: names of this adapter would be mistaken for others on the way. This is a bug in "
             "reshard"
@@ -71,8 +76,74 @@ def compile_for_adapter(preset: Preset, known: KnownNames, settings: Settings) -
         kept=(),
         unread={},
         unknown={},
+        notes=(*compiled.notes, *_notes(groups, blocks)),
         of_adapter=True,
+        rank_factor=blocks,
+        on_differing=_on_differing(groups),
+        together=tuple(tuple(name for module in group.sources for name in sources[module]) for group in groups),
     )
+
+
+def check_left_out(compiled: CompiledPreset, names: Sequence[str], excluded: Collection[str]) -> None:
+    """Check that matrices that go together, and their states, are left out together.
+
+    A part of a fused weight would get the A of another part otherwise.
+
+    Raises:
+        PlanError: some are left out, and others are not.
+    """
+    number_of = {name: number for number, those in enumerate(compiled.together) for name in those}
+    groups: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for name in names:
+        matrix = without_state(name)
+        if matrix in number_of:
+            groups[name.removesuffix(matrix), number_of[matrix]].append(name)
+    problems = []
+    for those in groups.values():
+        left_out = [name for name in those if name in excluded]
+        kept = [name for name in those if name not in excluded]
+        if left_out and kept:
+            problems.append(f"{left_out[0]!r} is left out, and {kept[0]!r} is not")
+    raise_problems(
+        PlanError,
+        f"preset {compiled.preset.preset}: A and B of a module, and those of parts of the same weight, are converted "
+        f"or left out together. To convert some of them, take them out first, without {option('preset')}",
+        problems,
+    )
+
+
+def _joins_blocks(settings: Settings) -> bool:
+    """True if the matrices of weights that are one in the target are to become blocks.
+
+    Raises:
+        InputError: something else is asked for.
+    """
+    asked = settings.given.get(LORA_JOIN, _SAME)
+    if asked not in (_SAME, _BLOCKS):
+        raise InputError(f"{option('switch', [f'{LORA_JOIN}={asked}'])}: must be {_SAME} or {_BLOCKS}")
+    return asked == _BLOCKS
+
+
+def _on_differing(groups: Sequence[Group]) -> str:
+    most = max(len(group.sources) for group in groups)
+    return (
+        "modules that become one have to have the same A, as those that were one have. Matrices of others can be "
+        f"blocks of larger ones, with {most} times the rank: {option('switch', [f'{LORA_JOIN}={_BLOCKS}'])}"
+    )
+
+
+def _notes(groups: Sequence[Group], blocks: int) -> Iterator[str]:
+    joined = [group for group in groups if len(group.sources) > 1]
+    if joined and blocks > 1:
+        yield (
+            f"matrices of several modules are blocks of one, for {counted(len(joined), 'module')} of the target; with "
+            f"zeros beside them all modules have {blocks} times the rank"
+        )
+    elif joined:
+        yield f"modules that have the same A become one: {counted(len(joined), 'module')} of the target"
+    lacking = [repr(name) for group in groups for name in group.lacking]
+    if lacking:
+        yield f"the adapter is not for {listed(lacking, _MAX_LISTED)}, whose rows of B are zeros"
 
 
 def _matrices(preset: Preset, names: Collection[str]) -> dict[str, tuple[str, str]]:
@@ -120,8 +191,8 @@ def _spelling(compiled: CompiledPreset, settings: Settings) -> Spelling:
         )
     if compiled.names.whose != MINDFORMERS:
         raise InputError(
-            f"preset {compiled.preset.preset}: reshard does not know what {compiled.names.whose} calls the matrices of "
-            f"adapters: merge it instead, {option('lora')}"
+            f"preset {compiled.preset.preset}: reshard writes no adapters in {compiled.names.whose}'s names: merge it "
+            f"instead, {option('lora')}"
         )
     if asked not in SPELLINGS:
         choices = (f"{name} ({spelling.about}: MODULE{spelling.a})" for name, spelling in SPELLINGS.items())
@@ -131,65 +202,3 @@ def _spelling(compiled: CompiledPreset, settings: Settings) -> Spelling:
             f"{option('switch', [f'{LORA_NAMES}=NAME'])}, with NAME {listed(list(choices))}"
         )
     return SPELLINGS[asked]
-
-
-def _renamed(compiled: CompiledPreset, weights: Sequence[str]) -> dict[str, str]:
-    """The weights' names in the target.
-
-    Raises:
-        InputError: the preset does not have one, or it is not the same weight there.
-    """
-    made = build_recipes(weights, compiled.steps, []).made
-    by_source: dict[str, list[Recipe]] = defaultdict(list)
-    for recipe in made.values():
-        for source in recipe.sources:
-            by_source[source].append(recipe)
-    unknown = unknown_names(compiled, weights)
-    renamed: dict[str, str] = {}
-    problems = []
-    for name in weights:
-        recipes = by_source[name]
-        if name in unknown or not recipes:
-            problems.append(f"the preset has no row for {name!r} alone: it is unknown, or fused or stacked there")
-        elif len(recipes) > 1:
-            problems.append(f"{name!r} is {listed([repr(each.name) for each in recipes], _MAX_LISTED)} there")
-        elif recipes[0].is_reshaped or not recipes[0].name.endswith(_WEIGHT):
-            how = " and ".join(recipes[0].making.verbs) or "renamed"
-            problems.append(f"{name!r} is {how}, and {recipes[0].name!r} there")
-        else:
-            renamed[name] = recipes[0].name
-    raise_problems(
-        InputError,
-        f"preset {compiled.preset.preset} cannot rename this adapter, since its weights are others on the other side. "
-        f"Merge it into its base instead, {option('lora')}",
-        problems,
-    )
-    return renamed
-
-
-def _steps(
-    wanted: Mapping[str, str], matrices: Mapping[str, tuple[str, str]], modules: Mapping[str, str]
-) -> Iterator[dict[str, object]]:
-    """Renames of all matrices; those of layers and experts with the same numbers on both sides at once."""
-    steps: dict[str, dict[str, list[tuple[str, str]]]] = defaultdict(lambda: defaultdict(list))
-    for old, new in wanted.items():
-        module, _ = matrices[old]
-        old_text, new_text = _with_placeholders(old, new, module, modules[module])
-        steps[old_text][new_text].append((old, new))
-    several = [pair for texts in steps.values() if len(texts) > 1 for pairs in texts.values() for pair in pairs]
-    once = [(old, new) for old, texts in steps.items() if len(texts) == 1 for new in texts]
-    for old, new in (*several, *once):
-        # options may leave some out
-        yield {"rename": {"parameters": old, "to": new, "optional": True}}
-
-
-def _with_placeholders(old: str, new: str, module: str, new_module: str) -> tuple[str, str]:
-    """Both names with their numbers as placeholders, if these are the same."""
-    if _NUMBER.findall(module) != _NUMBER.findall(new_module):
-        return old, new
-    return old.replace(module, _template(module)), new.replace(new_module, _template(new_module))
-
-
-def _template(module: str) -> str:
-    numbers = iter(range(len(module)))
-    return _NUMBER.sub(lambda _: f"{{n{next(numbers)}}}", module)

@@ -21,11 +21,12 @@ from reshard.core.plan.recipes import Recipe, build_recipes
 from reshard.core.plan.stage_shards import SourceShards, names_in_order
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
-from reshard.core.tensor.segments import Piece, fill_once
+from reshard.core.tensor.segments import BlockScale, Increase, Piece, Zeroing, fill_once
 from reshard.core.tensor.slices import Shape
 from reshard.core.text.options import option
 
 _MAX_LISTED = 4
+_CHANGED: Mapping[type, str] = {BlockScale: "dequantized", Increase: "added to", Zeroing: "made zeros"}
 _HUGGING_FACE, _TARGET = "Hugging Face's", "the target's"
 
 
@@ -146,8 +147,8 @@ def _placed(adapter: Adapter, resharded: Sequence[ReshardedParameter], problems:
         if parameter.shape != delta.shape:
             problems.append(f"{name!r} has shape {list(parameter.shape)}, and the adapter is for {list(delta.shape)}")
             continue
-        if any(piece.scale or piece.added for piece in parameter.pieces):
-            how = "dequantized" if any(piece.scale for piece in parameter.pieces) else "added to"
+        steps = (type(step) for piece in parameter.pieces for step in (piece.changes.by_place, *piece.changes.each))
+        if (how := next(filter(None, map(_CHANGED.get, steps)), None)) is not None:
             problems.append(f"{name!r} is {how} on the way: convert without {option('lora')} first, then merge")
             continue
         for piece in parameter.pieces:

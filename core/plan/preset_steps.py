@@ -242,7 +242,7 @@ class _Compiler:
         self._count()
         distinct = {tuple(row.hf): (prefix, row) for prefix, row in self._table.names.rows}
         rows = tuple(
-            (prefix, row)
+            (prefix, self._as_asked_for(row))
             for prefix, row in distinct.values()
             if self._has_numbers(row, needed=all(self._has(text) for text in row.hf))
         )
@@ -287,9 +287,11 @@ class _Compiler:
         loaded = [self._preset.loaded.get(text) for text in row.hf]
         if not row.optional or config is None:
             return row
-        # of parts some layers have none
-        if not all(each and not each.part and has_field(config, each.field, default=each.default) for each in loaded):
-            return row
+        for each in loaded:
+            if each is None or not has_field(config, each.field, default=each.default):
+                return row
+            if each.part and (each.part, each.variant) != (row.part, row.variant):  # some layers have none
+                return row
         return row.model_copy(update={"optional": False})
 
     def _has_numbers(self, row: Row, *, needed: bool) -> bool:

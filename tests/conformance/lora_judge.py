@@ -14,6 +14,7 @@ import transformers
 _LINEAR = ["q_proj", "v_proj", "down_proj"]
 _KINDS: dict[str, dict[str, Any]] = {
     "linear": {"target_modules": _LINEAR},
+    "all": {"target_modules": [*_LINEAR, "k_proj", "o_proj", "gate_proj", "up_proj"]},
     "stabilized": {"target_modules": _LINEAR, "use_rslora": True},
     "patterns": {"target_modules": _LINEAR, "rank_pattern": {"v_proj": 8}, "alpha_pattern": {r".*\.0\..*q_proj": 3}},
     "embedding": {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
@@ -23,8 +24,8 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def merge(directory: str, kind: str, dtype: str, rank: int, seed: int) -> Mapping[str, Any]:
-    """Write a base, an adapter of random values, and what peft makes of both."""
+def merge(directory: str, kind: str, dtype: str, rank: int, seed: int, exact: bool = False) -> Mapping[str, Any]:
+    """Write a base, an adapter of random values, and what peft makes of both; `exact` products in any order of sums."""
     torch.manual_seed(seed)
     place = Path(directory)
     model = _model(kind).to(getattr(torch, dtype))
@@ -34,7 +35,8 @@ def merge(directory: str, kind: str, dtype: str, rank: int, seed: int) -> Mappin
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_" in name or parameter.requires_grad:
-                parameter.copy_(torch.randn_like(parameter) * 0.05)
+                values = torch.randint_like(parameter, -3, 4) / 4 if exact else torch.randn_like(parameter) * 0.05
+                parameter.copy_(values)
     adapted.save_pretrained(place / "adapter")
     return apply(directory, "adapter", dtype, "merged")
 

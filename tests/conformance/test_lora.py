@@ -78,3 +78,33 @@ def test_adapters_in_mindformers_names(judge: JudgeProcess, tmp_path: Path) -> N
     found = judge.ask("apply", directory=str(tmp_path), adapter="back", dtype="float32", to="again")
     assert len(found["trained"]) == len(wanted)
     assert directory_contents(tmp_path / "again") == directory_contents(tmp_path / "merged")
+
+
+FUSED = [
+    ("llama", ["qkv_concat=true", "qkv_grouped=true", "names=legacy", "lora_names=mindpet"], ["qkv_grouped=true"]),
+    ("llama", ["qkv_concat=true", "qkv_grouped=false", "names=legacy", "lora_names=tk"], ["qkv_grouped=false"]),
+]
+
+
+@pytest.mark.parametrize(("preset", "there", "back"), FUSED)
+def test_adapters_of_fused_weights(
+    judge: JudgeProcess, tmp_path: Path, preset: str, there: list[str], back: list[str]
+) -> None:
+    """Those of q, k and v, and of gate and up, become one each, and several again: peft makes the same of them."""
+    judge.ask("merge", directory=str(tmp_path), kind="all", dtype="float32", rank=8, seed=3, exact=True)
+    base, lora = str(tmp_path / "base"), str(tmp_path / "adapter")
+    options: dict[str, Any] = {"preset": preset, "layout": "unified", "verify": "content", "config_json": base}
+    blocks = [*there, "lora_join=blocks"]
+    convert(build_request(source=lora, target=str(tmp_path / "fused"), switch=blocks, **options))
+    given = {"source": str(tmp_path / "fused"), "switch": back, "lora_alpha": 30}
+    convert(build_request(target=str(tmp_path / "parts"), **given, **options))
+    found = judge.ask("apply", directory=str(tmp_path), adapter="parts", dtype="float32", to="again")
+    assert len(found["trained"]) == 2 * 7 * 2
+    merged = directory_contents(tmp_path / "merged")
+    assert directory_contents(tmp_path / "again") == merged
+    assert merged != directory_contents(tmp_path / "base")
+    convert(build_request(source=base, target=str(tmp_path / "ours"), layout="unified", lora=lora))
+    assert directory_contents(tmp_path / "ours") == merged
+    again = {"source": str(tmp_path / "parts"), "switch": there}
+    convert(build_request(target=str(tmp_path / "there"), **again, **options))
+    assert directory_contents(tmp_path / "there") == directory_contents(tmp_path / "fused")

@@ -140,15 +140,16 @@ def _norms(rest: Arrays, spelling: str, *, is_dense: bool) -> Arrays:
     before_mlp = fused and (is_dense or spelling == "fused")
     engine = spelling == "transformer_engine"
     place = "self_attention.linear_qkv.layer_norm_weight" if fused and not is_latent else "input_layernorm.weight"
-    made = {place: rest.pop("input_layernorm.weight")}
+    made = {place: rest.pop("input_layernorm.weight")} if "input_layernorm.weight" in rest else {}
     place = "mlp.linear_fc1.layer_norm_weight" if before_mlp else "pre_mlp_layernorm.weight"
     attention, mlp = ("post_attn_norm.weight", "post_mlp_layernorm.weight")
     if fused:
         attention, mlp = (f"{name}.post_layernorm.weight" for name in ("self_attention.linear_proj", "mlp.linear_fc2"))
-    if "pre_feedforward_layernorm.weight" in rest:  # Gemma: norms before and after, all of these with w - 1 as w
+    if "post_feedforward_layernorm.weight" in rest:  # after: Gemma, which has w - 1 as w, and OLMo 2
         made[attention] = rest.pop("post_attention_layernorm.weight")
         made[mlp] = rest.pop("post_feedforward_layernorm.weight")
-        made[place] = rest.pop("pre_feedforward_layernorm.weight")
+        if "pre_feedforward_layernorm.weight" in rest:
+            made[place] = rest.pop("pre_feedforward_layernorm.weight")
     else:
         made[place] = rest.pop("post_attention_layernorm.weight")
     if "post_self_attn_layernorm.weight" in rest:  # GLM-4's

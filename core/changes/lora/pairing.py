@@ -1,6 +1,6 @@
 """Pairs an adapter's matrices by their names, and says what they do to which tensors of the base.
 
-Names are PEFT's, also those of a live state dict, and those of MindFormers. Every tensor has to be used.
+Names are PEFT's, also those of a live state dict, MindFormers' and Megatron-Bridge's. Every tensor has to be used.
 """
 
 import re
@@ -16,7 +16,11 @@ _PREFIX = "base_model.model."
 _MATRICES = (
     re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight"),
     re.compile(r"(?P<module>.+)\.(?:mindpet_delta_|tk_delta_)?lora_(?P<which>[ab])"),
+    re.compile(r"(?P<module>.+)\.adapter\.linear_(?P<which>in|out)\.weight"),
 )
+_WHICH = {"A": "a", "in": "a", "B": "b", "out": "b"}
+_BRIDGES = re.compile(r"\.adapter\.(?:adapter_\w+\.)?linear_(?:in|out)\.")
+"""In names of Megatron-Bridge; with `adapter_q` and so on, there are matrices of parts of a fused weight."""
 _EMBEDDINGS = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<which>[AB])(?:\.default)?")
 _BASE_LAYER = ".base_layer"
 _GATE_UP, _DOWN = "gate_up_proj", "down_proj"
@@ -33,14 +37,19 @@ class Deltas(Record):
 
 def is_adapters(name: str) -> bool:
     """True for names of matrices of adapters, and what else goes with them."""
-    return "lora_" in name
+    return "lora_" in name or bool(_BRIDGES.search(name))
 
 
 def matrix_of(name: str) -> tuple[str, str] | None:
     """Return the module that a matrix of a linear layer's adapter is for, and `a` or `b`; None for other names."""
     short = name.removeprefix(_PREFIX)
     match = next(filter(None, (pattern.fullmatch(short) for pattern in _MATRICES)), None)
-    return (match["module"], match["which"].lower()) if match else None
+    return (match["module"], _which(match)) if match else None
+
+
+def _which(match: re.Match[str]) -> str:
+    """`a` or `b`, as a name says it."""
+    return _WHICH.get(match["which"], match["which"])
 
 
 def adapted_modules(tensors: Iterable[str]) -> set[str]:
@@ -100,7 +109,7 @@ class _Pairing:
                 self._put(others, short, name)
             return
         matrices = modules.setdefault(match["module"], _Matrices())
-        which = match["which"].lower()
+        which = _which(match)
         if getattr(matrices, which):
             self.problems.append(
                 f"{name!r} and {getattr(matrices, which)!r} are the same matrix of {match['module']!r}"
