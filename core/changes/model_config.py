@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reshard.core.errors import InputError, StorageError, is_transient
-from reshard.core.runtime.metadata import load_json
+from reshard.core.runtime.metadata import parse_json
 from reshard.core.storage.links import check_links
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
@@ -35,10 +35,7 @@ def read_config(directory: Location) -> dict[str, Any]:
 
 def parse_config(data: bytes, location: Location) -> dict[str, Any]:
     """Parse `config.json`; an InputError if it is not a JSON object."""
-    try:
-        config = load_json(data, location)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{location}: is not readable JSON: {error}") from error
+    config = parse_json(data, location, InputError)
     if not isinstance(config, dict):
         raise InputError(f"{location}: is not a model's configuration: it must be a JSON object")
     return config

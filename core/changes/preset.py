@@ -82,7 +82,8 @@ class Names(Rule):
         like: the world whose rows these are, but for those with names that this one has rows of: one of the same
             preset, or of another, `PRESET/WORLD`.
         without: names of that world that this one lacks.
-        switches: the values of switches that never have others in this world.
+        switches: the values of switches that never have others in this world; of its spellings' switches, those of what
+            is written.
         spellings: the table of further spellings of this world's names; empty if each has one.
         whose: the program whose names these are.
         model: rows of whole names.

@@ -6,6 +6,9 @@ leads from the source's dialect to the hub's names, or from these to the target'
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from reshard.core.changes.changes import CastRule, Changes
 from reshard.core.changes.changes_file import validated_changes
@@ -66,6 +69,9 @@ class CompiledPreset(Record):
         left_out: patterns of the source's parameters that no model needs.
         row_multiple: what the source's training pads the rows of a vocabulary to a multiple of; 0: unknown.
         of_adapter: the source is an adapter alone, whose names are not those of the rows.
+        rank_factor: how many times the source's rank its matrices get.
+        on_differing: what to do if copies that are to be left out differ, as a sentence; empty: nothing helps.
+        together: the names of an adapter's matrices that go together: they can be left out only all at once.
     """
 
     preset: Preset
@@ -85,6 +91,9 @@ class CompiledPreset(Record):
     left_out: tuple[str, ...] = ()
     row_multiple: int = 0
     of_adapter: bool = False
+    rank_factor: int = 1
+    on_differing: str = ""
+    together: tuple[tuple[str, ...], ...] = ()
 
     @property
     def heads(self) -> int:
@@ -212,13 +221,16 @@ class _Chain:
         document = [step for each in steps for step in each.model_dump(exclude_defaults=True).get("steps", ())]
         return validated_changes({"variables": self._variables, "steps": document}, origin)
 
-    def _added(self, table: Table, *, keeps_names: bool = False) -> CompiledTable:
+    def _added(
+        self, table: Table, *, keeps_names: bool = False, settled: Mapping[str, str] = MappingProxyType({})
+    ) -> CompiledTable:
         """Compile a table for the names so far, which become those that it makes, unless it only `keeps_names`."""
         # what a target is modelled on shows what the last table has to make
         target = {} if table.in_chain and table.to_hf else self._known.target
         known = KnownNames(self._axes(len(self._steps)), target)
         compile_ = compile_unchanged if keeps_names else compile_table
-        compiled = compile_(table, known, self._settings, self._variables)
+        settings = replace(self._settings, of_target={**self._settings.of_target, **settled})
+        compiled = compile_(table, known, settings, self._variables)
         self._tables.append(compiled)
         self._steps.append(compiled.steps)
         return compiled
@@ -232,17 +244,21 @@ class _Chain:
 
     def _spell(self, world: str, direction: Direction) -> None:
         """Add the table that leads to a world's names from others of their spellings, or there."""
-        if name := self._preset.names[world].spellings:
-            self._add_spellings(name, direction)
+        names = self._preset.names[world]
+        if names.spellings:
+            self._add_spellings(names.spellings, direction, names.switches)
 
     def _translate(self, dialect: str, direction: Direction) -> None:
         """Add the table that leads from a dialect of Hugging Face's names to the hub's, or there."""
         if dialect in self._preset.dialects:
             self._add_spellings(self._preset.dialects[dialect], direction)
 
-    def _add_spellings(self, name: str, direction: Direction) -> None:
+    def _add_spellings(
+        self, name: str, direction: Direction, settled: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Add a table of spellings, of which the target gets those that are `settled`, if any are."""
         spellings = read_spellings(name)
-        self._added(Table(spellings, spellings.worlds[0], direction, is_spelling=True))
+        self._added(Table(spellings, spellings.worlds[0], direction, is_spelling=True), settled=settled)
 
     def _check_has_counterparts(self, world: str) -> None:
         """Refuse names that are still Hugging Face's, because the other world has no row for them."""

@@ -17,7 +17,7 @@ from reshard.core.files.file_names import parse_name
 from reshard.core.layouts.any_layout import is_document
 from reshard.core.layouts.source_layout import FoundCheckpoint, ModelFacts
 from reshard.core.layouts.targets import side_named
-from reshard.core.plan.adapter_route import are_adapters, compile_for_adapter
+from reshard.core.plan.adapter_route import are_adapters, check_left_out, compile_for_adapter
 from reshard.core.plan.preset_checks import check_names, without_rotary_buffers
 from reshard.core.plan.preset_route import CompiledPreset, compile_preset
 from reshard.core.plan.preset_steps import KnownNames, Settings
@@ -171,7 +171,7 @@ def with_preset_checked(
     What is left out as declared may be missing only if the result `may_be_partial`, or by a pattern that is `allowed`.
 
     Raises:
-        PlanError: names are in no row of the preset, or layers lack some of theirs.
+        PlanError: names are in no row of the preset, layers lack some of theirs, or matrices of an adapter others.
     """
     compiled = target.preset
     if compiled is None:
@@ -179,7 +179,9 @@ def with_preset_checked(
     names = dict.fromkeys(name for index in catalog.indexes() for name in index.entries)
     names |= dict.fromkeys(strategy.parameters if strategy else ())
     excluded = excluded_names(list(names), target.changes, set())
-    if not compiled.of_adapter:
+    if compiled.of_adapter and not may_be_partial:
+        check_left_out(compiled, list(names), excluded)
+    elif not compiled.of_adapter:
         check_names(compiled, list(names), excluded, allowed, may_be_partial=may_be_partial)
     return replace(catalog, notes=(*compiled.notes, *catalog.notes))
 

@@ -90,14 +90,13 @@ _MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": (8, 16, 24)}
 _QWEN_MOE = {**_MOE, "num_experts": _EXPERTS, "decoder_sparse_step": (1, 2), "mlp_only_layers": ([], [0])}
 _ALL_SPARSE = {"names=legacy": {"decoder_sparse_step": 1, "mlp_only_layers": []}}
 _LOCAL_EXPERTS = {"num_local_experts": _EXPERTS, "num_experts_per_tok": 2}
-_GLM_MOE = {
+_SHARED_MOE = {
     **_MOE,
     "n_routed_experts": _EXPERTS,
     "n_shared_experts": (1, 2),
     "first_k_dense_replace": (0, 1, 2),
-    "use_qk_norm": (True, False),
-    "attention_bias": (True, False),
 }
+_GLM_MOE = {**_SHARED_MOE, "use_qk_norm": (True, False), "attention_bias": (True, False)}
 _ERNIE_MOE = {
     "moe_num_experts": _EXPERTS,
     "moe_k": 2,
@@ -127,7 +126,8 @@ _LATENT_NEEDS = {"mla_qkv_concat=true": {"q_lora_rank": 24}, "names=legacy": {"q
 def _megatron(hf: Arrays, config: Config, **switches: Any) -> Arrays | None:
     if switches.get("mla_qkv_concat"):  # MindSpeed-LLM's
         return None
-    return megatron(hf, config, switches.get("megatron_experts", "sequential"), switches["megatron_norms"])
+    norms = switches.get("megatron_norms", "transformer_engine")  # which some have only
+    return megatron(hf, config, switches.get("megatron_experts", "sequential"), norms)
 
 
 _MEGATRON = {"megatron": _megatron}
@@ -186,6 +186,7 @@ FAMILIES = (
              needs={"names=legacy": _BIASES, "names=megatron": _BIASES | {"mlp_bias": True}}, rules=_MEGATRON)
       for each in ("llama", "smollm3", "granite")),
     *(Family("llama", each, _HEADS | {"sliding_window": 4}, rules=_MEGATRON) for each in ("mistral", "ministral")),
+    Family("llama", "cwm", _HEADS | _PARTS | {"sliding_window": 4}, rules=_MEGATRON),
     Family("qwen2", "qwen2", _PARTS, rules=_MEGATRON),
     Family("qwen2", "qwen2", _PARTS | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
            rules=_MEGATRON),
@@ -204,12 +205,19 @@ FAMILIES = (
              rules=_MEGATRON) for fields in ({}, _BIASES)),
     Family("seed_oss", "seed_oss", _HEADS | {"attention_bias": (True, False), "attention_out_bias": (True, False),
                                              "mlp_bias": (True, False)}, rules=_MEGATRON),
+    Family("ernie4_5", "ernie4_5", _HEADS | {"use_bias": (True, False)}, rules=_MEGATRON),
     Family("glm4_moe", "glm4_moe", _HEADS | _GLM_MOE, rules=_MEGATRON),
     Family("gpt_oss", "gpt_oss", _HEADS | _LOCAL_EXPERTS, rules=_MEGATRON, refused=("megatron_experts=grouped",)),
     Family("minimax", "minimax", _HEADS | _LOCAL_EXPERTS | {"layer_types": _DELTA_NET["layer_types"]}),
     Family("minimax_m2", "minimax_m2", _HEADS | _LOCAL_EXPERTS, rules=_MEGATRON),
+    Family("exaone4", "exaone4", _HEADS, rules=_MEGATRON),
+    Family("dots1", "dots1", _HEADS | _SHARED_MOE | {"attention_bias": (True, False)}, rules=_MEGATRON),
+    *(Family("olmo2", each, _PARTS | {"attention_bias": (True, False)}, rules=_MEGATRON)
+      for each in ("olmo2", "olmo3")),
     Family("olmoe", "olmoe", _PARTS | {"num_experts": _EXPERTS, "num_experts_per_tok": 2}, rules=_MEGATRON),
     Family("ernie4_5_moe", "ernie4_5_moe", _PARTS | _ERNIE_MOE, rules=_MEGATRON),
+    Family("ernie4_5_moe", "ernie4_5_moe", _PARTS | _ERNIE_MOE | {"use_bias": True},
+           without={"megatron": "its shared experts and its head have no biases"}),
     Family("deepseek_v32", "deepseek_v32", _LATENT | {"q_lora_rank": 24, "index_n_heads": (1, 2), "index_topk": 4,
            "index_head_dim": (12, 16)}, dtypes=_ROUNDED_ALIKE),
     Family("qwen3_next", "qwen3_next", _DELTA_NET_MOE | {"decoder_sparse_step": 1, "mlp_only_layers": ([], [1])},

@@ -106,7 +106,10 @@ def open_switches(name: str, world: str) -> dict[str, Switch]:
     found = dict(_chosen(preset, world))
     if spellings := preset.names[world].spellings:
         table = read_spellings(spellings)
-        found |= {key: each for key, each in _chosen(table, table.worlds[0]) if not each.shown_by}
+        settled = preset.names[world].switches
+        found |= {
+            key: each for key, each in _chosen(table, table.worlds[0]) if not each.shown_by and key not in settled
+        }
     return found
 
 

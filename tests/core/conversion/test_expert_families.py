@@ -175,6 +175,9 @@ MODELS = (
           ERNIE_CONFIG | {"moe_num_shared_experts": 2}),
     Model("ernie4_5_moe without shared experts", "ernie4_5_moe", (ERNIE | SPARSE | ERNIE_BIAS,) * LAYERS,
           ERNIE_CONFIG | {"moe_num_shared_experts": 0}),
+    Model("dots1", "dots1",
+          tuple(layer | NORMS | {"self_attn.o_proj.bias": (HIDDEN,)} for layer in GLM_LAYERS),
+          GLM | {"model_type": "dots1"}),
     Model("qwen3_moe mlp_only_layers", "qwen3_moe",
           (ATTENTION | NORMS | SPARSE, ATTENTION | NORMS | DENSE,
            ATTENTION | NORMS | SPARSE),
@@ -248,7 +251,7 @@ def test_loaders_find_all_of_it(model: Model, tmp_path: Path) -> None:
         assert found.loaded.expected == len(hf) - len(found.loaded.speculative)
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "glm4_moe", "minimax_m2", "olmoe", "ernie4_5_moe"])
+@pytest.mark.parametrize("name", ["glm4_moe", "minimax_m2", "olmoe", "ernie4_5_moe"])
 def test_names_of_one_world_need_no_naming(name: str, tmp_path: Path) -> None:
     """MindFormers trains none of these, so that Megatron's names are nobody else's."""
     model = MODEL[name]
@@ -273,7 +276,7 @@ def test_names_that_are_megatrons_in_each_of_its_spellings(tmp_path: Path) -> No
 
 def test_grouped_experts_with_biases_are_refused(tmp_path: Path) -> None:
     hf = MODEL["gpt_oss"].directory(tmp_path / "hf")
-    text = refusal(hf, "gpt_oss", InputError, "megatron_experts=grouped")
+    text = refusal(hf, "gpt_oss", InputError, "names=megatron", "megatron_experts=grouped")
     assert text == "switch=['megatron_experts=grouped']: Megatron's grouped experts have no biases, and this model's do"
 
 
@@ -282,7 +285,7 @@ def test_an_odd_number_of_columns_cannot_alternate(tmp_path: Path) -> None:
     model = MODEL["gpt_oss"]
     hf = written(tmp_path / "hf", model.hf, {**model.config, "intermediate_size": 0})
     assert "'decoder.layers.{L}.mlp.experts.weight1' would have 0 elements along axis 2" in refusal(
-        hf, "gpt_oss", InputError
+        hf, "gpt_oss", InputError, "names=megatron"
     )
 
 
@@ -290,7 +293,7 @@ def test_another_inner_size_is_refused(tmp_path: Path) -> None:
     """Columns would be taken apart at another place, to the right shape."""
     model = MODEL["gpt_oss"]
     hf = written(tmp_path / "hf", model.hf, {**model.config, "intermediate_size": OF_EXPERT // 2})
-    text = refusal(hf, "gpt_oss", PlanError)
+    text = refusal(hf, "gpt_oss", PlanError, "names=megatron")
     assert "gate_up_proj' has shape [12, 16, 20], by config.json it would be [12, 16, 10]" in text
 
 
@@ -311,7 +314,7 @@ def test_what_a_layer_lacks_is_named(name: str, missing: str, tmp_path: Path) ->
     model = MODEL[name]
     hf = {name: array for name, array in model.hf.items() if name != missing}
     source = written(tmp_path / "hf", hf, dict(model.config))
-    assert f"parameter {missing!r} is missing" in refusal(source, model.preset, PlanError)
+    assert f"parameter {missing!r} is missing" in refusal(source, model.preset, PlanError, "names=megatron")
 
 
 def test_the_moments_of_alternating_columns_follow(tmp_path: Path) -> None:
@@ -375,6 +378,16 @@ def test_arguments_name_one_gated_activation() -> None:
     assert model_args(shapes, dtypes)["num_attention_heads"] == HEADS
     args = model_args(shapes, dtypes, given={"quick_geglu": True, "swiglu": False})
     assert (args["quick_geglu"], args["swiglu"], args["softmax_type"]) == (True, False, "learnable")
+
+
+def test_norms_of_transformer_engine_alone_show_whose_layers_these_are() -> None:
+    """OLMo 2 has no others that would."""
+    shapes, dtypes = shapes_and_dtypes(MODEL["olmoe"])
+    name = "decoder.layers.0.self_attention.linear_proj.post_layernorm.weight"
+    dtype = dtype_from_name("Float32")
+    assert model_args(shapes, dtypes, HEADS)["transformer_impl"] == "local"
+    args = model_args(shapes | {name: (HIDDEN,)}, dtypes | {name: dtype}, HEADS)
+    assert args["transformer_impl"] == "transformer_engine"
 
 
 def test_a_norm_of_all_heads_together_does_not_tell_their_number() -> None:

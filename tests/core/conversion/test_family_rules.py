@@ -154,6 +154,7 @@ LLAMA = {
     "mlp.down_proj.weight": (16, 10),
 }
 BIASES = {f"self_attn.{name}_proj.bias": (rows,) for name, rows in (("q", 16), ("k", 8), ("v", 8), ("o", 16))}
+MLP_BIASES = {f"mlp.{name}_proj.bias": (rows,) for name, rows in (("gate", 10), ("up", 10), ("down", 16))}
 MODEL = {"model.embed_tokens.weight": (32, 16), "model.norm.weight": (16,), "lm_head.weight": (32, 16)}
 
 
@@ -170,6 +171,7 @@ def without(layer: dict[str, tuple[int, ...]], *names: str) -> dict[str, tuple[i
 
 SEPARATE = ("self_attn.q", "self_attn.k", "self_attn.v")
 GEMMA2 = {**LLAMA, "pre_feedforward_layernorm.weight": (16,), "post_feedforward_layernorm.weight": (16,)}
+POST_NORMS = {**without(LLAMA, "input_layernorm"), "post_feedforward_layernorm.weight": (16,)}
 INTERNLM2 = {
     "attention_norm.weight": (16,),
     "ffn_norm.weight": (16,),
@@ -200,6 +202,8 @@ DENSE_MODELS: dict[str, Callable[[], Model]] = {
     "gemma3": dense_model(
         GEMMA2 | {f"self_attn.{name}_norm.weight": (4,) for name in "qk"}, without(MODEL, "lm_head"), head_dim=4
     ),
+    "olmo2": dense_model(POST_NORMS | {"self_attn.q_norm.weight": (16,), "self_attn.k_norm.weight": (8,)}),
+    "exaone4": dense_model(POST_NORMS | {f"self_attn.{name}_norm.weight": (4,) for name in "qk"}),
     "hunyuan_dense": dense_model(LLAMA | {f"self_attn.{name}_layernorm.weight": (4,) for name in ("query", "key")}),
     "glm4": dense_model(
         {
@@ -210,6 +214,7 @@ DENSE_MODELS: dict[str, Callable[[], Model]] = {
         attention_bias=True,
     ),
     "seed_oss": dense_model(without(LLAMA | BIASES, "self_attn.o_proj.bias"), attention_bias=True),
+    "ernie4_5": dense_model(LLAMA | BIASES | MLP_BIASES, use_bias=True),
     "internlm": dense_model(LLAMA | BIASES, bias=True),
     "internlm2": dense_model(
         INTERNLM2, {"model.tok_embeddings.weight": (32, 16), "model.norm.weight": (16,), "output.weight": (32, 16)}
@@ -219,6 +224,14 @@ DENSE_MODELS: dict[str, Callable[[], Model]] = {
     ),
     "pangu_embedded": dense_model(LLAMA | BIASES, bias=True),
 }
+
+
+AFTER_ONLY = ("olmo2", "exaone4")
+"""Models with norms after attention and MLP only, which have one spelling in Megatron."""
+
+
+def norms_of(preset: str) -> tuple[str, ...]:
+    return ("transformer_engine",) if preset in AFTER_ONLY else ("separate", "transformer_engine")
 
 
 def legacy_case(preset: str, rules: Callable[..., Arrays], **switches: bool) -> Case:
@@ -242,7 +255,7 @@ def megatron_case(preset: str, norms: str = "separate") -> Case:
         DENSE_MODELS[preset],
         rules,
         switch=("names=megatron",),
-        asked=(f"megatron_norms={norms}",),
+        asked=() if preset in AFTER_ONLY else (f"megatron_norms={norms}",),
     )
 
 
@@ -343,7 +356,7 @@ CASES = [
     chatglm_case(qkv_concat=False, mlp_concat=False, use_rearrange_rope=False),
     Case("chatglm megatron", "chatglm", chatglm_megatron_model, chatglm_in_megatron, switch=("names=megatron",)),
     mixtral_case(use_gmm=True),
-    *(megatron_case(preset, norms) for preset in DENSE_MODELS for norms in ("separate", "transformer_engine")),
+    *(megatron_case(preset, norms) for preset in DENSE_MODELS for norms in norms_of(preset)),
     legacy_case("llama", llama_legacy, qkv_concat=False),
     legacy_case("llama", llama_legacy, qkv_concat=True, qkv_grouped=True, bias_groups=True),
     legacy_case("llama", llama_legacy, qkv_concat=True, qkv_grouped=True, bias_groups=False),
@@ -516,6 +529,13 @@ def test_further_spellings_of_norms_are_read(tmp_path: Path) -> None:
         build_request(source=str(source), target=str(tmp_path / "out"), preset="gemma2", like=str(hf), layout="unified")
     )
     assert directory_contents(tmp_path / "out") == directory_contents(hf)
+
+
+def test_a_spelling_that_no_program_has_is_refused(tmp_path: Path) -> None:
+    model = DENSE_MODELS["olmo2"]()
+    hf = written(tmp_path / "hf", model.hf, model.config)
+    text = refusal(hf, InputError, preset="olmo2", switch=["megatron_norms=separate"])
+    assert text == "switch=['megatron_norms=separate']: megatron_norms is transformer_engine in megatron names"
 
 
 @pytest.mark.parametrize("field", ["num_experts", "num_key_value_heads"])

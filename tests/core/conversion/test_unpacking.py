@@ -193,11 +193,13 @@ def gpt_oss(directory: Path, *, is_packed: bool) -> Path:
     return directory
 
 
-def test_the_preset_unpacks_what_the_hub_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", ["megatron", "titan"])
+def test_the_preset_unpacks_what_the_hub_has(names: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"preset": "gpt_oss", "layout": "unified", "verify": "content"}
     hub, plain = (gpt_oss(tmp_path / str(each), is_packed=each) for each in (True, False))
     for source in (hub, plain):
-        assert convert(build_request(source=str(source), target=f"{source} trained", **options)).committed
+        asked = build_request(source=str(source), target=f"{source} trained", names=names, **options)
+        assert convert(asked).committed
     trained = Path(f"{hub} trained")
     assert directory_contents(trained) == directory_contents(Path(f"{plain} trained"))
     for like in (hub, plain):
@@ -209,10 +211,9 @@ def test_the_preset_unpacks_what_the_hub_has(tmp_path: Path) -> None:
 
 def test_a_preset_does_not_keep_what_is_packed(tmp_path: Path) -> None:
     hub = gpt_oss(tmp_path / "hub", is_packed=True)
+    options: dict[str, Any] = {"layout": "unified", "preset": "gpt_oss", "names": "megatron", "fp8": "keep"}
     with pytest.raises(
         InputError, match="fp8='keep': the source is quantized, and preset gpt_oss leads to names whose programs"
     ):
-        convert(
-            build_request(source=str(hub), target=str(tmp_path / "t"), layout="unified", preset="gpt_oss", fp8="keep")
-        )
+        convert(build_request(source=str(hub), target=str(tmp_path / "t"), **options))
     assert not (tmp_path / "t").exists()

@@ -317,7 +317,7 @@ def test_switches_have_nothing_to_decide(tmp_path: Path) -> None:
 def test_a_config_json_that_is_none_is_refused(tmp_path: Path) -> None:
     directory = changed_directory(LLAMA.hf, tmp_path / "hf")
     (directory / "config.json").write_text("{")
-    with pytest.raises(InputError, match=r"config.json: is not readable JSON"):
+    with pytest.raises(InputError, match=r"config.json: is not valid JSON"):
         looked_at(directory)
 
 

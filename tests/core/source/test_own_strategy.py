@@ -12,7 +12,6 @@ import xxhash
 from msgspec.structs import replace
 
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.join_stages import join_parts
 from reshard.core.conversion.load import plan_load
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError, ReshardError, StrategyError
@@ -29,6 +28,7 @@ from reshard.core.verification.compare import compare_checkpoints, fingerprint_c
 from tests.support.checkpoints import Case, case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.diagnosed import diagnose
+from tests.support.joining import join_parts
 from tests.support.records import change_record
 
 PIPELINE = case(7010)
