@@ -16,20 +16,20 @@ from threading import Event
 
 from reshard.core.checkpoint.catalog import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.manifest import SourceFileRecord
+from reshard.core.custody.checking import required_verifier
 from reshard.core.custody.digests import sha256_of
 from reshard.core.custody.signature_file import needed_bundle
 from reshard.core.custody.signing import IGNORED
 from reshard.core.custody.source_places import common_directory, directory_of
 from reshard.core.errors import SignatureError
 from reshard.core.files.file_names import parse_name
-from reshard.core.request.pem_files import read_pem
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_phase
 from reshard.core.runtime.wording import counted, listed, size_text
 from reshard.core.signing.statement import SignedFiles
-from reshard.core.signing.verifier import Identity, Verifier, parse_verifier
+from reshard.core.signing.verifier import Identity, Verifier
 from reshard.core.storage.file_versions import difference_text
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import find_entries
@@ -72,6 +72,8 @@ class SourceGuard(Record):
     def of(cls, source: str, signed_by: str) -> "SourceGuard":
         """Look at a source that has to be signed by one of the keys, or certificates, in the PEM file `signed_by`.
 
+        It may be a name, whose keys are in force.
+
         A signature in its directory itself is checked at once; that of a step only when it is known which one.
 
         Raises:
@@ -79,7 +81,7 @@ class SourceGuard(Record):
             SignatureError: there is no signature anywhere, or it is damaged, or by nobody who is trusted.
             StorageError: the storage does not answer.
         """
-        verifier = parse_verifier(read_pem(_OPTION, signed_by), signed_by)
+        verifier = required_verifier(signed_by)
         root = directory_of(parse_url(source))
         guard = cls(verifier, root, find_entries(root))
         if root.child(SIGNATURE_NAME).path in guard.entries:
@@ -124,7 +126,7 @@ class SourceGuard(Record):
         }
         problems = [
             *self._outside(catalog, beginning),
-            *_unsigned(documents, signed, directory),
+            *unsigned_documents(documents, signed, directory),
             *_uncovered(there, signed, catalog),
             *([] if recovers else _missing(there, signed, catalog)),
         ]
@@ -222,7 +224,8 @@ def _paths_read(catalog: CheckpointCatalog) -> set[str]:
     return {path for record in catalog.records.values() for path in _paths_of(record)}
 
 
-def _unsigned(documents: Iterable[ReadDocument], signed: SignedFiles, directory: Location) -> Iterator[str]:
+def unsigned_documents(documents: Iterable[ReadDocument], signed: SignedFiles, directory: Location) -> Iterator[str]:
+    """Yield which documents, as they were read, are not as a signed directory's signature says."""
     beginning = f"{str(directory).rstrip('/')}/"
     for document in documents:
         name = document.url.removeprefix(beginning)

@@ -146,8 +146,9 @@ class SourceSignature(RequestModel):
     require_signed_by: Url = Field(
         default="",
         description="Convert only a source that is signed by one of these public keys, or by a certificate that one "
-        "of these CAs issued: a PEM file. Its model.sig must be valid and cover every file there; all files are read "
-        "whole before anything is written. Empty: no signature is needed.",
+        "of these CAs issued: a PEM file, or its name: env:NAME, file:PATH or block:NAME. Its model.sig must be valid "
+        "and cover every file there; all files are read whole before anything is written. Empty: no signature is "
+        "needed.",
     )
 
 

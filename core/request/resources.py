@@ -13,8 +13,9 @@ from reshard.core.request.source import DiagnosisRequest, SourceRequest
 from reshard.core.runtime.bandwidth import bandwidth_limited, parse_bandwidth
 from reshard.core.runtime.keys import KeyNames, named_keys
 from reshard.core.runtime.metadata import metadata_limited
-from reshard.core.runtime.named_values import Resolver
+from reshard.core.runtime.named_values import Resolver, is_name
 from reshard.core.signing.current import SignerNames, named_signer
+from reshard.core.signing.trusted import named_trusted
 from reshard.core.storage.named_options import Pairs, named_storages
 
 Naming = ConversionOptions | SourceRequest
@@ -38,6 +39,7 @@ def resources_of(request: Naming, resolvers: Mapping[str, Resolver] | None = Non
         storages_of(request, resolvers),
         named_keys(key_names(request), resolvers),
         named_signer(signer_names(request), resolvers, partial(read_pem, "sign_certificate")),
+        named_trusted(_trusted_name(request), resolvers),
     ):
         yield
 
@@ -45,7 +47,8 @@ def resources_of(request: Naming, resolvers: Mapping[str, Resolver] | None = Non
 def names_in(request: Naming) -> tuple[str, ...]:
     """Return all names of storages and keys in a request; empty ones are not set."""
     keys, signer = key_names(request), signer_names(request)
-    return *(name for _, name in storage_pairs(request)), keys.source, keys.target, signer.key, signer.passphrase
+    secrets = keys.source, keys.target, signer.key, signer.passphrase
+    return *(name for _, name in storage_pairs(request)), *secrets, _trusted_name(request)
 
 
 def key_names(request: Naming) -> KeyNames:
@@ -60,6 +63,12 @@ def signer_names(request: Naming) -> SignerNames:
     if isinstance(request, SourceRequest):
         return SignerNames()
     return SignerNames(request.sign, request.sign_passphrase, request.sign_certificate)
+
+
+def _trusted_name(request: Naming) -> str:
+    """The name under which the keys of a source's signers are kept; empty if there is none."""
+    named = "" if isinstance(request, SourceRequest) else request.require_signed_by
+    return named if is_name(named) else ""
 
 
 @contextmanager

@@ -66,22 +66,9 @@ class TargetLayoutOptions(RequestModel):
     layout: TargetLayout = Field(default=TargetLayout.RANKS, description=described(LAYOUT_OPTIONS))
 
 
-class TargetFiles(RequestModel):
-    """How the target's files are written and checked."""
+class TargetSignature(RequestModel):
+    """Who signs the target."""
 
-    verify: VerifyLevel = Field(
-        default=VerifyLevel.CHECKSUM,
-        title="Verification",
-        description="structure: names, dtypes and shapes. checksum: also every byte, read back from the target. "
-        "content: also every value of every copy, compared with the source. none: no check.",
-    )
-    sha256: Sha256Level = Field(
-        default=Sha256Level.NONE,
-        title="SHA-256",
-        description="target: record the SHA-256 of every file of the target, taken while it is written; a signature "
-        "and other programs (sha256sum) need it. source: also that of every source file, each of which is read whole "
-        "for it. none: neither.",
-    )
     sign: SigningKeyName = Field(
         default="",
         title="Signing key",
@@ -99,6 +86,31 @@ class TargetFiles(RequestModel):
         title="Certificate",
         description="Certificates of the signing key, a PEM file with the key's own first, for those who trust a CA "
         "rather than the key. Empty: the signature names the key alone.",
+    )
+
+    @field_validator("sign_passphrase", "sign_certificate")
+    @classmethod
+    def _check_signs(cls, value: str, info: ValidationInfo) -> str:
+        if value and info.data.get("sign") == "":
+            raise ValueError(spelled(f"needs a key: name it with {option('sign')}"))
+        return value
+
+
+class TargetFiles(TargetSignature):
+    """How the target's files are written and checked."""
+
+    verify: VerifyLevel = Field(
+        default=VerifyLevel.CHECKSUM,
+        title="Verification",
+        description="structure: names, dtypes and shapes. checksum: also every byte, read back from the target. "
+        "content: also every value of every copy, compared with the source. none: no check.",
+    )
+    sha256: Sha256Level = Field(
+        default=Sha256Level.NONE,
+        title="SHA-256",
+        description="target: record the SHA-256 of every file of the target, taken while it is written; a signature "
+        "and other programs (sha256sum) need it. source: also that of every source file, each of which is read whole "
+        "for it. none: neither.",
     )
     encrypt_key: KeyName = Field(default="", title="Encryption key", description=TARGET_KEY_DESCRIPTION)
     encrypt_mode: Annotated[EncryptionMode, with_key("encrypt_key")] = Field(
@@ -123,13 +135,6 @@ class TargetFiles(RequestModel):
     def hashes_target(self) -> bool:
         """True if the SHA-256 of the target's files is taken."""
         return self.sha256 is not Sha256Level.NONE or bool(self.sign)
-
-    @field_validator("sign_passphrase", "sign_certificate")
-    @classmethod
-    def _check_signs(cls, value: str, info: ValidationInfo) -> str:
-        if value and info.data.get("sign") == "":
-            raise ValueError(spelled(f"needs a key: name it with {option('sign')}"))
-        return value
 
     @property
     def hashes_source(self) -> bool:

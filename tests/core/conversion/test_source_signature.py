@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.custody import digests, signed_source, source_digests, source_places
@@ -21,6 +22,7 @@ from reshard.core.storage.read_log import ReadLog, logging_reads
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case
 from tests.support.signed_sources import BY_MODEL_SIGNING, Keys, copy_of_source
 from tests.support.signing import authority, kept, owner, private_pem
@@ -110,6 +112,35 @@ def test_one_of_several_keys_is_enough(signed: Signed, tmp_path: Path) -> None:
     assert convert(signed.request(require_signed_by=str(both))).committed
 
 
+@pytest.mark.parametrize("kind", ["env", "file"])
+def test_the_key_may_be_kept_under_a_name(signed: Signed, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setenv("TRAINING", signed.keys.public.read_text())
+    name = {"env": "env:TRAINING", "file": f"file:{signed.keys.public}"}[kind]
+    assert convert(signed.request(require_signed_by=name, sha256="target")).committed
+    assert not verify_target(str(signed.target), VerifyLevel.CHECKSUM, provenance=True).problems
+    assert any("are read whole" in note for note in describe_plan(signed.request(require_signed_by=name))[1].notes)
+    monkeypatch.setenv("OTHER", Keys(signed.target.parent / "other").public.read_text())
+    with pytest.raises(SignatureError, match="signed by another key"):
+        convert(signed.request(require_signed_by="env:OTHER"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("env:NOWHERE", "env:NOWHERE: there is no such variable in the environment"),
+        ("env:EMPTY", "env:EMPTY: "),
+        ("block:training", "block:training: blocks are Prefect's"),
+    ],
+)
+def test_a_name_under_which_there_is_no_key(
+    signed: Signed, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.setenv("EMPTY", "")
+    with pytest.raises(InputError, match=f"^{message}"):
+        convert(signed.request(require_signed_by=name))
+    assert not signed.target.exists()
+
+
 def test_a_certificate_of_another_authority(signed: Signed, tmp_path: Path) -> None:
     root = tmp_path / "root.pem"
     root.write_bytes(authority().pem)
@@ -180,7 +211,7 @@ def test_what_version_control_keeps_needs_no_signature(signed: Signed) -> None:
 
 def test_a_damaged_signature(signed: Signed) -> None:
     (signed.source / "model.sig").write_bytes(b"{")
-    assert f"{signed.source}/model.sig: not readable as JSON" in signed.refusal()
+    assert f"{signed.source}/model.sig: is not valid JSON" in signed.refusal()
 
 
 def test_a_signature_file_in_place_of_the_key(signed: Signed) -> None:

@@ -19,6 +19,7 @@ def test_each_url_goes_with_its_storage() -> None:
         sign="env:K2",
         sign_passphrase="env:P",
         sign_certificate="/chain.pem",
+        require_signed_by="block:training",
     )
     assert dict(storage_pairs(request)) == {
         "/a": "env:S",
@@ -27,10 +28,11 @@ def test_each_url_goes_with_its_storage() -> None:
         "/b": "env:T",
         "/t": "env:T",
         "/chain.pem": "env:T",
+        "block:training": "env:S",
         "": "env:S",
     }
     assert (key_names(request).source, key_names(request).target) == ("env:K", "env:E")
-    assert set(names_in(request)) == {"env:S", "env:T", "env:K", "env:E", "env:K2", "env:P"}
+    assert set(names_in(request)) == {"env:S", "env:T", "env:K", "env:E", "env:K2", "env:P", "block:training"}
     source = SourceRequest.of(request)
     assert dict(storage_pairs(source)) == {"/a": "env:S", "/s": "env:S"}
     assert set(filter(None, names_in(source))) == {"env:S", "env:K"}
