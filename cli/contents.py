@@ -1,6 +1,6 @@
 """Printing descriptions of files and directories."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import click
 
@@ -78,11 +78,7 @@ def _print_checkpoint(document: Document) -> None:
         facts.append(("parts", f"{', '.join(map(str, document['parts']))}, of pipeline stages"))
     if document["ranks_without_files"]:
         facts.append(("no files", f"ranks {ranks_text(document['ranks_without_files'])}"))
-    if document["ignored"]:
-        facts.append(("ignored", listed(document["ignored"], 8)))
-    if document["unfinished"]:
-        facts.append(("UNFINISHED", "a conversion into it was not completed"))
-    print_facts(facts)
+    print_facts([*facts, *_facts_of_directory(document)])
     click.echo()
     print_table(
         ("prefix", "step", "ranks", "which"),
@@ -101,6 +97,14 @@ def _print_checkpoint(document: Document) -> None:
     )
 
 
+def _facts_of_directory(document: Document) -> Iterator[tuple[str, str]]:
+    """What else is in a checkpoint's directory, if the document of its layout says so."""
+    if document["ignored"]:
+        yield "ignored", listed(document["ignored"], 8)
+    if document.get("unfinished"):
+        yield "UNFINISHED", "a conversion into it was not completed"
+
+
 def _print_iteration(document: Document) -> None:
     parameters, others = document["parameters"], document["other_iterations"]
     facts = [
@@ -112,11 +116,7 @@ def _print_iteration(document: Document) -> None:
         ("training", ", ".join(f"{key} {value}" for key, value in document["common"].items() if value is not None)),
     ]
     facts += [("note", note) for note in document["notes"]]
-    if document["ignored"]:
-        facts.append(("ignored", listed(document["ignored"], 8)))
-    if document["unfinished"]:
-        facts.append(("UNFINISHED", "a conversion into it was not completed"))
-    print_facts(facts)
+    print_facts([*facts, *_facts_of_directory(document)])
     click.echo()
     print_table(
         ("rank", "files"),
@@ -188,8 +188,7 @@ def _print_placed_facts(document: Document, own: list[tuple[str, str]]) -> None:
         ("parameters", f"{len(parameters)}, in {counted(shards, 'shard')}: {', '.join(dtypes)}"),
         *own,
         *(("note", note) for note in document["notes"]),
-        *([("ignored", listed(document["ignored"], 8))] if document["ignored"] else []),
-        *([("UNFINISHED", "a conversion into it was not completed")] if document["unfinished"] else []),
+        *_facts_of_directory(document),
     ]
     print_facts(facts)
 
@@ -223,9 +222,7 @@ def _print_whole_tensors(document: Document) -> None:
     if document["in_no_strategy"]:
         facts.append(("not in any strategy", ", ".join(document["in_no_strategy"])))
     facts += [("note", note) for note in document["notes"]]
-    if document["ignored"]:
-        facts.append(("ignored", listed(document["ignored"], 8)))
-    print_facts(facts)
+    print_facts([*facts, *_facts_of_directory(document)])
     click.echo()
     print_table(
         ("file", "parameters", "size"),
@@ -243,8 +240,7 @@ def _print_universal(document: Document) -> None:
         *([("other steps", listed(list(map(str, document["other_steps"])), 8))] if document["other_steps"] else []),
         ("parameters", f"{len(parameters)}, whole: {', '.join(dtypes)}"),
         *([("missing", listed(document["missing"], 8))] if document["missing"] else []),
-        *([("ignored", listed(document["ignored"], 8))] if document["ignored"] else []),
-        *([("unfinished", "yes")] if document["unfinished"] else []),
+        *_facts_of_directory(document),
     ]
     print_facts(facts)
     click.echo()

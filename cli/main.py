@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 NO, WRONG_INPUT, FAILED, BUG, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 3, 70, 130, 141, 143
 
+_RESUMING = frozenset({"convert", "convert-latest", "join-parts"})
+
 _COMMANDS = {
     "convert": ("reshard.cli.convert", "Convert a checkpoint to another sharding strategy."),
     "convert-latest": ("reshard.cli.convert_latest", "Convert the newest completely saved step."),
@@ -126,7 +128,7 @@ def cli() -> None:
       2         wrong input
       3         runtime failure: I/O, full disk
       70        a bug
-      130, 143  Ctrl-C, SIGTERM; the same command resumes
+      130, 143  Ctrl-C, SIGTERM; the same conversion resumes
     """
 
 
@@ -158,11 +160,11 @@ def _run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except Terminated as end:
-        return _terminated(end)
+        return _terminated(end, arguments)
     except KeyboardInterrupt as end:
         if sys.stderr.isatty():
             click.echo(err=True)  # the terminal shows ^C and stays on that line
-        click.echo("reshard: interrupted; a rerun of the same command resumes where it stopped", err=True)
+        click.echo(f"reshard: interrupted{_resumption(arguments)}", err=True)
         _print_notes(end)
         return INTERRUPTED
     except OSError as error:
@@ -174,13 +176,19 @@ def _run(arguments: Sequence[str]) -> int:
         return FAILED
     except Exception as error:
         # pydantic replaces whatever its serializers raise by errors of its own
-        return _terminated(error) if _terminated_at else _bug(error)
+        return _terminated(error, arguments) if _terminated_at else _bug(error)
 
 
-def _terminated(end: BaseException) -> int:
-    click.echo("reshard: terminated; a rerun of the same command resumes where it stopped", err=True)
+def _terminated(end: BaseException, arguments: Sequence[str]) -> int:
+    click.echo(f"reshard: terminated{_resumption(arguments)}", err=True)
     _print_notes(end)
     return TERMINATED
+
+
+def _resumption(arguments: Sequence[str]) -> str:
+    """The end of a sentence on a command that was stopped, if it goes on with what was done."""
+    resumes = bool(_RESUMING.intersection(arguments[:1]))
+    return "; a rerun of the same command resumes where it stopped" if resumes else ""
 
 
 def _print_notes(error: BaseException) -> None:

@@ -15,7 +15,7 @@ Earlier versions wrote no digests.
 
 import base64
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
@@ -31,6 +31,7 @@ from reshard.core.runtime.keys import Key
 from reshard.core.runtime.metadata import parsing, records_bytes
 from reshard.core.runtime.sealing import is_sealed, seal, unseal
 from reshard.core.runtime.wording import counted, size_text
+from reshard.core.storage.joined import files_of
 from reshard.core.tensor.dtypes import dtype_from_ckpt
 from reshard.core.tensor.fingerprint import TEXT_PATTERN
 from reshard.core.text.options import source_option
@@ -66,6 +67,8 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 of a whole file as it is stored, in hexadecimal digits."""
 FailFastTuple = Annotated[tuple[Item, ...], FailFast()]
 """Report only the first error of a damaged list: each takes a thousand bytes, and every two bytes may cause one."""
+RankSha256 = Sha256 | Annotated[tuple[Sha256, ...], Field(max_length=4096)]
+"""SHA-256 of a rank's file; of each of its files in their order, if it has several, as joined parts have."""
 
 
 class _Record(BaseModel):
@@ -107,7 +110,7 @@ class ShardRecord(_Record):
         overflows: parameters that overflowed when cast; usually none.
         parts: what each parameter adds to the fingerprint of its whole tensor, 16 hexadecimal digits, if the target is
             to be compared with its source; otherwise empty.
-        sha256: SHA-256 of the file; None if it was not asked for.
+        sha256: SHA-256 of the file, or of each; None if it was not asked for.
         signs: True if the run that wrote it was to sign the target.
     """
 
@@ -125,7 +128,7 @@ class ShardRecord(_Record):
     parameters: FailFastTuple[ParameterRecord]
     overflows: FailFastTuple[OverflowRecord] = ()
     parts: FailFastTuple[Annotated[str, Field(pattern=TEXT_PATTERN)]] = ()
-    sha256: Sha256 | None = None
+    sha256: RankSha256 | None = None
     signs: bool = False
 
     def is_checked(self, level: VerifyLevel) -> bool:
@@ -143,14 +146,27 @@ class RankSummary(_Record):
         file: path below the target.
         size_bytes: size of the file.
         record_digest: digest of its record, without the verification level and what may be added later.
-        sha256: SHA-256 of the file; None if it was not asked for.
+        sha256: SHA-256 of the file, or of each; None if it was not asked for.
     """
 
     rank: int
     file: str
     size_bytes: int
     record_digest: str
-    sha256: Sha256 | None = None
+    sha256: RankSha256 | None = None
+
+
+def sha256_by_file(ranks: Iterable[tuple[str, RankSha256]]) -> dict[str, str]:
+    """Return the SHA-256 of each file by path, given that of ranks, each with its file, which may be a joint one."""
+    found: dict[str, str] = {}
+    for file, sha256 in ranks:
+        found.update(zip(files_of(file), (sha256,) if isinstance(sha256, str) else sha256, strict=True))
+    return found
+
+
+def rank_sha256(digests: Sequence[str]) -> RankSha256 | None:
+    """Return the SHA-256 of a rank's files as records have them; None if there are none."""
+    return digests[0] if len(digests) == 1 else tuple(digests) or None
 
 
 def record_entries(record: ShardRecord) -> list[OutputEntry]:
@@ -308,8 +324,15 @@ class Manifest(Report, _Record):
 
     @property
     def files(self) -> list[str]:
-        """Paths, below the target, of all files of the checkpoint: first those of the ranks."""
+        """Paths, below the target, of all files of the checkpoint: first those of the ranks, joint ones as they are."""
         return [*(rank.file for rank in self.ranks), *(each.file for each in self.beside)]
+
+    @property
+    def sha256(self) -> dict[str, str | None]:
+        """The SHA-256 of each file of the checkpoint, by path; None if it was not asked for."""
+        files = dict.fromkeys(file for rank in self.ranks for file in files_of(rank.file))
+        of_ranks = sha256_by_file((rank.file, rank.sha256) for rank in self.ranks if rank.sha256)
+        return files | of_ranks | {each.file: each.sha256 for each in self.beside}
 
     @property
     def documents(self) -> list[IndexSummary]:

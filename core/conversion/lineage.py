@@ -1,21 +1,25 @@
-"""The way from training to a target: a row for the training's checkpoint, and one for each conversion since.
+"""The way from training to a target: a row for the training's checkpoint, and one for each conversion or join since.
+
+Where parts were joined, the way of each part comes before the join, with a row for its training.
 
 Everything comes from the statements beside the target, and from nowhere else: what they refer to may be gone. They are
 compared with each other (`reshard.core.custody.chain`). They prove nothing by themselves; signatures of them do.
 """
 
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from enum import StrEnum
 
-from reshard.core.custody.chain import Step
+from reshard.core.custody.chain import Reference, Step, links_to
 from reshard.core.custody.chain_reading import examine_chain
-from reshard.core.custody.equivalence import Equivalence
+from reshard.core.custody.equivalence import Equivalence, EquivalentSource
 from reshard.core.custody.statements import url_of
 from reshard.core.errors import SignatureError
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.reports.blocks import Block
 from reshard.core.reports.report import Report
+from reshard.core.runtime.moments import parse_moment
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.signing.verifier import Verifier
@@ -30,6 +34,7 @@ class StepKind(StrEnum):
 
     TRAINING = "training"
     CONVERSION = "conversion"
+    JOIN = "join"
 
 
 class Signed(StrEnum):
@@ -47,6 +52,7 @@ class LineageStep(Summary):
     Attributes:
         kind: what happened.
         place: URL of the checkpoint that it made, where it was then.
+        into: URLs of the checkpoints that were made of it.
         step: the training's epoch and step, if it is known.
         ranks: number of ranks, or of files, that it was saved by.
         layout: how it lies in its directory; empty of a training's.
@@ -66,6 +72,7 @@ class LineageStep(Summary):
 
     kind: StepKind
     place: str
+    into: tuple[str, ...] = ()
     step: str | None = None
     ranks: int | None = None
     layout: str = ""
@@ -118,36 +125,87 @@ def lineage_of(directory: Location, verifier: Verifier | None = None) -> Lineage
     manifest = read_manifest(directory)
     if manifest is None or not manifest.statements:
         return None
-    chain = examine_chain(directory, manifest)
-    rows = [_conversion(step, directory, chain[step.number - 1 : step.number], verifier) for step in chain]
-    earliest = _earliest(chain)
-    return Lineage(
-        target=shown_text(str(directory)),
-        steps=(*earliest, *reversed(rows)),
-        beginning=_beginning(chain),
-        intact=bool(rows) and not any(row.problems for row in rows),
-    )
+    target, steps = shown_text(str(directory)), examine_chain(directory, manifest)
+    if not steps:
+        beginning = "the statements that the manifest lists are not there"
+        return Lineage(target=target, steps=(), beginning=beginning, intact=False)
+    tree = _Tree(directory, steps, verifier)
+    rows = tuple(tree.rows)
+    return Lineage(target=target, steps=rows, beginning=tree.beginning, intact=not any(row.problems for row in rows))
 
 
-def _conversion(step: Step, target: Location, successor: Sequence[Step], verifier: Verifier | None) -> LineageStep:
+class _Tree(Record):
+    """The steps of a chain, which branches where parts were joined; at least that of the target itself."""
+
+    target: Location
+    steps: Sequence[Step]
+    verifier: Verifier | None
+
+    @property
+    def rows(self) -> Iterator[LineageStep]:
+        """A row for each step, behind those of all that it was made of."""
+        ordered: dict[int, Step] = {}
+
+        def add(step: Step) -> None:
+            if step.number not in ordered:
+                for reference in step.references:
+                    for before in self._kept(reference):
+                        add(before)
+                ordered[step.number] = step
+
+        add(self.steps[0])
+        lost = [step for step in self.steps if step.number not in ordered]  # none refers to them: a problem of each
+        for step in (*reversed(lost), *ordered.values()):
+            yield from self._origins(step)
+            into = [self._place(link.successor) for link in links_to(step, self.steps)]
+            yield _row(step, self._place(step), into, self.verifier)
+
+    def _kept(self, reference: Reference) -> list[Step]:
+        return [step for step in self.steps if step.number and step.sha256 == reference.sha256]
+
+    def _place(self, step: Step) -> str:
+        links = links_to(step, self.steps)
+        return links[0].reference.place if links else "" if step.number else str(self.target)
+
+    def _cut(self, step: Step) -> list[Reference]:
+        return [reference for reference in step.references if not self._kept(reference)]
+
+    def _origins(self, step: Step) -> Iterator[LineageStep]:
+        """Yield rows of what a step was made of, as far as no statements of it are kept here."""
+        into = (shown_text(self._place(step)),)
+        referred = {reference.place for reference in step.references}
+        unstated = [place for place in step.parts if place not in referred]
+        for place in (*(reference.place for reference in self._cut(step)), *unstated):
+            yield LineageStep(kind=StepKind.CONVERSION, place=shown_text(place), into=into, changes=None)
+        if not (step.references or step.is_join) and step.equivalence is not None:
+            yield _training(step.equivalence.predicate.source, into)
+
+    @property
+    def beginning(self) -> str:
+        """How the chain begins, in a sentence."""
+        cut = [reference for step in self.steps for reference in self._cut(step)]
+        if cut:
+            places = [f"{shown_text(each.place)}, whose provenance has SHA-256 {each.sha256}" for each in cut]
+            which = listed(places, _MAX_LISTED)
+            return f"the chain is cut: the statements about {which}, are not kept here"
+        if sum(1 for step in self.steps for _ in self._origins(step)) > 1:
+            return "the chain begins with several checkpoints, which were not converted by reshard, or without SHA-256"
+        return "the chain begins here: its source was not converted by reshard, or without SHA-256"
+
+
+def _row(step: Step, place: str, into: Sequence[str], verifier: Verifier | None) -> LineageStep:
     signed, signer, problem = _signature(step, verifier)
     problems = tuple(shown_text(each) for each in (*step.problems, *([problem] if problem else [])))
-    place = _place_by(successor[0]) if step.number and successor else str(target)
     row = LineageStep(
-        kind=StepKind.CONVERSION,
+        kind=StepKind.JOIN if step.is_join else StepKind.CONVERSION,
         place=shown_text(place),
+        into=tuple(map(shown_text, into)),
         signed=signed,
         signer=shown_text(signer),
         linked=not step.problems,
         problems=problems,
     )
     return row.model_copy(update={**_of_provenance(step), **_of_equivalence(step)})
-
-
-def _place_by(successor: Step) -> str:
-    """Where a conversion's target was when its successor read it."""
-    uri = successor.predecessor.uri if successor.predecessor else None
-    return url_of((uri or "").partition("/.reshard/")[0]) if uri else ""
 
 
 def _of_provenance(step: Step) -> dict[str, object]:
@@ -158,8 +216,8 @@ def _of_provenance(step: Step) -> dict[str, object]:
     return {
         "layout": shown_text(internal.layout),
         "format": shown_text(internal.format),
-        "begun": _moment(metadata.started_on),
-        "ended": _moment(metadata.finished_on),
+        "begun": parse_moment(metadata.started_on),
+        "ended": parse_moment(metadata.finished_on),
         "made_by": shown_text(internal.writer),
         "run": shown_text(metadata.invocation_id.partition("/")[2]),
     }
@@ -212,42 +270,12 @@ def _claimed_signer(step: Step) -> str:
     return f"the key with SHA-256 {step.envelopes[0].key_id}" if step.envelopes else ""
 
 
-def _earliest(chain: Sequence[Step]) -> tuple[LineageStep, ...]:
-    """The row before the first conversion that is known: a training's checkpoint, or a conversion not kept here."""
-    if not chain:
-        return ()
-    first = chain[-1]
-    if first.refers_to is not None:
-        return (LineageStep(kind=StepKind.CONVERSION, place=shown_text(_place_by(first)), changes=None),)
-    if first.equivalence is None:
-        return ()
-    source = first.equivalence.predicate.source
-    return (
-        LineageStep(
-            kind=StepKind.TRAINING,
-            place=shown_text(url_of(source.uri)),
-            step=shown_text(source.step) if source.step else None,
-            ranks=source.ranks,
-            fingerprint=shown_text(source.fingerprint) if source.fingerprint else None,
-        ),
+def _training(source: EquivalentSource, into: tuple[str, ...]) -> LineageStep:
+    return LineageStep(
+        kind=StepKind.TRAINING,
+        place=shown_text(url_of(source.uri)),
+        into=into,
+        step=shown_text(source.step) if source.step else None,
+        ranks=source.ranks,
+        fingerprint=shown_text(source.fingerprint) if source.fingerprint else None,
     )
-
-
-def _beginning(chain: Sequence[Step]) -> str:
-    if not chain:
-        return "the statements that the manifest lists are not there"
-    first = chain[-1]
-    if first.refers_to is not None:
-        return (
-            f"the chain is cut: the statements about {shown_text(_place_by(first))}, whose provenance has SHA-256 "
-            f"{first.refers_to}, are not kept here"
-        )
-    return "the chain begins here: its source was not converted by reshard, or without SHA-256"
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(text)
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None

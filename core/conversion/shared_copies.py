@@ -1,18 +1,19 @@
 """Parameters that several parts have, such as tied embeddings: whose copy is taken, and whether copies differ."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from reshard.core.conversion.parts import Part, stages_text
 from reshard.core.errors import InputError
-from reshard.core.options.fields import SHARED_PARAMETERS
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.threads import in_threads
+from reshard.core.runtime.wording import listed
 from reshard.core.text.options import option
 from reshard.core.verification.tied_parameters import PartCopies, differing_note, differing_text
 
 FAIL = "fail"
 _WORKERS = 4
+_MAX_LISTED = 6
 
 
 class SharedCopies(Record):
@@ -25,6 +26,14 @@ class SharedCopies(Record):
         """The stages whose copies are taken."""
         return sorted({stages[0] for stages in self.stages.values()})
 
+    @property
+    def notes(self) -> Iterator[str]:
+        """Yield whose copies are taken, in a sentence; nothing if no parameters are shared."""
+        if self.stages:
+            stages = listed(list(map(str, self.taken)))
+            names = listed(list(self.stages), _MAX_LISTED)
+            yield f"parameters that several stages have are written once, from the part of stage {stages}: {names}"
+
     def of_others(self, part: Part) -> frozenset[str]:
         """Return the parameters of a part that are taken from another part."""
         return frozenset(name for name, stages in self.stages.items() if part.stage in stages[1:])
@@ -34,10 +43,8 @@ def chosen_copies(parts: Sequence[Part], choice: str) -> SharedCopies:
     """Choose the copies of shared parameters: those of the lowest stage, or of the stage of a number.
 
     Raises:
-        InputError: the choice is neither `fail`, `first` nor the number of a part's stage.
+        InputError: the choice is a number, and not that of a part's stage.
     """
-    if not SHARED_PARAMETERS.fullmatch(choice):
-        raise InputError(f"{option('shared_parameters', choice)}: must be first, fail, or the number of a stage")
     chosen = int(choice) if choice.isdigit() else None
     if chosen is not None and chosen not in {part.stage for part in parts}:
         raise InputError(

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from reshard.core.checkpoint.manifest import Manifest, dump_record, seal_manifest, unseal_manifest
+from reshard.core.checkpoint.manifest import Manifest, RankSha256, dump_record, seal_manifest, unseal_manifest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.custody.digests import has_sha256, with_sha256
 from reshard.core.custody.finished import ExistingSignature, existing_signature, sign_finished
@@ -22,7 +22,7 @@ from reshard.core.runtime.wording import counted, listed, seconds_text, size_tex
 from reshard.core.signing.current import SignerNames, named_signer, needed_signer
 from reshard.core.signing.signer import Signer
 from reshard.core.storage.named_options import named_storages
-from reshard.core.storage.publishing import MANIFEST_NAME, SIGNATURE_NAME, STATE_DIRECTORY
+from reshard.core.storage.publishing import MANIFEST_NAME, SIGNATURE_NAME, STATE_DIRECTORY, WITHDRAWN_NAME
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
@@ -106,8 +106,10 @@ def sign(request: SigningRequest, progress: Progress) -> SigningReport:
         if checked.report.problems:
             what = "\n  ".join(listed_lines(checked.report.problems))
             raise VerificationError(f"{directory}: is not as it was written, and was not signed:\n  {what}")
+        # left by a run that was killed when it had published: no signature covers it
+        remove_file(directory.child(STATE_DIRECTORY, WITHDRAWN_NAME))
         signed = _sign(directory, manifest, signer, existing, checked.sha256)
-        entries = files_below(directory)
+        entries = files_below(directory).covered
     return SigningReport(
         target=str(directory),
         signed_now=signed,
@@ -128,7 +130,11 @@ def _notes(directory: Location, existing: ExistingSignature, names: Collection[s
 
 
 def _sign(
-    directory: Location, manifest: Manifest, signer: Signer, existing: ExistingSignature, taken: Mapping[str, str]
+    directory: Location,
+    manifest: Manifest,
+    signer: Signer,
+    existing: ExistingSignature,
+    taken: Mapping[int, RankSha256],
 ) -> bool:
     """Sign a checked target, whose files have the SHA-256 `taken`; False if that was done before."""
     if existing.is_right(_WORKERS):

@@ -11,25 +11,25 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.signing.current import needed_signer
 from reshard.core.storage.publishing import state_path
 from reshard.core.storage.urls import Location
-from reshard.core.target.target import Signing
+from reshard.core.target.target import Signing, Target
 from reshard.core.target.workspace import IDENTITY_NAME
 
 
-def signing_of(session: Session, manifest: Manifest, record_sums: Mapping[int, str]) -> Signing:
-    """Return what signs a session's target at its commit.
+def signing_of(target: Target, manifest: Manifest, record_sums: Mapping[int, str], workers: int) -> Signing:
+    """Return what signs a target at its commit.
 
-    `record_sums` are SHA-256 of the records' files, by rank. Records that another run may have written since are read.
+    `record_sums` are SHA-256 of the records' files, by rank, which no other run can have changed since. Others are
+    read.
     """
-    target = session.target
     known = manifest_digests(manifest)
     known[state_path(IDENTITY_NAME)] = _sha256(target.identity.encode())
-    known[state_path(PLAN_NAME)] = _sha256(target.plan_data)
-    if set(session.ranks) == set(target.plan.target_ranks):  # this run's lease keeps all others away
-        known |= {record_path(rank): sha256 for rank, sha256 in record_sums.items()}
+    if target.plan_data:  # joined parts have none
+        known[state_path(PLAN_NAME)] = _sha256(target.plan_data)
+    known |= {record_path(rank): sha256 for rank, sha256 in record_sums.items()}
 
     def sign(directory: Location, data: bytes) -> None:
         digests = known | {MANIFEST_PATH: _sha256(data)}
-        sign_directory(directory, target.final.name, needed_signer(), digests, session.readers)
+        sign_directory(directory, target.final.name, needed_signer(), digests, workers)
 
     return sign
 

@@ -30,6 +30,7 @@ from reshard.core.layouts.documents import Document
 from reshard.core.options.fields import URL_METAVAR, metavar_of
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.invocation import current_flow_run
+from reshard.core.runtime.named_values import is_name
 from reshard.core.signing.current import current_signer
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.publishing import state_path
@@ -65,10 +66,11 @@ def make_statements(
         statements[EQUIVALENCE_NAME] = build_equivalence(manifest, comparison)
     chain = current_chain() if PROVENANCE_NAME in names else None
     predecessors = chain.documents(withheld=bool(session.plan.inputs.encryption)) if chain else ()
-    return (*(_document(name, statement) for name, statement in statements.items()), *predecessors)
+    return (*(statement_document(name, statement) for name, statement in statements.items()), *predecessors)
 
 
-def _document(name: str, statement: Statement) -> Document:
+def statement_document(name: str, statement: Statement) -> Document:
+    """Return the file of a statement about a target, signed if there is a signer."""
     file, data, signer = state_path(name), dump_statement(statement), current_signer()
     if signer is None:
         return Document(file, data)
@@ -78,14 +80,19 @@ def _document(name: str, statement: Statement) -> Document:
 
 
 def _invocation(session: Session, manifest: Manifest, *, is_later: bool) -> Invocation:
-    writer = {"reshard": manifest.writer.removeprefix("reshard ")}
-    here = {"python": platform.python_version(), "numpy": np.__version__}
+    versions = versions_here(manifest)
     return Invocation(
         parameters=session.request.model_dump(mode="json"),
         dependencies=tuple(_dependencies(session, manifest)),
-        versions=writer if is_later else writer | here,
+        versions={"reshard": versions["reshard"]} if is_later else versions,
         flow_run="" if is_later else current_flow_run(),
     )
+
+
+def versions_here(manifest: Manifest) -> dict[str, str]:
+    """Return the versions of what made a target, in this process."""
+    writer = manifest.writer.removeprefix("reshard ")
+    return {"reshard": writer, "python": platform.python_version(), "numpy": np.__version__}
 
 
 def _comparison(
@@ -128,7 +135,7 @@ def _dependencies(session: Session, manifest: Manifest) -> Iterator[Dependency]:
     for document in documents_planned_from():
         if document.url in seen or _is_of_target(document.url, session.target.final):
             continue
-        found = _document_dependency(document, named)
+        found = document_dependency(document, named)
         if not (withheld and found.annotations.role in places):
             yield found
     if request.preset and not is_own_preset(request.preset):
@@ -183,11 +190,12 @@ def _places_of(request: ConversionRequest) -> dict[str, str]:
     return {
         str(parse_url(url)): name
         for name, url in named.items()
-        if url and "{" not in url and (name != "preset" or is_own_preset(url))
+        if url and "{" not in url and not is_name(url) and (name != "preset" or is_own_preset(url))
     }
 
 
-def _document_dependency(document: ReadDocument, places: Mapping[str, str]) -> Dependency:
+def document_dependency(document: ReadDocument, places: Mapping[str, str]) -> Dependency:
+    """Return what a provenance says of a document that was read; `places`: URL -> the option that names it."""
     inside = [place for place in places if document.url == place or document.url.startswith(f"{place}/")]
     place = max(inside, key=len, default="")
     return Dependency(

@@ -18,6 +18,7 @@ from reshard.core.conversion.history import (
 )
 from reshard.core.errors import ConversionError, InputError, StorageError, is_transient
 from reshard.core.layouts.manifests import read_manifest
+from reshard.core.runtime.moments import parse_moment
 from reshard.core.runtime.wording import counted
 from reshard.core.storage.leases.lease_holder import LeaseHolder
 from reshard.core.storage.leases.lease_monitor import seen_holders
@@ -97,7 +98,7 @@ def _entries_of(target: Location) -> list[HistoryEntry]:
 
 
 def _finished(target: Location, manifest: Manifest) -> HistoryEntry:
-    ended, run = _moment(manifest.created), manifest.run
+    ended, run = parse_moment(manifest.created), manifest.run
     entry = HistoryEntry(
         state=ConversionState.COMMITTED,
         ended=ended,
@@ -118,7 +119,7 @@ def _of_run(run: RunRecord) -> dict[str, object]:
     who = shown_text(f"{run.user}@{run.host}")
     memory_bytes = _count(run.peak_memory_bytes)
     return {
-        "begun": _moment(run.begun),
+        "begun": parse_moment(run.begun),
         "seconds": run.seconds if 0 <= run.seconds < _MAX_COUNT else None,
         "read_bytes": _count(run.read_bytes),
         "written_bytes": _count(run.written_bytes),
@@ -143,7 +144,7 @@ def _unfinished(target: Location) -> Iterator[HistoryEntry]:
     yield HistoryEntry(
         state=ConversionState.RUNNING if holders else ConversionState.UNFINISHED,
         reason=f"{done} done",
-        begun=min((begun for each in holders if (begun := _moment(each.started))), default=None),
+        begun=min((begun for each in holders if (begun := parse_moment(each.started))), default=None),
         ended=None if holders else _last_change(entries.values()),
         target=_shown(target),
         ran_as=_names(holders) if holders else None,
@@ -157,15 +158,6 @@ def _names(holders: Sequence[LeaseHolder]) -> str:
 def _last_change(entries: Iterable[Entry]) -> datetime | None:
     times = [entry.changed for entry in entries if entry.changed is not None]
     return datetime.fromtimestamp(max(times), UTC) if times else None
-
-
-def _moment(text: str) -> datetime | None:
-    """Parse a time of a record; None if it is none. Without a zone it is UTC."""
-    try:
-        moment = datetime.fromisoformat(text)
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def _count(value: int | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from reshard.core.checkpoint.manifest import IndexSummary, Manifest, RankSummary
+from reshard.core.checkpoint.manifest import Manifest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.custody.equivalence import EquivalenceStatement, changes_of, left_out_of
 from reshard.core.custody.provenance import ProvenanceStatement
@@ -33,8 +33,7 @@ def disagreements(statement: Statement, manifest: Manifest, origin: str) -> Iter
 
 
 def _subject_disagreements(statement: Statement, manifest: Manifest, origin: str) -> Iterator[str]:
-    files: list[RankSummary | IndexSummary] = [*manifest.ranks, *manifest.beside]
-    known = {each.file: each.sha256 for each in files}
+    known = manifest.sha256
     named: set[str] = set()
     for subject in statement.subject:
         name, sha256 = subject.name, subject.digest.sha256

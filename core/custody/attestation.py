@@ -7,13 +7,15 @@ from msgspec.structs import replace
 from pydantic import JsonValue
 
 from reshard.core.checkpoint.manifest import EQUIVALENCE_NAME, PROVENANCE_NAME
-from reshard.core.custody.equivalence import Declared, Equivalence, EquivalenceStatement
-from reshard.core.custody.provenance import Provenance, ProvenanceStatement
+from reshard.core.custody.equivalence import COPIED, Declared, Equivalence, EquivalenceStatement
+from reshard.core.custody.provenance import JOIN_TYPE, Provenance, ProvenanceStatement
 from reshard.core.custody.reading import FoundStatement, as_document, check_any, identify, read_statements
 from reshard.core.errors import InputError
+from reshard.core.options.validation import RequestModel
 from reshard.core.reports.blocks import GAP, Block, Facts, Table
 from reshard.core.reports.report import Report
 from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.joining import JoinRequest
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed, size_text
@@ -26,7 +28,7 @@ _MAX_SHOWN = 6
 _MAX_KEY_ID = 100
 _MAX_FILES = 24
 """More are shown on a terminal only in part."""
-_PLACES = ("source", "target", "source_strategy", "target_strategy")
+_PLACES = ("source", "parts", "target", "source_strategy", "target_strategy")
 
 
 class StatementSignature(Summary):
@@ -142,8 +144,9 @@ def _provenance_rows(statement: ProvenanceStatement) -> Iterator[tuple[str, str]
     yield "from, to", f"{run.metadata.started_on} - {run.metadata.finished_on}, by its machine's clock"
     for name in _PLACES:
         if value := definition.external_parameters.get(name):
-            yield name.replace("_", " "), str(value)
-    if options := _options_text(definition.external_parameters):
+            yield name.replace("_", " "), _value_text(value)
+    request = JoinRequest if definition.build_type == JOIN_TYPE else ConversionRequest
+    if options := _options_text(definition.external_parameters, request):
         yield "options", options
     if definition.internal_parameters.withheld:
         yield "withheld", definition.internal_parameters.withheld_reason
@@ -154,9 +157,9 @@ def _reshard_first(program: tuple[str, str]) -> tuple[bool, str]:
     return name != "reshard", name
 
 
-def _options_text(parameters: dict[str, JsonValue]) -> str:
+def _options_text(parameters: dict[str, JsonValue], request: type[RequestModel]) -> str:
     """The options that are not this version's defaults."""
-    fields = ConversionRequest.model_fields
+    fields = request.model_fields
     changed = {
         name: value
         for name, value in parameters.items()
@@ -207,6 +210,8 @@ def _equivalence_rows(found: Equivalence) -> Iterator[tuple[str, str]]:
 
 
 def _values_text(found: Equivalence) -> str:
+    if found.method == COPIED:
+        return found.method
     if not found.values_compared:
         return f"not compared with the source's; files checked: {found.level}"
     count = "" if found.parameters_compared is None else f" of {counted(found.parameters_compared, 'parameter')}"

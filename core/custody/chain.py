@@ -4,6 +4,9 @@
     TARGET/.reshard/predecessors/1/provenance.intoto.json         of its source, if that was converted, too
     TARGET/.reshard/predecessors/2/provenance.intoto.json         of the source's source, and so on
 
+Joined parts have a predecessor each, so the chain branches there. The numbers only name directories, the nearest step's
+first: the references alone say what was made of what.
+
 The files are copies of what was beside the source, byte for byte, so signatures of them stay valid and the chain
 survives the source. A predecessor's `model.sig` is kept as well: it covers the statements where these are not signed
 themselves, and has the certificate. All of this may come from strangers: sizes and numbers are bounded.
@@ -11,14 +14,15 @@ themselves, and has the certificate. All of this may come from strangers: sizes 
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from functools import cached_property
+from itertools import islice, takewhile, zip_longest
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from reshard.core.checkpoint.manifest import PREDECESSORS_DIRECTORY, PROVENANCE_NAME, STATEMENT_NAMES
 from reshard.core.custody.equivalence import EquivalenceStatement
-from reshard.core.custody.provenance import ProvenanceStatement
-from reshard.core.custody.statements import Dependency, Digests, FileFacts, uri_of
+from reshard.core.custody.provenance import JOIN_TYPE, ProvenanceStatement
+from reshard.core.custody.statements import Dependency, Digests, FileFacts, uri_of, url_of
 from reshard.core.errors import CatalogError, SignatureError
 from reshard.core.layouts.documents import Document
 from reshard.core.runtime.records import Record
@@ -36,13 +40,27 @@ if TYPE_CHECKING:  # cryptography, which conversions without signatures do not n
 
 PREDECESSOR = "predecessor"
 """Role of a dependency that is a statement about the source."""
+_MAX_PARTS = 1000
+"""No job has more pipeline stages; what a statement names beyond is passed over."""
 
 
-class Step(Record):
+class Reference(Record):
+    """What a provenance says of that of a predecessor: its URI then, and its SHA-256."""
+
+    uri: str
+    sha256: str
+
+    @property
+    def place(self) -> str:
+        """Where the predecessor's target was when its successor read it."""
+        return url_of(self.uri.partition("/.reshard/")[0])
+
+
+class Step(Record, dict=True):
     """One conversion of a chain, by its statements.
 
     Attributes:
-        number: 0: the target itself; 1: its source's conversion, and so on.
+        number: 0: the target itself; of its predecessors, that of their directory.
         directory: where its files are.
         files: their bytes, by name.
         provenance: what they say; None if that cannot be read.
@@ -83,25 +101,41 @@ class Step(Record):
         return all(state_path(name) in covered for name in self.files if name in STATEMENT_NAMES)
 
     @property
-    def predecessor(self) -> Dependency | None:
-        """What it says of its predecessor's provenance; None if it has none."""
-        found = (each for each in self.dependencies if each.annotations.role == PREDECESSOR)
-        return next((each for each in found if each.name == PROVENANCE_NAME), None)
+    def is_join(self) -> bool:
+        """True if parts were joined."""
+        return self.provenance is not None and self.provenance.predicate.build_definition.build_type == JOIN_TYPE
 
     @property
-    def refers_to(self) -> str | None:
-        """SHA-256 of the provenance of its predecessor; None if it has none."""
-        digest = self.predecessor.digest if self.predecessor else None
-        return digest.sha256 if digest else None
+    def parts(self) -> list[str]:
+        """The places of the parts that it joined."""
+        given = self.provenance.predicate.build_definition.external_parameters if self.provenance else {}
+        parts = given.get("parts") if self.is_join else None
+        return [each for each in parts[:_MAX_PARTS] if isinstance(each, str)] if isinstance(parts, list) else []
 
-    def read_before(self) -> Iterator[tuple[str, str]]:
-        """Yield the files of its predecessor that it read whole: path below the predecessor's target, and SHA-256."""
-        uri = (self.predecessor.uri if self.predecessor else None) or ""
-        beginning, found, _ = uri.rpartition(state_path(PROVENANCE_NAME))
+    @cached_property
+    def sha256(self) -> str | None:
+        """SHA-256 of its provenance's file; None if that is not there."""
+        data = self.files.get(PROVENANCE_NAME)
+        return None if data is None else hashlib.sha256(data).hexdigest()
+
+    @cached_property
+    def references(self) -> tuple["Reference", ...]:
+        """What it says of the provenance of each predecessor: of one, or of each part that it joined."""
+        # a stranger may repeat one thousands of times
+        found = {
+            each.digest.sha256: Reference(each.uri or "", each.digest.sha256)
+            for each in self.dependencies
+            if each.annotations.role == PREDECESSOR and each.name == PROVENANCE_NAME and each.digest
+        }
+        return tuple(islice(found.values(), _MAX_PARTS))
+
+    def read_from(self, reference: "Reference") -> Iterator[tuple[str, str]]:
+        """Yield the files of a predecessor that it read whole: path below the predecessor's target, and SHA-256."""
+        beginning, found, _ = reference.uri.rpartition(state_path(PROVENANCE_NAME))
         for each in self.dependencies if found else ():
             if each.digest and each.uri and each.uri.startswith(beginning):
                 path = each.uri.removeprefix(beginning)
-                yield unquote(path) if uri.startswith("file:") else path, each.digest.sha256
+                yield unquote(path) if reference.uri.startswith("file:") else path, each.digest.sha256
 
     def signer(self, verifier: "Verifier") -> "Identity":
         """Return who signed its statements, or the files with them.
@@ -123,6 +157,23 @@ class Step(Record):
         if len(self.envelopes) < sum(name in STATEMENT_NAMES for name in self.files):
             raise SignatureError(f"{origin}: only some of its statements are signed")
         return identity
+
+
+class Link(Record):
+    """A step, and the reference to it in its successor."""
+
+    successor: Step
+    reference: Reference
+
+
+def links_to(step: Step, steps: Iterable[Step]) -> tuple[Link, ...]:
+    """Return the references to a step among those of other `steps`; more than one only where a chain branches."""
+    return tuple(
+        Link(other, reference)
+        for other in steps
+        for reference in other.references
+        if step.number and reference.sha256 == step.sha256
+    )
 
 
 class Chain(Record):
@@ -156,9 +207,7 @@ class Chain(Record):
 
     def documents(self, *, withheld: bool) -> Iterator[Document]:
         """Yield the copies that a target keeps; an encrypted one (`withheld`) none that name parameters."""
-        for number, step in enumerate(self._kept(withheld=withheld), 1):
-            for name, data in step.files.items():
-                yield Document(state_path(f"{PREDECESSORS_DIRECTORY}/{number}/{name}"), data)
+        yield from copies_of(self._kept(withheld=withheld))
 
     def dependencies(self) -> Iterator[Dependency]:
         """Yield what a provenance says of the nearest predecessor's statements."""
@@ -192,4 +241,21 @@ class Chain(Record):
             )
 
 
-REMEDY = f"Restore it, or convert without a chain of statements: {option('sha256', 'none')}"
+def copies_of(steps: Iterable[Step]) -> Iterator[Document]:
+    """Yield the copies of steps' statements that a target keeps, the nearest first."""
+    for number, step in enumerate(steps, 1):
+        for name, data in step.files.items():
+            yield Document(state_path(f"{PREDECESSORS_DIRECTORY}/{number}/{name}"), data)
+
+
+def merged_steps(chains: Iterable[Chain]) -> list[Step]:
+    """Return the steps of several chains, the nearest first, and those that they have in common once."""
+    found: dict[str | None, Step] = {}
+    for level in zip_longest(*(chain.steps for chain in chains)):
+        for step in filter(None, level):
+            found.pop(step.sha256, None)  # it comes behind all of its successors
+            found[step.sha256] = step
+    return list(found.values())
+
+
+REMEDY = f"Restore it, or do without a chain of statements: {option('sha256', 'none')}"

@@ -17,7 +17,7 @@ from reshard.core.checkpoint.manifest import (
     Manifest,
 )
 from reshard.core.custody.agreement import disagreements
-from reshard.core.custody.chain import REMEDY, Chain, Step
+from reshard.core.custody.chain import REMEDY, Chain, Step, links_to
 from reshard.core.custody.equivalence import EquivalenceStatement
 from reshard.core.custody.provenance import ProvenanceStatement
 from reshard.core.custody.reading import is_envelope
@@ -54,10 +54,15 @@ def read_chain(directory: Location) -> Chain | None:
     if problems:
         what = "\n  ".join(listed_lines(problems))
         raise TargetError(f"{directory}: the statements about it are damaged:\n  {what}\n{REMEDY}")
-    totals = accumulate(sum(map(len, step.files.values())) for step in steps)
-    fitting = sum(total <= MAX_CHAIN_BYTES for total in totals)
-    kept = steps[: max(1, min(fitting, MAX_PREDECESSORS))]
+    kept = fitting(steps)
     return Chain(directory, kept, len(steps) - len(kept))
+
+
+def fitting(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Return those of some steps, the nearest first, that a target keeps; at least one, if there is one."""
+    totals = accumulate(sum(map(len, step.files.values())) for step in steps)
+    count = sum(total <= MAX_CHAIN_BYTES for total in totals)
+    return tuple(steps[: max(1, min(count, MAX_PREDECESSORS))])
 
 
 def examine_chain(directory: Location, manifest: Manifest) -> tuple[Step, ...]:
@@ -81,8 +86,8 @@ def examine_chain(directory: Location, manifest: Manifest) -> tuple[Step, ...]:
             break
         problems = [damaged[f"{beginning}{name}"] for name in names if f"{beginning}{name}" in damaged]
         signature = place.child(SIGNATURE_NAME) if number else directory.child(SIGNATURE_NAME)
-        steps.append(_read_step(number, place, names, signature, problems, steps[-1:], manifest))
-    return tuple(steps)
+        steps.append(_read_step(number, place, names, signature, problems))
+    return tuple(replace(step, problems=(*step.problems, *_contradictions(step, steps, manifest))) for step in steps)
 
 
 def _read_step(
@@ -91,8 +96,6 @@ def _read_step(
     names: Sequence[str],
     signature: Location,
     problems: list[str],
-    successor: Sequence[Step],
-    manifest: Manifest,
 ) -> Step:
     files: dict[str, bytes] = {}
     for name in names:
@@ -102,7 +105,7 @@ def _read_step(
         files[SIGNATURE_NAME] = data
     opened = {name: _opened(files[name], str(place.child(name)), problems) for name in STATEMENT_NAMES if name in files}
     payloads = {name: each[0] for name, each in opened.items() if each is not None}
-    step = Step(
+    return Step(
         number,
         place,
         files,
@@ -110,10 +113,8 @@ def _read_step(
         _parsed(payloads, EQUIVALENCE_NAME, EquivalenceStatement, place, problems),
         tuple(each[1] for each in opened.values() if each is not None and each[1] is not None),
         _bundle(files.get(SIGNATURE_NAME), str(signature)),
-        (),
+        tuple(problems),
     )
-    problems += _contradictions(step, successor, manifest)
-    return replace(step, problems=tuple(problems))
 
 
 def _read(location: Location, problems: list[str]) -> bytes | None:
@@ -159,8 +160,8 @@ def _bundle(data: bytes | None, origin: str) -> Bundle | None:
         return None
 
 
-def _contradictions(step: Step, successors: Sequence[Step], manifest: Manifest) -> Iterator[str]:
-    """Yield what a step's statements contradict: the manifest, the signature, the step after it."""
+def _contradictions(step: Step, steps: Sequence[Step], manifest: Manifest) -> Iterator[str]:
+    """Yield what a step's statements contradict: the manifest, the signature, the steps after it."""
     if step.provenance is None:
         yield f"{step.directory}: has no readable {PROVENANCE_NAME}"
         return
@@ -176,10 +177,11 @@ def _contradictions(step: Step, successors: Sequence[Step], manifest: Manifest) 
         data, digest = step.files.get(name), signed.get(state_path(name))
         if data is not None and digest not in (None, hashlib.sha256(data).hexdigest()):
             yield f"{step.directory.child(name)}: is not the statement that {SIGNATURE_NAME} covers"
-    for successor in successors:
-        if successor.refers_to != hashlib.sha256(step.files[PROVENANCE_NAME]).hexdigest():
-            yield f"{step.directory.child(PROVENANCE_NAME)}: is not the one that its successor refers to"
-        for name, sha256 in successor.read_before():
+    links = links_to(step, steps)
+    if step.number and not links:
+        yield f"{step.directory.child(PROVENANCE_NAME)}: is not the one that its successor refers to"
+    for link in links:
+        for name, sha256 in link.successor.read_from(link.reference):
             if written.get(name, sha256) != sha256:
                 yield (
                     f"{step.directory}: wrote {name} with SHA-256 {written[name]}, but its successor read one with "

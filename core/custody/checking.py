@@ -18,12 +18,16 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_threads
+from reshard.core.runtime.wording import listed
 from reshard.core.signing.statement import SignedFiles
+from reshard.core.signing.trusted import trusted_pem
 from reshard.core.signing.verifier import Identity, Verifier, parse_verifier
 from reshard.core.storage.publishing import SIGNATURE_NAME, state_path
 from reshard.core.storage.urls import Location
 from reshard.core.target.workspace import IDENTITY_NAME
 from reshard.core.text.options import option, spelled
+
+_MAX_LISTED = 6
 
 
 class SignatureFindings(Record):
@@ -57,11 +61,22 @@ def read_verifier(signed_by: str, resolvers: Mapping[str, Resolver]) -> Verifier
     return parse_verifier(read_pem("signed_by", signed_by), signed_by)
 
 
+def required_verifier(signed_by: str) -> Verifier:
+    """Return who has to have signed a source: the keys in force under a name, or those in a PEM file.
+
+    Raises:
+        InputError: there are none, or the file cannot be read.
+        StorageError: the storage does not answer.
+    """
+    pem = trusted_pem(signed_by)
+    return parse_verifier(read_pem("require_signed_by", signed_by) if pem is None else pem, signed_by)
+
+
 class SignatureCheck(Record):
     """A signature that was read, and is checked in two steps: who signed, and then what.
 
     Attributes:
-        files: what was signed; None unless it is known by whom.
+        files: what was signed; None unless it is known by whom, or anybody may have signed.
         findings: so far.
     """
 
@@ -71,8 +86,8 @@ class SignatureCheck(Record):
     findings: SignatureFindings
 
     @classmethod
-    def of(cls, directory: Location, manifest: Manifest, verifier: Verifier) -> "SignatureCheck":
-        """Read a finished target's signature, and check who made it.
+    def of(cls, directory: Location, manifest: Manifest, verifier: Verifier | None) -> "SignatureCheck":
+        """Read a finished target's signature, and check who made it; without a `verifier`, anybody may have.
 
         Raises:
             StorageError: it cannot be read.
@@ -80,10 +95,11 @@ class SignatureCheck(Record):
         origin = str(directory.child(SIGNATURE_NAME))
         try:
             bundle = needed_bundle(directory)
-            identity = bundle.check(verifier, origin)
+            identity = bundle.check(verifier, origin) if verifier else None
         except InputError as error:
             return cls(directory, manifest, None, SignatureFindings(problems=(str(error),)))
-        return cls(directory, manifest, bundle.files, SignatureFindings(identity, notes=identity.notes))
+        notes = identity.notes if identity else ()
+        return cls(directory, manifest, bundle.files, SignatureFindings(identity, notes=notes))
 
     def expected(self, file: str) -> str | None:
         """Return the SHA-256 with which a file was signed; None if it was not, or if that is not known."""
@@ -101,13 +117,17 @@ class SignatureCheck(Record):
         if self.files is None:
             return self.findings
         try:
-            there = files_below(self.directory)
+            below = files_below(self.directory)
         except InputError as error:
             return self._with([str(error)])
-        known = dict(taken)
+        known, there = dict(taken), below.covered
         notes: list[str] = []
+        if below.ignored:
+            notes.append(f"{self.directory}: no signature covers {listed(below.ignored, _MAX_LISTED)}")
         if not reads_contents:
-            known |= {each.file: each.sha256 for each in self.manifest.ranks if each.sha256 is not None}
+            beside = {each.file for each in self.manifest.beside}
+            stated = self.manifest.sha256
+            known |= {file: sha256 for file, sha256 in stated.items() if sha256 is not None and file not in beside}
             notes.append(
                 f"the signature is by {self.findings.signed_by.text if self.findings.signed_by else 'nobody'}. It was "
                 "compared with the records of the files of tensors, which were not read: the level checksum compares "
@@ -146,7 +166,7 @@ class SignatureCheck(Record):
         records = (record_path(rank.rank) for rank in self.manifest.ranks)
         statements = (each.file for each in self.manifest.statements)
         own = (state_path(name) for name in state)
-        return frozenset((*self.manifest.files, *records, *statements, *own, MANIFEST_PATH))
+        return frozenset((*self.manifest.sha256, *records, *statements, *own, MANIFEST_PATH))
 
     def _read(self, name: str) -> "_Answer":
         location = self._place(name)
@@ -168,11 +188,11 @@ class _Answer(Record):
     problem: str = ""
 
 
-def signature_note(directory: Location) -> str:
-    """Return a sentence on a signature that nobody asked to check."""
+def signature_note(directory: Location, checking: str = "signed_by") -> str:
+    """Return a sentence on a signature whose maker nobody asked to check; the option `checking` does."""
     location = directory.child(SIGNATURE_NAME)
     try:
         signer = needed_bundle(directory).material.text
     except InputError as error:
         return f"{error}; nothing was checked by it"
-    return f"{location}: says that {signer} signed, which was not checked: {spelled(option('signed_by'))} checks it"
+    return f"{location}: says that {signer} signed, which was not checked: {spelled(option(checking))} checks it"

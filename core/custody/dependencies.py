@@ -1,7 +1,7 @@
 """Whether the files that a target was made from are still what its provenance says of them.
 
 Only files whose SHA-256 was taken are read. A statement may come from a stranger: besides local files, only what is in
-the source that the manifest names is looked at.
+the source that the manifest names, or in the directory that the target is in, is looked at.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class _State(Enum):
     RIGHT = "right"
     WRONG = "wrong"
     MISSING = "gone, and not checked"
-    ELSEWHERE = "on storages other than the source's, and not checked"
+    ELSEWHERE = "neither in the source nor beside the target, and not checked"
     VAGUE = "named without version or SHA-256, and not checked"
     TOUCHED = "of the same size and modification time, but touched since; SHA-256 was not taken"
 
@@ -63,15 +63,17 @@ class _Look(Record):
         return self.dependency.annotations.role == _SOURCE
 
 
-def check_dependencies(statement: ProvenanceStatement, manifest: Manifest, progress: Progress) -> Findings:
-    """Compare the files that a statement names with what it says of them.
+def check_dependencies(
+    statement: ProvenanceStatement, directory: Location, manifest: Manifest, progress: Progress
+) -> Findings:
+    """Compare the files that the statement about the target in a directory names with what it says of them.
 
     Raises:
         StorageError: a storage does not answer.
     """
     dependencies = statement.predicate.build_definition.resolved_dependencies
     stop = Event()
-    check = _Check(manifest, advancing(progress, stop))
+    check = _Check(directory, manifest, advancing(progress, stop))
     progress.begin(PHASE, sum(each.annotations.size_bytes or 0 for each in dependencies if each.digest))
     return _findings(in_threads(check.look_at, dependencies, _WORKERS, stop))
 
@@ -94,8 +96,9 @@ def _note(state: _State, dependencies: Sequence[Dependency]) -> str:
 
 
 class _Check(Record):
-    """Checks files against a manifest; `advance` is called with the bytes read."""
+    """Checks files that a target was made from; `advance` is called with the bytes read."""
 
+    directory: Location
     manifest: Manifest
     advance: Callable[[int], None]
 
@@ -104,12 +107,12 @@ class _Check(Record):
         if dependency.uri is None:
             return _look_at_preset(dependency)
         url = url_of(dependency.uri)
-        if not (url.startswith("/") or self._is_in_source(url)):  # to open some storages is to connect to them
-            return _Look(dependency, _State.ELSEWHERE)
         try:
-            location = parse_url(url)
+            location = self._place_of(url)
         except InputError as error:
             return _Look(dependency, _State.WRONG, f"{dependency.name}: cannot be looked at: {error}")
+        if location is None:
+            return _Look(dependency, _State.ELSEWHERE)
         if dependency.digest is None and dependency.annotations.version is None:
             return _Look(dependency, _State.VAGUE)
         try:
@@ -118,6 +121,15 @@ class _Check(Record):
             if is_transient(error):
                 raise
             return _Look(dependency, _State.WRONG, str(error))
+
+    def _place_of(self, url: str) -> Location | None:
+        """Return where a file is; None where nothing is looked at: to open some storages is to connect to them."""
+        if url.startswith("/") or self._is_in_source(url):
+            return parse_url(url)
+        around = self.directory.parent  # on the target's storage, which is open; parts that are joined are often there
+        if around.path and url.startswith(f"{around}/"):
+            return around.child(*url.removeprefix(f"{around}/").split("/"))
+        return None
 
     def _is_in_source(self, url: str) -> bool:
         source, brace, _ = self.manifest.source.partition("{")  # the rest is a pattern

@@ -1,18 +1,17 @@
 """SHA-256 of files as they are stored, and what a finished target's manifest says and lacks of them.
 
-Records and manifest keep them beside the digests of contents. A file of several parts, as joined stages have, has none.
+Records and manifest keep them beside the digests of contents; of a rank of several files, as joined parts have, a list.
 """
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
-from reshard.core.checkpoint.manifest import IndexSummary, Manifest
+from reshard.core.checkpoint.manifest import IndexSummary, Manifest, RankSha256
 from reshard.core.errors import VerificationError
 from reshard.core.files.digests import file_blocks
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import with_retries
-from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import exists
 from reshard.core.storage.publishing import SIGNATURE_NAME
 from reshard.core.storage.reading import SourceFile, open_source
@@ -54,29 +53,22 @@ def is_signed(directory: Location) -> bool:
     return exists(directory.child(SIGNATURE_NAME))
 
 
-def lacks_sha256(directory: Location, manifest: Manifest) -> bool:
-    """True if a file of a finished target has no SHA-256, although it could have one."""
-    lacking = [rank.file for rank in manifest.ranks if rank.sha256 is None]
-    of_ranks = any(not parts_of(_place(directory, file)) for file in lacking)
-    return of_ranks or any(each.sha256 is None for each in manifest.beside)
-
-
 def has_sha256(manifest: Manifest) -> bool:
     """True if a manifest has the SHA-256 of each of its target's files."""
-    return None not in {*(rank.sha256 for rank in manifest.ranks), *(each.sha256 for each in manifest.beside)}
+    return None not in manifest.sha256.values()
 
 
-def with_sha256(directory: Location, manifest: Manifest, taken: Mapping[str, str]) -> Manifest:
+def with_sha256(directory: Location, manifest: Manifest, taken: Mapping[int, RankSha256]) -> Manifest:
     """Return the manifest of a finished target with the SHA-256 of its files.
 
-    `taken` are those of ranks' files that had none, by path; other files are read. The caller holds the target, and
-    writes the manifest, which is not sealed here.
+    `taken` are those of ranks that had none; other files are read. The caller holds the target, and writes the
+    manifest, which is not sealed here.
 
     Raises:
         VerificationError: a document or companion is not what was written.
         StorageError: it cannot be read.
     """
-    of_ranks = (rank.model_copy(update={"sha256": rank.sha256 or taken.get(rank.file)}) for rank in manifest.ranks)
+    of_ranks = (rank.model_copy(update={"sha256": rank.sha256 or taken.get(rank.rank)}) for rank in manifest.ranks)
     beside = {
         name: _with_own(directory, each)
         for name, each in (("index", manifest.index), ("common", manifest.common))
@@ -104,7 +96,3 @@ def _with_own(directory: Location, file: IndexSummary) -> IndexSummary:
     if problem := with_retries(lambda: document_problem(directory, taken), current_progress().note):
         raise VerificationError(problem)
     return taken
-
-
-def _place(directory: Location, file: str) -> Location:
-    return directory.child(*file.split("/"))

@@ -19,6 +19,7 @@ FINGERPRINT_METHOD = (
     "sums of all elements, weighted by their position in the whole tensor, modulo 2^64; not a cryptographic hash"
 )
 NOT_COMPARED = "not compared"
+COPIED = "files copied from parts, and every byte read back and compared with the digests in the parts' records"
 
 
 class EquivalentSource(Part):
@@ -80,7 +81,7 @@ class Equivalence(Part):
         identity: the plan's identity.
         level: how closely all files were checked.
         values_compared: True if all values of source and target were compared, and are equal after the changes.
-        method: how they were compared; `not compared` if they were not.
+        method: how they were compared; `not compared` if they were not, and of joined parts, how these were copied.
         parameters_compared: number of parameters whose values were compared; None if another run did, and the statement
             was added later.
         bytes_compared: bytes that were read from the source for it; None as above.
@@ -129,6 +130,7 @@ class Comparison(Record):
         adapter: URL of the adapter; empty without one.
         appended: entries of every target file, in place of the source's.
         overflows: parameter -> number of values that became infinite.
+        method: what was done if values were not compared.
     """
 
     parameters: int | None = 0
@@ -139,6 +141,7 @@ class Comparison(Record):
     adapter: str = ""
     appended: Mapping[str, JsonValue] = {}
     overflows: Mapping[str, int] = {}
+    method: str = NOT_COMPARED
 
 
 def build_equivalence(manifest: Manifest, comparison: Comparison) -> EquivalenceStatement:
@@ -152,7 +155,7 @@ def build_equivalence(manifest: Manifest, comparison: Comparison) -> Equivalence
         identity=manifest.identity,
         level=manifest.verified,
         values_compared=is_compared,
-        method=FINGERPRINT_METHOD if is_compared else NOT_COMPARED,
+        method=FINGERPRINT_METHOD if is_compared else comparison.method,
         parameters_compared=comparison.parameters,
         bytes_compared=comparison.source_bytes,
         source=EquivalentSource(

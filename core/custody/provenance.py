@@ -24,6 +24,7 @@ from reshard.core.runtime.records import Record
 PROVENANCE_TYPE: Final = "https://slsa.dev/provenance/v1"
 BUILD_TYPE: Final = "urn:reshard:conversion:v1"
 """A name without a host: nobody has to keep one for statements to stay valid."""
+JOIN_TYPE: Final = "urn:reshard:join:v1"
 BUILDER_ID: Final = "urn:reshard:program:v1"
 
 
@@ -47,10 +48,13 @@ class InternalParameters(Part):
     withheld_reason: str = ""
 
 
-class BuildDefinition(Part):
-    """What a conversion was given."""
+BuildType = Literal["urn:reshard:conversion:v1", "urn:reshard:join:v1"]
 
-    build_type: Literal["urn:reshard:conversion:v1"] = BUILD_TYPE
+
+class BuildDefinition(Part):
+    """What a conversion, or a join of parts, was given."""
+
+    build_type: BuildType = BUILD_TYPE
     external_parameters: dict[str, JsonValue]
     internal_parameters: InternalParameters
     resolved_dependencies: FailFastTuple[Dependency]
@@ -100,12 +104,14 @@ class Invocation(Record):
         dependencies: the files that were read.
         versions: what ran: name -> version.
         flow_run: id of the flow run that carried it out; empty if there is none.
+        build_type: what was done: a conversion, or a join of parts.
     """
 
     parameters: Mapping[str, JsonValue]
     dependencies: Sequence[Dependency]
     versions: Mapping[str, str]
     flow_run: str = ""
+    build_type: BuildType = BUILD_TYPE
 
 
 def build_provenance(manifest: Manifest, invocation: Invocation) -> ProvenanceStatement:
@@ -118,6 +124,7 @@ def build_provenance(manifest: Manifest, invocation: Invocation) -> ProvenanceSt
         raise ValueError("the manifest does not say when it was made")
     is_withheld = bool(manifest.encryption)
     definition = BuildDefinition(
+        build_type=invocation.build_type,
         external_parameters=external_parameters(invocation.parameters, withheld=is_withheld),
         internal_parameters=InternalParameters(
             identity=manifest.identity,

@@ -49,7 +49,7 @@ def check_provenance(
     dependencies = Findings()
     provenance = found[PROVENANCE_NAME].statement if PROVENANCE_NAME in found else None
     if isinstance(provenance, ProvenanceStatement):
-        dependencies = check_dependencies(provenance, manifest, progress or SilentProgress())
+        dependencies = check_dependencies(provenance, directory, manifest, progress or SilentProgress())
     return Findings((*problems, *dependencies.problems), dependencies.notes)
 
 

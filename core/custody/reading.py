@@ -88,16 +88,13 @@ def signed_document(name: str, statement: bytes, signer: Signer) -> Document:
     return Document(name, dump_envelope(sign_envelope(statement, signer, signer.hint)))
 
 
-def signed_anew(directory: Location, manifest: Manifest, signer: Signer) -> tuple[Document, ...]:
-    """Return the statements about a target that this signer's key has not signed, now signed.
+def unsigned_statements(directory: Location, manifest: Manifest, signer: Signer) -> dict[str, FoundStatement]:
+    """Return the statements about a target that this signer's key has not signed, by the manifest's names.
 
     Raises: as `read_statement`.
     """
-    return tuple(
-        signed_document(listed.file, found.data, signer)
-        for listed in own_statements(manifest).values()
-        if not _is_signed_by(found := read_statement(directory, listed), signer)
-    )
+    found = {listed.file: read_statement(directory, listed) for listed in own_statements(manifest).values()}
+    return {name: each for name, each in found.items() if not _is_signed_by(each, signer)}
 
 
 def _is_signed_by(found: FoundStatement, signer: Signer) -> bool:
@@ -153,6 +150,11 @@ def as_document(found: FoundStatement) -> dict[str, object]:
 
 def check_any(manifest: Manifest, directory: Location) -> None:
     """Raise InputError if a target has no statements."""
+    if not manifest.statements and manifest.plan_digest == "":
+        raise InputError(
+            f"{directory}: has no statements about it: its parts were joined without. Remove it, and join them again "
+            f"with {option('sha256', 'target')}, or {option('sign')} if it is signed"
+        )
     if not manifest.statements:
         raise InputError(
             f"{directory}: has no statements about it; the same conversion with {option('sha256', 'target')} adds "

@@ -2,7 +2,8 @@
 
 It is written when everything else is, but for the manifest, whose bytes it covers: a target is finished, and signed, in
 one moment. Digests are those taken while files were written; what nobody knows, such as files of other programs on an
-object store, is read. Left out are the signature itself, leases, which come and go, and what git keeps there.
+object store, is read. Left out are the signature itself, leases, which come and go, and what git keeps there: who
+checks a signature is told of these.
 """
 
 import os
@@ -14,12 +15,12 @@ from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY, Manifest
 from reshard.core.custody.digests import PHASE, read_sha256
 from reshard.core.errors import ConversionError, InputError
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.records import Record
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_phase
 from reshard.core.signing.bundle import sign_files
 from reshard.core.signing.signer import Signer
 from reshard.core.signing.statement import SignedFiles
-from reshard.core.storage.atomic_rename import is_leftover
 from reshard.core.storage.listing import find_entries
 from reshard.core.storage.publishing import MANIFEST_NAME, SIGNATURE_NAME, WITHDRAWN_NAME, state_path
 from reshard.core.storage.store import Entry
@@ -32,37 +33,44 @@ _GIT_PATHS = (".git", ".gitattributes", ".github", ".gitignore")
 IGNORED = (SIGNATURE_NAME, state_path(LEASES_DIRECTORY), *_GIT_PATHS)
 """Paths below a target that its signature does not cover, each with all that is below it."""
 MANIFEST_PATH = state_path(MANIFEST_NAME)
+_EVERYTHING = SignedFiles("", {}, IGNORED)
 _MARK = state_path(WITHDRAWN_NAME)
 """Removed when the manifest is there again."""
 
 
-def files_below(directory: Location) -> dict[str, Entry]:
-    """Describe the files that a signature of a directory covers, by their paths below it.
+class FilesBelow(Record):
+    """The files below a directory, by path: those that a signature covers, and the names of others."""
+
+    covered: dict[str, Entry]
+    ignored: tuple[str, ...]
+
+
+def files_below(directory: Location) -> FilesBelow:
+    """Describe the files below a directory.
 
     Raises:
-        InputError: one is a link: other programs refuse to check it.
+        InputError: one that a signature covers is a link: other programs refuse to check it.
         StorageError: they cannot be listed.
     """
     start = len(directory.path.rstrip("/")) + 1
-    everything = SignedFiles("", {}, IGNORED)
-    found = {}
+    covered, ignored = {}, []
     for path, entry in find_entries(directory).items():
         name = path[start:]
-        if everything.ignores(name) or name == _MARK or (directory.store.has_paths and is_leftover(entry.name)):
+        if _EVERYTHING.ignores(name):
+            ignored.append(name)
             continue
         if directory.store.has_paths and os.path.realpath(path) != os.path.join(os.path.realpath(directory.path), name):
             raise InputError(
                 f"{directory.child(*name.split('/'))}: is a link, or in a linked directory: put the file there"
             )
-        found[name] = entry
-    return found
+        covered[name] = entry
+    return FilesBelow(covered, tuple(name for name in ignored if name != SIGNATURE_NAME))
 
 
 def manifest_digests(manifest: Manifest) -> dict[str, str]:
     """Return SHA-256 of the files that a manifest lists, by path; of those that have none recorded, nothing."""
-    of_ranks = ((each.file, each.sha256) for each in manifest.ranks)
-    others = ((each.file, each.sha256) for each in (*manifest.beside, *manifest.statements))
-    return {file: sha256 for file, sha256 in (*of_ranks, *others) if sha256 is not None}
+    listed = manifest.sha256 | {each.file: each.sha256 for each in manifest.statements}
+    return {file: sha256 for file, sha256 in listed.items() if sha256 is not None}
 
 
 def record_path(rank: int) -> str:
@@ -89,10 +97,10 @@ def digests_below(directory: Location, known: Mapping[str, str], workers: int) -
 
     Raises: as `sign_directory`.
     """
-    entries = files_below(directory)
+    entries = files_below(directory).covered
     if vanished := sorted(known.keys() - entries.keys() - {MANIFEST_PATH}):
         raise ConversionError(f"{directory.child(*vanished[0].split('/'))}: was written, and is not there any more")
-    left = [name for name in entries if name not in known]
+    left = [name for name in entries if name not in known and name != _MARK]
 
     def read(name: str, advance: Callable[[int], None]) -> str:
         location = directory.child(*name.split("/"))

@@ -18,9 +18,7 @@ from pydantic.alias_generators import to_camel
 from reshard.core.checkpoint.manifest import (
     MAX_STATEMENT_BYTES,
     FailFastTuple,
-    IndexSummary,
     Manifest,
-    RankSummary,
     Sha256,
 )
 from reshard.core.errors import TargetError
@@ -109,11 +107,10 @@ def subjects_of(manifest: Manifest) -> Iterator[Subject]:
     Raises:
         ValueError: the manifest has no digest of a file.
     """
-    files: list[RankSummary | IndexSummary] = [*manifest.ranks, *manifest.beside]
-    for each in files:
-        if each.sha256 is None:
-            raise ValueError(f"{each.file} has no SHA-256")
-        yield Subject(name=each.file, digest=Digests(sha256=each.sha256))
+    for file, sha256 in manifest.sha256.items():
+        if sha256 is None:
+            raise ValueError(f"{file} has no SHA-256")
+        yield Subject(name=file, digest=Digests(sha256=sha256))
 
 
 def dump_statement(statement: Statement) -> bytes:

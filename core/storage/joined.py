@@ -38,11 +38,20 @@ def joined_files(names: Sequence[str]) -> str:
 
 def parts_of(location: Location) -> tuple[Location, ...]:
     """Return the files that a joint name denotes; none for any other location."""
-    match = _JOINED.fullmatch(location.name) or _JOINED_FILES.fullmatch(location.name)
+    return tuple(location.parent.child(name) for name in _names_of(location.name))
+
+
+def files_of(path: str) -> tuple[str, ...]:
+    """Return the paths of the files that a path, perhaps with a joint name, denotes: at least its own."""
+    folder, slash, name = path.rpartition("/")
+    return tuple(f"{folder}{slash}{each}" for each in _names_of(name)) or (path,)
+
+
+def _names_of(name: str) -> list[str]:
+    match = _JOINED.fullmatch(name) or _JOINED_FILES.fullmatch(name)
     if match is None:
-        return ()
-    names = [f"{match['stem']}{part}{match['extension']}" for part in match["parts"].split(",")]
-    return tuple(location.parent.child(name) for name in names)
+        return []
+    return [f"{match['stem']}{part}{match['extension']}" for part in match["parts"].split(",")]
 
 
 class JoinedFile:

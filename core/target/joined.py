@@ -7,8 +7,9 @@ from reshard.core.errors import TargetError
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import Location
+from reshard.core.target.look import Look
 from reshard.core.target.place import check_beside, check_place
-from reshard.core.target.target import Look, Target
+from reshard.core.target.target import Target
 from reshard.core.target.touched_sources import EarlierWork
 from reshard.core.target.workspace import read_identity
 

@@ -5,13 +5,13 @@ reads all contents back, compares them with the digests taken while they were wr
 has one. Neither can see a wrong plan.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from operator import attrgetter
 
 from msgspec.structs import replace
 
-from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.checkpoint.manifest import RankSha256, ShardRecord, rank_sha256, sha256_by_file
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import CheckpointError, StorageError
 from reshard.core.files.any_format import read_index, stored_crc
@@ -22,7 +22,7 @@ from reshard.core.files.model import FileIndex, OutputEntry
 from reshard.core.layouts.targets import side_of_file
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.records import Record
-from reshard.core.storage.hashing import RunningSha256, running_sha256
+from reshard.core.storage.hashing import running_sha256
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.listing import has_no_file
 from reshard.core.storage.reading import SourceFile
@@ -45,7 +45,7 @@ class RankVerification(Record):
         read_bytes: bytes of contents that were read back.
         problems: in sentences.
         parts: the contributions of the record's parameters to the fingerprints of their whole tensors, if asked for.
-        sha256: SHA-256 of the file, if it was asked for and all was read.
+        sha256: SHA-256 of the file, or of each, if it was asked for and all was read.
     """
 
     rank: int
@@ -53,7 +53,7 @@ class RankVerification(Record):
     read_bytes: int
     problems: tuple[str, ...]
     parts: tuple[str, ...] = ()
-    sha256: str | None = None
+    sha256: RankSha256 | None = None
 
 
 def verify_rank(
@@ -69,8 +69,8 @@ def verify_rank(
     """Check one rank's file against its record, and against the plan's `expected` entries if given.
 
     With `starts`, where its shards begin in their whole tensors, its contributions to fingerprints are summed too. With
-    `hashes`, the SHA-256 of a file that is read whole is taken, unless it has several parts, and compared with the one
-    in the record, if there is one.
+    `hashes`, the SHA-256 of each file that is read whole is taken, and compared with the one in the record, if there is
+    one.
 
     Raises:
         StorageError: the file cannot be read; a missing file is a problem in the result.
@@ -86,8 +86,7 @@ def verify_rank(
             if problems or level.is_below(VerifyLevel.CHECKSUM):
                 found = replace(unread, problems=tuple(problems))
             else:
-                with running_sha256(hashes and not isinstance(file, JoinedFile)) as sha256:
-                    found = _check_contents(file, index, record, level, advance, starts, sha256)
+                found = _check_contents(file, index, record, level, advance, starts, hashes)
     except CheckpointError as error:
         found = replace(unread, problems=(str(error),))
     except StorageError as error:
@@ -132,24 +131,27 @@ def _check_contents(
     level: VerifyLevel,
     advance: Callable[[int], None],
     starts: Mapping[str, Shape] | None,
-    sha256: RunningSha256 | None,
+    hashes: bool,
 ) -> RankVerification:
     """Compare all bytes with the digests of the record; files that are read as one are checked one by one."""
     problems: list[str] = []
     heads: list[str] = []
+    sums: list[str] = []
     parts: dict[str, str] = {}
     written = {parameter.name: parameter.digest for parameter in record.parameters}
     block_bytes = _READ_BYTES if starts is None else _SUMMED_BYTES
     files = [(each, read_index(each)) for each in file.parts] if isinstance(file, JoinedFile) else [(file, index)]
     for each, its_index in files:
-        if starts is None:
-            digests = file_digests(each, its_index, block_bytes, advance, sha256=sha256)
-        else:
-            from reshard.core.verification.shard_fingerprints import FileFingerprints
+        with running_sha256(hashes) as sha256:
+            if starts is None:
+                digests = file_digests(each, its_index, block_bytes, advance, sha256=sha256)
+            else:
+                from reshard.core.verification.shard_fingerprints import FileFingerprints
 
-            fingerprints = FileFingerprints(its_index, starts)
-            digests = file_digests(each, its_index, block_bytes, advance, fingerprints.add, sha256)
-            parts.update({name: fingerprint_text(part) for name, part in fingerprints.fingerprints().items()})
+                fingerprints = FileFingerprints(its_index, starts)
+                digests = file_digests(each, its_index, block_bytes, advance, fingerprints.add, sha256)
+                parts.update({name: fingerprint_text(part) for name, part in fingerprints.fingerprints().items()})
+            sums += [sha256.hexdigest()] if sha256 else []
         if digests.crc is not None and digests.crc != (stored := stored_crc(each, its_index)):
             problems.append(f"wrong CRC-32: the file says {stored}, its contents give {digests.crc}")
         for name, digest in digests.parameters.items():
@@ -160,9 +162,8 @@ def _check_contents(
         heads.append(digests.heads)
     if not problems and tuple(heads) != record.heads:
         problems.append("the bytes around the parameters' contents are not those that were written")
-    hashed = sha256.hexdigest() if sha256 else None
-    if hashed and record.sha256 and not problems and hashed != record.sha256:
-        problems.append(f"its SHA-256 is {hashed}, not {record.sha256}, which was recorded")
+    if sums and record.sha256 and not problems:
+        problems += _sha256_problems(record.file, record.sha256, sums)
     names = [parameter.name for parameter in record.parameters]
     return RankVerification(
         record.rank,
@@ -170,5 +171,12 @@ def _check_contents(
         index.content_bytes,
         tuple(problems),
         tuple(parts[name] for name in names) if parts and not problems else (),
-        hashed,
+        rank_sha256(sums),
     )
+
+
+def _sha256_problems(file: str, recorded: RankSha256, sums: Sequence[str]) -> Iterator[str]:
+    for (path, sha256), found in zip(sha256_by_file([(file, recorded)]).items(), sums, strict=True):
+        if found != sha256:
+            its = "its SHA-256" if path == file else f"the SHA-256 of {path}"
+            yield f"{its} is {found}, not {sha256}, which was recorded"

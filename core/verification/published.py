@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from reshard.core.checkpoint.manifest import Manifest, RankSummary, unseal_manifest
+from reshard.core.checkpoint.manifest import Manifest, RankSha256, RankSummary, sha256_by_file, unseal_manifest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.errors import StorageError, TargetError, is_transient
 from reshard.core.layouts.targets import is_target_name, side_named
@@ -97,10 +97,10 @@ def verify_target(
 
 
 class Verified(Record):
-    """A finished conversion that was checked; `sha256` of those of its ranks' files that were read for it, by path."""
+    """A finished conversion that was checked; `sha256` of the ranks whose files were read for it."""
 
     report: VerificationReport
-    sha256: Mapping[str, str]
+    sha256: Mapping[int, RankSha256]
 
 
 def verify_finished(
@@ -121,7 +121,7 @@ def verify_finished(
     comparison = SourceComparison(workspace, manifest) if level is VerifyLevel.CONTENT else None
     signature = _signature(location, manifest, signed_by)
     found = _verify_ranks(workspace, manifest, level, progress, comparison, hashes=hashes or signature is not None)
-    taken = {rank.file: each.sha256 for rank, each in zip(manifest.ranks, found, strict=True) if each.sha256}
+    taken = {rank.rank: each.sha256 for rank, each in zip(manifest.ranks, found, strict=True) if each.sha256}
     problems = [problem for each in found for problem in each.problems]
     problems += _directory_problems(workspace, manifest, are_ranks_right=not problems)
     stated = _check_statements(location, manifest, signed_by, progress) if provenance else None
@@ -129,7 +129,8 @@ def verify_finished(
     reads_contents, signing = not level.is_below(VerifyLevel.CHECKSUM), None
     if signature:
         progress.begin("checking the signature")
-        signing = signature.compare(taken, reads_contents=reads_contents, workers=_WORKERS)
+        read = sha256_by_file((rank.file, taken[rank.rank]) for rank in manifest.ranks if rank.rank in taken)
+        signing = signature.compare(read, reads_contents=reads_contents, workers=_WORKERS)
         problems += signing.problems
     if comparison and not problems:  # they would repeat these problems in other words
         problems += comparison.problems(_WORKERS)
@@ -138,7 +139,7 @@ def verify_finished(
         level=level,
         ranks=len(manifest.ranks),
         read_bytes=sum(each.read_bytes for each in found),
-        hashed=sum(each.is_hashed for each in found),
+        hashed=sum(each.hashed for each in found),
         compared=comparison.parameter_count if comparison else 0,
         compared_bytes=comparison.source_bytes if comparison else 0,
         seconds=round(time.monotonic() - started, 3),
@@ -159,13 +160,13 @@ def verify_finished(
 class _CheckedRank(Record):
     """The problems of one rank, and what was read: bytes of contents, and the SHA-256 of the file, if all was.
 
-    `is_hashed`: the latter was compared with the manifest's.
+    `hashed` files had it compared with the manifest's.
     """
 
     problems: Sequence[str]
     read_bytes: int = 0
-    is_hashed: bool = False
-    sha256: str | None = None
+    hashed: int = 0
+    sha256: RankSha256 | None = None
 
 
 def _verify_ranks(
@@ -221,8 +222,8 @@ def _verify_published(
     if comparison and not found.problems:
         comparison.add(record.model_copy(update={"parts": found.parts}))
     if is_recorded:
-        is_hashed = found.sha256 is not None and summary.sha256 is not None
-        return _CheckedRank(found.problems, found.read_bytes, is_hashed, found.sha256)
+        hashed = len(sha256_by_file([(summary.file, found.sha256)])) if found.sha256 and summary.sha256 else 0
+        return _CheckedRank(found.problems, found.read_bytes, hashed, found.sha256)
     stale = f"rank_{summary.rank}: its record is not the one that the manifest was written for"
     return _CheckedRank([stale, *found.problems], found.read_bytes, sha256=found.sha256)
 

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import reshard as library
 from demo.make_checkpoint import make_demo
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import case
+from tests.support.signed_sources import Keys
+from tests.support.stage_parts import maker_of_parts
 
 CASE = case(7010).directory
 
@@ -63,3 +66,34 @@ def test_the_demos_stages_which_share_their_embedding(reshard: Callable[..., Any
     shown = reshard("join-parts", *parts, tmp_path / "other", "--shared-parameters", "2")
     assert shown.code == 2
     assert "but there are the parts of stages 0, 1" in shown.err
+
+
+def test_a_signed_join_of_signed_parts(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    keys, make = Keys(tmp_path / "keys"), maker_of_parts(tmp_path)
+    parts, whole = [make(stage, sha256="target") for stage in (0, 1)], tmp_path / "whole"
+    for part in parts:
+        assert reshard("sign", part, "--key", keys.private).code == 0
+    signing = ("--sign", keys.private, "--require-signed-by", keys.public)
+    shown = reshard("join-parts", *parts, whole, *signing)
+    assert shown.code == 0
+    assert "SHA-256     of 4 files, and of 4 source files" in shown.out
+    assert "2 earlier conversions in its chain" in shown.out
+    assert reshard("verify", whole, "--signed-by", keys.public, "--provenance").code == 0
+    shown = reshard("attest", whole, "--signed-by", keys.public)
+    assert "values              files copied from parts, and every byte read back" in shown.out
+    assert f"parts               {parts[0]}, {parts[1]}" in shown.out
+    shown = reshard("history", whole, "--signed-by", keys.public)
+    assert shown.code == 0
+    assert "the chain is intact: each statement is the one that the next one refers to, and all signatures" in shown.out
+    Path(parts[0], "model.sig").unlink()
+    shown = reshard("join-parts", *parts, tmp_path / "other", "--require-signed-by", keys.public)
+    assert (shown.code, shown.out) == (2, "")
+    assert f"{parts[0]}: is not joined, because of its signature:" in shown.err
+
+
+def test_from_a_program(tmp_path: Path) -> None:
+    keys, make = Keys(tmp_path / "keys"), maker_of_parts(tmp_path)
+    report = library.join_parts([make(0), make(1)], tmp_path / "whole", sha256="source", sign=keys.private)
+    assert report.custody is not None
+    assert (report.custody.files, report.custody.source_files, report.custody.predecessors) == (4, 4, 0)
+    assert not library.verify(tmp_path / "whole", signed_by=keys.public, provenance=True).problems

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.join_stages import join_parts
 from reshard.core.request.conversion import build_request
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
@@ -21,6 +20,7 @@ from reshard.core.tensor.layout import ParameterLayout
 from tests.conformance.mindspore_process import PYTHON, Judge
 from tests.support.checkpoints import Contents, case, read_ckpt, read_rank, read_safetensors, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.joining import join_parts
 
 WITHOUT_REDUNDANCY = (7001, 7011, 7012)
 """Conversions whose target's layouts are flat: of nested ones MindSpore misreads who shares a slice."""

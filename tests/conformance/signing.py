@@ -1,6 +1,7 @@
 """Signatures of reshard, checked by model-signing, and the other way round; damage is found by both or by neither.
 
-A case is made from its seed: a key, a passphrase or none, a chain of certificates or none, and what is tampered with.
+A case is made from its seed: a key, a passphrase or none, a chain of certificates or none, what is tampered with, and
+whether the target is converted or joined of parts.
 """
 
 import base64
@@ -10,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -19,7 +21,9 @@ from reshard.core.errors import InputError
 from tests.conformance.mindspore_process import RefusalError, SigningJudge
 from tests.conformance.seeded import check_seeds
 from tests.support.checkpoints import case
+from tests.support.joining import join_parts
 from tests.support.signing import Certified, authority, kept, new_key, owner, private_pem, public_pem
+from tests.support.stage_parts import maker_of_parts
 
 CASES = 6
 CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
@@ -68,18 +72,21 @@ TAMPERING: dict[str, Callable[[Path, random.Random], object]] = {
 
 @dataclass(frozen=True)
 class SigningCase:
-    """A key and what goes with it, and what is tampered with."""
+    """A key and what goes with it, what is tampered with, and whether the target is of joined parts."""
 
     curve: type[ec.EllipticCurve]
     encrypted: bool
     certificates: int
     tampered: str
+    joined: bool
 
 
 def build_case(seed: int) -> SigningCase:
     """Makes a case from its seed."""
     draw = random.Random(seed)
-    return SigningCase(draw.choice(CURVES), draw.random() < 0.5, draw.choice(LENGTHS), draw.choice([*TAMPERING]))
+    return SigningCase(
+        draw.choice(CURVES), draw.random() < 0.5, draw.choice(LENGTHS), draw.choice([*TAMPERING]), draw.random() < 0.5
+    )
 
 
 def check_signing(first: int, directory: Path) -> list[str]:
@@ -100,8 +107,12 @@ def _check(seed: int, place: Path, judge: SigningJudge) -> Iterator[str]:
     (place / "chain.pem").write_bytes(b"".join(each.pem for each in chain))
     certificate = str(place / "chain.pem") if chain else ""
     target = place / "signed"
-    request = case(7009).request(target, sign=named, sign_passphrase=secret, sign_certificate=certificate)
-    convert(request)
+    signature: dict[str, Any] = {"sign": named, "sign_passphrase": secret, "sign_certificate": certificate}
+    if drawn.joined:
+        make = maker_of_parts(place)
+        join_parts([make(0), make(1, sha256="target")], str(target), **signature)
+    else:
+        convert(case(7009).request(target, **signature))
     (place / "other.pem").write_bytes(authority().pem if root else public_pem(new_key()))
     yield from _compared("as it was signed", target, place, "trusted.pem", judge, right=True)
     yield from _compared("with another key", target, place, "other.pem", judge, right=False)

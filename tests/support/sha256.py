@@ -16,9 +16,7 @@ def manifest_at(target: Path | str) -> Manifest:
 
 def recorded_sha256(target: Path | str) -> dict[str, str | None]:
     """Path below the target -> what the manifest says."""
-    manifest = manifest_at(target)
-    beside = {each.file: each.sha256 for each in manifest.beside}
-    return {rank.file: rank.sha256 for rank in manifest.ranks} | beside
+    return manifest_at(target).sha256
 
 
 def sha256_of(target: Path) -> dict[str, str | None]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from reshard.core.conversion.lineage import Lineage, LineageStep, Signed
+from reshard.core.conversion.lineage import Lineage, LineageStep, Signed, StepKind
 from reshard.core.reports.blocks import GAP, Block, Line, Table
 
 _RIGHT = ("ended", "ranks")
@@ -14,6 +14,8 @@ _KEY = re.compile(r"\b(?:the key with SHA-256 )([0-9a-f]{12})[0-9a-f]{52}\b")
 def lineage_blocks(lineage: Lineage) -> Iterator[Block]:
     """Yield the steps, the earliest first, then the sentences on the whole."""
     columns = {header: [text(step) for step in lineage.steps] for header, text in _COLUMNS.items()}
+    if not any(step.kind is StepKind.JOIN for step in lineage.steps):  # each was made of the one above it
+        del columns["into"]
     filled = {header: cells for header, cells in columns.items() if any(cells)}
     rows = list(zip(*filled.values(), strict=True))
     yield Line("from training to this target, by the statements beside it:")
@@ -39,10 +41,13 @@ def _verdict(lineage: Lineage) -> str:
 def _changed(step: LineageStep) -> str:
     if step.changes is None:
         return "not known"
-    return step.changes or ("only resharded" if step.made_by else "")
+    plain = "only joined" if step.kind is StepKind.JOIN else "only resharded"
+    return step.changes or (plain if step.made_by else "")
 
 
 def _values(step: LineageStep) -> str:
+    if step.kind is StepKind.JOIN:
+        return "files copied"
     return {None: "", True: "equal", False: "not compared"}[step.values_compared]
 
 
@@ -53,6 +58,7 @@ def _signed(step: LineageStep) -> str:
 _COLUMNS: Mapping[str, Callable[[LineageStep], str]] = {
     "what": lambda step: str(step.kind),
     "checkpoint": lambda step: step.place,
+    "into": lambda step: ", ".join(each.rstrip("/").rpartition("/")[2] for each in step.into),
     "step": lambda step: step.step or "",
     "ranks": lambda step: "" if step.ranks is None else str(step.ranks),
     "layout": lambda step: f"{step.layout}, .{step.format}" if step.layout else "",

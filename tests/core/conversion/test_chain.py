@@ -109,7 +109,7 @@ def refused(targets: Path, source: str, message: str) -> None:
         with pytest.raises(TargetError) as caught:
             attempt(again(targets / source, targets / "refused"))
         assert message in str(caught.value)
-        assert "convert without a chain of statements: sha256='none'" in str(caught.value)
+        assert "do without a chain of statements: sha256='none'" in str(caught.value)
     assert not (targets / "refused").exists()
 
 

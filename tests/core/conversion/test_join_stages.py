@@ -8,11 +8,11 @@ import pytest
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError, StorageError, TargetError, notes_of
 from reshard.core.request.conversion import build_request
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import read_ckpt, read_tree
+from tests.support.joining import join_parts
 from tests.support.notes import Notes
 from tests.support.places import FIXTURES
 from tests.support.stage_parts import CASE, Make, maker_of_parts

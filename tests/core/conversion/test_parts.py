@@ -13,7 +13,6 @@ import xxhash
 from reshard.core.checkpoint.manifest import dump_record
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError, TargetBusyError, TargetError, VerificationError
 from reshard.core.layouts.manifests import parse_manifest, parse_shard_record, read_manifest
 from reshard.core.request.conversion import build_request
@@ -26,6 +25,7 @@ from reshard.core.target.workspace import record_digest
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification.published import verify_target
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.joining import join_parts
 from tests.support.plans import make_strategy
 from tests.support.records import change_record
 from tests.support.stage_parts import CASE, Make, contents, maker_of_parts

@@ -7,7 +7,6 @@ import pytest
 
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.request.conversion import build_request
@@ -18,6 +17,7 @@ from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import read_ckpt
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.joining import join_parts
 from tests.support.loading import load_rank
 from tests.support.notes import Notes
 from tests.support.plans import make_strategy
@@ -143,8 +143,8 @@ def test_a_part_that_has_nothing_else_for_a_rank(tmp_path: Path) -> None:
     ("choice", "message"),
     [
         ("2", r"the copies of stage 2 are to be taken .* but there are the parts of stages 0, 1"),
-        ("9" * 5000, "must be first, fail, or the number of a stage"),
-        ("last", r"shared_parameters='last': must be first, fail, or the number of a stage"),
+        ("9" * 5000, "must be first, fail, or the number of a pipeline stage"),
+        ("last", "shared_parameters 'last': must be first, fail, or the number of a pipeline stage"),
     ],
 )
 def test_choices_that_are_none(tmp_path: Path, choice: str, message: str) -> None:

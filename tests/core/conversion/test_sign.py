@@ -19,7 +19,7 @@ from tests.core.conversion.test_sha256 import LAYOUTS
 from tests.support.checkpoints import case
 from tests.support.conversions import damage
 from tests.support.sha256 import manifest_at, recorded_sha256
-from tests.support.signing import authority, digests_of, new_key, owner, private_pem, signed_digests
+from tests.support.signing import authority, digests_of, new_key, owner, private_pem, public_pem, signed_digests
 
 KEY, OTHER = new_key(), new_key()
 
@@ -158,3 +158,15 @@ def test_what_cannot_be_signed(target: Path, tmp_path: Path) -> None:
         reshard.sign(tmp_path / "nothing", key="env:SIGNING")
     with held_lease(leases_of(parse_url(str(target))), new_holder((1,), "x")), pytest.raises(TargetBusyError):
         reshard.sign(target, key="env:SIGNING")
+
+
+def test_the_mark_of_a_run_that_was_killed_is_removed(target: Path, tmp_path: Path) -> None:
+    """Nothing would cover it."""
+    public = tmp_path / "key.pub"
+    public.write_bytes(public_pem(KEY))
+    for signed_now in (True, False):
+        mark = target / ".reshard/withdrawn"
+        mark.write_text("x")
+        assert reshard.sign(target, key="env:SIGNING").signed_now is signed_now
+        assert not mark.exists()
+        assert not reshard.verify(target, signed_by=public).problems

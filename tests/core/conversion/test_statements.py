@@ -13,6 +13,7 @@ from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
 from reshard.core.runtime.invocation import invoked_by
 from reshard.core.signing.dsse import parse_envelope
+from reshard.core.signing.signer import Signer
 from reshard.core.signing.verifier import parse_verifier
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case
@@ -197,6 +198,20 @@ def test_statements_are_signed_when_the_target_is(target: Path, tmp_path: Path) 
         signed = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
         convert(FOUR_TO_THREE.request(target, sign=name))
         assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == signed
+
+
+def test_what_is_signed_later_is_signed_once(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed: list[bytes] = []
+    sign = Signer.sign
+
+    def counted(signer: Signer, data: bytes) -> bytes:
+        signed.append(data)
+        return sign(signer, data)
+
+    convert(FOUR_TO_THREE.request(target, sha256="target"))
+    monkeypatch.setattr(Signer, "sign", counted)
+    convert(FOUR_TO_THREE.request(target, sign=kept(tmp_path / "key.pem", private_pem(new_key()))))
+    assert len(signed) == len(set(signed)) == 3, "two statements, and the files"
 
 
 def test_files_that_are_read_as_one_are_named_one_by_one(tmp_path: Path) -> None:

@@ -193,3 +193,21 @@ def test_trust_may_be_kept_under_a_name(monkeypatch: pytest.MonkeyPatch) -> None
     assert read_verifier("env:TEAM", {}).keys == (KEY.public_key(),)
     with pytest.raises(InputError, match="env:NOBODY: there is no such variable in the environment"):
         read_verifier("env:NOBODY", {})
+
+
+def test_what_no_signature_covers_is_noted(target: Path) -> None:
+    """Model-signing leaves out what git keeps, and what the signature says is left out."""
+    for name in (".git/HEAD", ".gitattributes", ".reshard/leases/gate"):
+        (target / name).parent.mkdir(exist_ok=True)
+        (target / name).write_text("x")
+    report = verified(target)
+    assert report.problems == ()
+    assert report.notes == (f"{target}: no signature covers .git/HEAD, .gitattributes, .reshard/leases/gate",)
+
+
+@pytest.mark.parametrize("name", [".reshard/withdrawn", "rank_0/.checkpoint_0.ckpt.0123abcd.tmp"])
+def test_what_a_killed_run_left_is_not_covered(target: Path, name: str) -> None:
+    """Model-signing refuses it, too."""
+    (target / name).write_text("x")
+    problem = f"{target / name}: is not covered by the signature: it was added since, or left out"
+    assert verified(target).problems == (problem,)

@@ -8,7 +8,6 @@ import fsspec
 import pytest
 
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import CatalogError, InputError, PlanError
 from reshard.core.layouts.survey import survey
 from reshard.core.records.catalog_json import catalog_from_json, catalog_to_json
@@ -18,6 +17,7 @@ from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import CONVERSIONS, Contents, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.joining import join_parts
 from tests.support.places import FIXTURES
 from tests.support.source_directories import build_catalog
 

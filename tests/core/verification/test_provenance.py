@@ -291,7 +291,7 @@ def test_other_storages_than_the_sources_are_not_asked(target: Path, uri: str) -
     report = verified(target)
     assert report.problems == ()
     assert report.notes == (
-        f"1 file that it was made from: on storages other than the source's, and not checked ({uri})",
+        f"1 file that it was made from: neither in the source nor beside the target, and not checked ({uri})",
     )
 
 

@@ -13,7 +13,6 @@ from reshard.cli.main import run
 from reshard.core.checkpoint.self_digest import split_digest
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError, TargetError
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.request.conversion import build_request
@@ -22,6 +21,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import CONVERSIONS
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.joining import join_parts
 from tests.support.records import as_record
 
 STEM = ".reshard"
