@@ -10,7 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from reshard.core.conversion.executor import Executor
-from reshard.core.conversion.finish import check_crcs, finish, raise_failures
+from reshard.core.conversion.failures import check_crcs, raise_failures
+from reshard.core.conversion.finish import finish
 from reshard.core.conversion.left_behind import noting_what_is_left
 from reshard.core.conversion.planning import check_target, filled_in, plan_in_steps
 from reshard.core.conversion.predecessors import continued_chain

@@ -17,7 +17,7 @@ from reshard.core.conversion import convert
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.retention import KeepRules, Retention, apply_retention
 from reshard.core.conversion.training_steps import FoundSteps, StepWatch, is_converted
-from reshard.core.custody.digests import is_signed, lacks_sha256
+from reshard.core.custody.digests import has_sha256, is_signed
 from reshard.core.errors import CatalogError, ConversionError, StoppedError, TargetBusyError
 from reshard.core.files.file_names import Step
 from reshard.core.layouts.any_layout import read_any_strategy
@@ -209,7 +209,7 @@ def _nothing_new(request: LatestConversionRequest, found: FoundSteps) -> LatestR
     notes: list[str] = []
     if request.sign and not is_signed(final):
         notes.append(f"{final}: was converted before, and is not signed: 'reshard sign' signs it")
-    elif request.hashes_target and (manifest := read_manifest(final)) and lacks_sha256(final, manifest):
+    elif request.hashes_target and (manifest := read_manifest(final)) and not has_sha256(manifest):
         notes.append(
             f"{final}: was converted before, without SHA-256: the same conversion with {option('sha256', 'target')} "
             "adds it"

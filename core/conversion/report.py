@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from reshard.core.checkpoint.manifest import RankSha256
 from reshard.core.checkpoint.verify_level import VerifyLevel
 from reshard.core.conversion.plan_notes import plan_notes, substitutes_of
 from reshard.core.custody.source_digests import source_file_bytes
@@ -42,7 +43,7 @@ class RankReport(Summary):
     source_ranks: tuple[int, ...]
     verified: VerifyLevel
     record_digest: str
-    sha256: str | None = None
+    sha256: RankSha256 | None = None
     overflowed: dict[str, int] = Field(default_factory=dict)
 
 

@@ -28,6 +28,7 @@ from reshard.core.files.file_names import Step
 from reshard.core.layouts.any_layout import step_of_directory
 from reshard.core.layouts.manifests import parse_manifest, read_manifest
 from reshard.core.runtime.log import log
+from reshard.core.runtime.moments import parse_moment
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import utf8_text
@@ -205,12 +206,9 @@ def _read_conversion(directory: Location, step: Step) -> _Conversion | None:
         if content is None:
             return None
         manifest, halfway = parse_manifest(content, str(record)), True
-    try:
-        created = datetime.fromisoformat(manifest.created)
-    except ValueError as error:
-        raise TargetError(f"its manifest says that it was created {manifest.created!r}, which is not a time") from error
-    if created.tzinfo is None:
-        created = created.replace(tzinfo=UTC)
+    created = parse_moment(manifest.created)
+    if created is None:
+        raise TargetError(f"its manifest says that it was created {manifest.created!r}, which is not a time")
     return _Conversion(directory, DatedStep(created, step), manifest, halfway)
 
 

@@ -39,6 +39,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.target.documents import companion_summaries, document_problem
 from reshard.core.target.target import Claim, Target
 from reshard.core.target.touched_sources import EarlierWork
+from reshard.core.target.upkeep import check_nothing_foreign, confirm, reopen, restore_state
 from reshard.core.target.workspace import Workspace
 from reshard.core.transfer.rank_groups import group_ranks
 from reshard.core.transfer.source_crcs import SourceCrcs
@@ -280,13 +281,13 @@ def _claimed(
     if not claim.is_new:
         mends = target.is_mended_in_place and target.is_committed()
         if mends:  # before a record is withdrawn
-            target.lift_signature_to_repair()
+            target.signature.lift_to_repair()
         examined = plan.target_ranks if mends else ranks
         sound = find_sound_ranks(
             workspace, plan, request.verify, examined, budget, mends=True, hashes=request.hashes_target
         )
         if mends and (len(sound) < len(plan.target_ranks) or _problem_beside(target)):
-            target.reopen()
+            reopen(target)
         elif target.is_committed():
             # by another run, a moment ago; impossible while ranks are pending
             return Session(request, target, workspace, ranks, frozenset(ranks), budget, committed=True)
@@ -314,7 +315,7 @@ def _is_as_committed(target: Target, finished: Workspace, request: ConversionReq
     hashes = request.hashes_target and (target.signs or not is_signed(target.final))
     # without a lease no record is withdrawn: another run may be replacing the target
     sound = find_sound_ranks(finished, plan, level, plan.target_ranks, budget, mends=False, hashes=hashes)
-    target.check_nothing_foreign()
+    check_nothing_foreign(target)
     check_no_other_state(target.final, plan.target_ranks)
     if problem := _problem_beside(target):
         note(f"{problem}: writing it again")
@@ -326,9 +327,9 @@ def _is_as_committed(target: Target, finished: Workspace, request: ConversionReq
     if problems := state_problems(target.final, manifest):
         note(f"{problems[0]}: writing it again")
         with target.claimed(()):
-            target.restore_state()
+            restore_state(target)
     note(f"{target.final}: already converted and intact; nothing to do")
-    target.confirm(level.of_files)
+    confirm(target, level.of_files)
     return True
 
 

@@ -4,11 +4,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY
 from reshard.core.errors import StorageError, TargetBusyError
 from reshard.core.layouts.targets import is_target_name
 from reshard.core.runtime.progress import current_progress
-from reshard.core.storage.leases.lease import held_lease, living_holders
+from reshard.core.storage.leases.lease import current_lease, held_lease, living_holders
 from reshard.core.storage.leases.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.leases.local_lease import exclusive, remove_lease_directory
 from reshard.core.storage.publishing import (
@@ -67,6 +69,17 @@ def claimed_alone(final: Location, ranks: Sequence[int]) -> Iterator[None]:
         if others:
             raise TargetBusyError(f"{others[0]} is working on it")
         yield
+
+
+def check_no_other_run(final: Location) -> None:
+    """Raise TargetBusyError if another run than this one works on a target to be signed; call it while `exclusive`."""
+    lease = current_lease()
+    others = living_holders(leases_of(final), replace(new_holder(()), run=lease.run if lease else ""))
+    if others:
+        raise TargetBusyError(
+            f"{final}: {others[0]} is working on other ranks, and what is signed must not change any more. "
+            "Run the same command when it has ended: it signs and publishes what is done"
+        )
 
 
 def _leave(final: Location) -> None:

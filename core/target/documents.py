@@ -35,6 +35,7 @@ from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
+from reshard.core.target.workspace import Workspace, read_records
 
 _STATEMENT = DocumentKind("statement", MAX_STATEMENT_BYTES)
 
@@ -115,6 +116,24 @@ def companions_with_sha256(plan: ConversionPlan) -> tuple[IndexSummary, ...]:
         summary.model_copy(update={"sha256": sha256})
         for summary, sha256 in zip(companion_summaries(plan), sums, strict=True)
     )
+
+
+def write_documents(workspace: Workspace, documents: Documents, plan: ConversionPlan) -> None:
+    """Write the documents of a plan's target into its workspace, whose ranks are done, and read them back.
+
+    Raises:
+        VerificationError: one is not what was written, or the index does not match the files.
+        StorageError: one cannot be written or read.
+    """
+    directory = workspace.directory
+    for document in documents.each:
+        write_bytes(directory.child(document.name), document.data)
+        problem = document_problem(directory, document.summary)
+        if problem is None and document is documents.index:
+            records = read_records(workspace, plan.target_ranks)
+            problem = places_problem(directory, side_of(plan.inputs.layout), document.summary, records, plan)
+        if problem is not None:
+            raise VerificationError(problem)
 
 
 def write_companions(directory: Location, plan: ConversionPlan) -> None:

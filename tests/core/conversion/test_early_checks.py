@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.join_stages import join_parts
 from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError, TargetError
@@ -15,6 +14,7 @@ from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
 from tests.support.checkpoints import case, read_tree
+from tests.support.joining import join_parts
 from tests.support.training import latest_request
 
 FOUR_TO_THREE = case(7009)

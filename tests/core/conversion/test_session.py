@@ -146,7 +146,7 @@ def test_a_run_whose_target_is_completed_by_another_while_it_begins(
 
 
 @pytest.mark.parametrize(
-    "look", ["reshard.core.target.workspace.Workspace.recorded_ranks", "reshard.core.target.target.other_files"]
+    "look", ["reshard.core.target.workspace.Workspace.recorded_ranks", "reshard.core.target.upkeep.other_files"]
 )
 def test_a_target_that_is_replaced_by_another_plan_while_it_is_looked_at(
     target: Path, monkeypatch: pytest.MonkeyPatch, look: str

@@ -7,7 +7,8 @@ import pytest
 from reshard.core.errors import TargetBusyError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.urls import parse_url
-from reshard.core.target.target import Look, Target
+from reshard.core.target.look import Look
+from reshard.core.target.target import Target
 from tests.support.targets import convert_ranks
 
 

@@ -17,6 +17,7 @@ from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leases_of
 from reshard.core.target.cleaning import clean
 from reshard.core.target.target import Target
+from reshard.core.target.upkeep import reopen
 from reshard.core.target.workspace import Workspace
 from tests.support.small_files import contents
 from tests.support.targets import convert_ranks
@@ -67,7 +68,7 @@ def lose_state(target: Target) -> None:
 
 def mend(target: Target) -> None:
     """A run has found a damaged file, and is killed before it writes it again."""
-    target.reopen()
+    reopen(target)
     remove_file(target.final.child(target.plan.file_name(1)))
     Workspace(target.final, target.identity).remove_record(1)
 
@@ -87,7 +88,7 @@ def confirm_halfway(target: Target) -> None:
     """A run has mended it, and is killed just after it has written the manifest."""
     manifest = state_of(target.final, MANIFEST_NAME)
     data = contents(manifest)
-    target.reopen()
+    reopen(target)
     write_bytes(manifest, data)
 
 
@@ -117,7 +118,7 @@ CASES = [
     Case(leave_identity_of_another),
     Case(damage_plan),
     Case(lose_state),
-    Case(Target.reopen, MENDED, completed=True),
+    Case(reopen, MENDED, completed=True),
     Case(mend, MENDED, completed=True),
     Case(mend_and_leave_lease, MENDED, completed=True),
     Case(mend_without_state, MENDED),
@@ -163,14 +164,15 @@ def kill_at(patch: pytest.MonkeyPatch, last: int) -> None:
         for file in files:
             remove(file)
 
-    patch.setattr("reshard.core.target.target.remove_files", remove_each)
-    for module in ("target", "claim"):
+    patch.setattr("reshard.core.target.clearing.remove_files", remove_each)
+    for module in ("target", "clearing", "claim"):
         patch.setattr(f"reshard.core.target.{module}.remove_file", remove)
+    for module in ("target", "claim"):
         patch.setattr(f"reshard.core.target.{module}.write_bytes", counted(write_bytes))
 
 
 @pytest.mark.parametrize("steps", range(12))
-@pytest.mark.parametrize("leave", [Target.is_committed, Target.reopen])
+@pytest.mark.parametrize("leave", [Target.is_committed, reopen])
 def test_a_checkpoint_stays_whose_replacement_is_killed_as_it_begins(
     final: Location, plan: ConversionPlan, other_plan: ConversionPlan, steps: int, leave: Callable[[Target], object]
 ) -> None:

@@ -11,6 +11,7 @@ from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leases_of
 from reshard.core.target.target import Target
+from reshard.core.target.upkeep import reopen
 from reshard.core.target.workspace import Workspace, read_records
 from tests.support.small_files import contents
 from tests.support.targets import convert_ranks, manifest_of, record_of
@@ -77,7 +78,7 @@ def test_what_appears_beside_the_files_is_looked_for_unless_nothing_was_there(
             write_bytes(stranger, b"somebody's")
             assert claim.was_empty is was_empty
             target.commit(manifest_of(target), was_empty=claim.was_empty)
-            target.reopen()
+            reopen(target)
         assert exists(stranger) is was_empty
 
 
