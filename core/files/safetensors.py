@@ -195,7 +195,7 @@ def _parse_header(encoded: bytes) -> dict[str, Any]:
     except DuplicateKeyError as error:
         raise CheckpointError(f"the header has {error.key!r} twice: damaged") from None
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"the header is not JSON ({error}): not a .safetensors file, or damaged") from None
+        raise CheckpointError(f"the header is not valid JSON ({error}): not a .safetensors file, or damaged") from None
     if not isinstance(description, dict):
         raise CheckpointError("the header is not a JSON object: not a .safetensors file, or damaged")
     return description

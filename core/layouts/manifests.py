@@ -16,6 +16,8 @@ from reshard.core.checkpoint.self_digest import split_digest
 from reshard.core.errors import TargetError
 from reshard.core.layouts.registry import TargetLayout
 from reshard.core.layouts.targets import companion_names, is_document_name, is_tensor_file
+from reshard.core.runtime.wording import counted
+from reshard.core.storage.joined import files_of
 from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, state_path
 from reshard.core.storage.reading import read_own_file
@@ -87,6 +89,12 @@ def _check_rank_file(rank: ShardRecord | RankSummary, origin: str) -> None:
         raise TargetError(
             f"{origin}: says that the file of rank_{rank.rank} is {rank.file!r}, where no conversion writes it: it was "
             "changed"
+        )
+    digests = 1 if isinstance(rank.sha256, str) else len(rank.sha256 or ())
+    files = len(files_of(rank.file))
+    if rank.sha256 is not None and (digests != files or (files == 1) != isinstance(rank.sha256, str)):
+        raise TargetError(
+            f"{origin}: has {digests} SHA-256 of rank_{rank.rank}, which has {counted(files, 'file')}: it was changed"
         )
 
 

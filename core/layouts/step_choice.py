@@ -78,6 +78,17 @@ class NumberedSteps(Record):
         return self.incomplete(self.root.child(self.directories[number]))
 
 
+def check_asked(location: Location, kind: str, number: int | None, step: str) -> None:
+    """Check that a directory, which is one step itself, is the step that is asked for; `kind` is the layout's word.
+
+    Raises:
+        CatalogError: another step is asked for, or the directory's own is not known.
+    """
+    if step and step != str(number):
+        found = f"its {kind} is not known" if number is None else f"is {kind} {number}, not {step}"
+        raise CatalogError(f"{location}: {found}: leave out {source_option('step')}")
+
+
 def choose_step(steps: NumberedSteps, step: str, tracker: Tracker) -> tuple[int, tuple[str, ...]]:
     """Return the number of the step to read, and notes on the choice.
 

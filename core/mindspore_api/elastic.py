@@ -264,7 +264,7 @@ def parse_fault_ranks(data: bytes, origin: str) -> list[str]:
         if isinstance(ranks, str):  # MindX's older schedulers put the list into a text
             ranks = json.loads(ranks) if ranks else []
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{origin}: the list of faulty ranks is not JSON: damaged") from error
+        raise InputError(f"{origin}: the list of faulty ranks is not valid JSON: damaged") from error
     if not isinstance(ranks, list):
         raise InputError(f"{origin}: has {type(ranks).__name__} where the list of faulty ranks should be: damaged")
     return [_fault_rank(rank, origin) for rank in ranks]

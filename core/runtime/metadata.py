@@ -12,20 +12,24 @@ less than two.
 import json
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from reshard.core.errors import LimitError
+from reshard.core.errors import InputError, LimitError
 from reshard.core.runtime.context import having
 from reshard.core.runtime.shortage import release_frames
 from reshard.core.runtime.wording import size_text
 from reshard.core.text.options import option
+from reshard.core.text.printing import printable
 
 DEFAULT_LIMIT_BYTES = 2 << 30
 MIN_LIMIT_BYTES = 512 << 20
 """Lower bound of the limit, however little memory the buffers get: enough for 200,000 parameters."""
+
+_MAX_REASON = 200
+"""Characters of a reason that a message shows: a name in the document may be of any length."""
 
 PARAMETER_BYTES = 2048
 """Memory for one parameter in a file's index and in the plan built from it."""
@@ -112,8 +116,26 @@ class DuplicateKeyError(ValueError):
         super().__init__(f"{key!r} occurs twice in one object")
 
 
-def load_json(data: bytes, origin: object) -> Any:
+def parse_json(
+    data: bytes, origin: object, refusal: type[InputError], *, constants: Callable[[str], Any] | None = None
+) -> Any:
+    """Parse a JSON document as `load_json` does, and raise a `refusal` that names its `origin` if it is not one.
+
+    Raises:
+        LimitError: parsing would exceed the limit.
+    """
+    try:
+        return load_json(data, origin, constants=constants)
+    except RecursionError:
+        raise refusal(f"{origin}: is not valid JSON: nested too deeply") from None
+    except ValueError as error:
+        raise refusal(f"{origin}: is not valid JSON: {printable(str(error))[:_MAX_REASON]}") from error
+
+
+def load_json(data: bytes, origin: object, *, constants: Callable[[str], Any] | None = None) -> Any:
     """Parse a JSON document in UTF-8, within the memory limit.
+
+    `constants` is called with NaN and infinities, such as `refuse_constant`; without it, they are numbers.
 
     Raises:
         LimitError: parsing would exceed the limit.
@@ -122,7 +144,7 @@ def load_json(data: bytes, origin: object) -> Any:
     """
     with parsing(origin) as parse:
         parse.take(json_bytes(data))
-        return json.loads(data.decode(), object_pairs_hook=unique_keys)
+        return json.loads(data.decode(), object_pairs_hook=unique_keys, parse_constant=constants)
 
 
 def check_unique_keys(data: bytes) -> None:

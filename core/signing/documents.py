@@ -2,13 +2,12 @@
 
 import base64
 import binascii
-import json
 from typing import Any, TypeVar
 
 import msgspec
 
 from reshard.core.errors import SignatureError
-from reshard.core.runtime.metadata import json_bytes, parsing, refuse_constant, unique_keys
+from reshard.core.runtime.metadata import parse_json, refuse_constant
 from reshard.core.runtime.wording import size_text
 from reshard.core.text.printing import printable
 
@@ -32,14 +31,7 @@ def load_document(data: bytes, origin: str) -> Any:
     """Parse a JSON document; raises as `parse_document`."""
     if len(data) > MAX_DOCUMENT_BYTES:
         raise SignatureError(f"{origin}: has more than {size_text(MAX_DOCUMENT_BYTES)}: not a signature")
-    try:
-        with parsing(origin) as parse:
-            parse.take(json_bytes(data))
-            return json.loads(data.decode(), object_pairs_hook=unique_keys, parse_constant=refuse_constant)
-    except RecursionError:
-        raise SignatureError(f"{origin}: its JSON is nested too deeply") from None
-    except ValueError as error:
-        raise SignatureError(f"{origin}: not readable as JSON: {printable(str(error))[:200]}") from error
+    return parse_json(data, origin, SignatureError, constants=refuse_constant)
 
 
 def shaped(value: Any, shape: type[Shape], origin: str) -> Shape:

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from functools import cache
-from typing import TypeVar
+from functools import cache, partial
+from typing import ParamSpec, TypeVar
 
 from reshard.core.runtime import retry
 from reshard.core.runtime.retry import count_retry, with_retries
@@ -32,6 +32,7 @@ In that time 1 GB/s brings four times as much; but dropped bytes may cost more o
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
 
 
 def requested(location: Location, action: str, work: Callable[[], Answer]) -> Answer:
@@ -67,9 +68,11 @@ def each_at(store: Store, function: Callable[[Item], Answer], items: Iterable[It
     return map(function, items) if store.is_near else at_once(function, items)
 
 
-def submitted(function: Callable[[Item], Answer], item: Item) -> "Future[Answer]":
+def submitted(
+    function: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> "Future[Answer]":
     """Call a requesting function in the pool; it must not wait for another such call."""
-    return _pool(os.getpid()).submit(copy_context().run, function, item)
+    return _pool(os.getpid()).submit(copy_context().run, partial(function, *args, **kwargs))
 
 
 @cache

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.message import DecodeError
 
 from reshard.core.errors import StrategyError
-from reshard.core.runtime.metadata import check_metadata, load_json, protobuf_bytes
+from reshard.core.runtime.metadata import check_metadata, parse_json, protobuf_bytes
 from reshard.core.runtime.wording import MAX_LISTED, listed_ranks
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
@@ -71,10 +71,7 @@ def _read(location: Location) -> Groups:
 
 
 def _from_json(data: bytes, origin: str) -> Sequence[Sequence[int]]:
-    try:
-        groups = load_json(data, origin)
-    except (ValueError, RecursionError) as error:
-        raise StrategyError(f"{origin}: is not JSON: {error}") from error
+    groups = parse_json(data, origin, StrategyError)
     if not groups or not all(isinstance(group, list) and all(type(rank) is int for rank in group) for group in groups):
         raise StrategyError(f"{origin}: must be a list of lists of ranks, such as [[0, 2], [1, 3]]")
     if any(rank < 0 for group in groups for rank in group):

@@ -13,7 +13,7 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.layouts.checkpoint2.names import COMMON_KEYS, COMMON_NAME, MAX_COMMON_BYTES, parse_tensor_file
 from reshard.core.layouts.state_numbers import Number
-from reshard.core.runtime.metadata import load_json
+from reshard.core.runtime.metadata import parse_json
 from reshard.core.runtime.records import Record
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import exists
@@ -35,10 +35,7 @@ def parse_common(data: bytes, origin: str) -> Common:
     Raises:
         CatalogError: it is not an object, or a known key has a value that is neither a number nor null.
     """
-    try:
-        document = load_json(data, origin)
-    except (ValueError, RecursionError) as error:
-        raise CatalogError(f"{origin}: cannot be read as JSON: {error}") from error
+    document = parse_json(data, origin, CatalogError)
     if not isinstance(document, dict):
         raise CatalogError(f"{origin}: is not a JSON object")
     values: dict[str, Number] = {}

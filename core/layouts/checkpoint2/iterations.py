@@ -21,7 +21,7 @@ from reshard.core.layouts.checkpoint2.names import (
     parse_iteration,
     parse_tensor_file,
 )
-from reshard.core.layouts.step_choice import NumberedSteps, choose_step
+from reshard.core.layouts.step_choice import NumberedSteps, check_asked, choose_step
 from reshard.core.layouts.unified.names import is_index_name
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
@@ -31,7 +31,6 @@ from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
-from reshard.core.text.options import source_option
 
 if TYPE_CHECKING:
     from reshard.core.layouts.checkpoint2.metadata import Metadata
@@ -162,8 +161,7 @@ def iterations_beside(iteration: Iteration) -> list[int]:
 def read_iteration(location: Location, names: Sequence[str], step: str = "") -> Iteration:
     """Read the iteration in a directory with these names."""
     number = parse_iteration(location.name)
-    if step and step != str(number):
-        raise CatalogError(f"{location}: is iteration {number}, not {step}: leave out {source_option('step')}")
+    check_asked(location, "iteration", number, step)
     problem = incomplete(names)
     if problem:
         raise CatalogError(f"{location}: {problem}: it was not saved completely. Name another iteration")

@@ -35,7 +35,7 @@ from reshard.core.layouts.dcp.names import (
 from reshard.core.layouts.dcp.steps import choose_dcp_step, list_dcp_steps
 from reshard.core.layouts.manifests import read_manifest
 from reshard.core.layouts.unified.names import is_index_name
-from reshard.core.runtime.metadata import load_json
+from reshard.core.runtime.metadata import parse_json
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.listing import names_in
@@ -272,10 +272,7 @@ def _read_sharding_info(location: Location) -> tuple[FileIndex, dict[str, Shape]
 
 def _parse_starts(text: str, location: Location) -> dict[str, Shape]:
     """Name -> where its shard begins: `{"w": {"saved_offsets": [8, 0]}}`."""
-    try:
-        document = load_json(text.encode(), location)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{location}: {_SHARDING_INFO} cannot be read as JSON: {error}") from error
+    document = parse_json(text.encode(), f"{location}: {_SHARDING_INFO}", CheckpointError)
     starts: dict[str, Shape] = {}
     for name, entry in document.items() if isinstance(document, dict) else [("", document)]:
         start = entry.get("saved_offsets") if isinstance(entry, dict) else None

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from reshard.core.errors import CatalogError, LayoutError
 from reshard.core.layouts.deepspeed.names import LATEST_NAME, is_tag, parse_tag, read_latest
 from reshard.core.layouts.deepspeed.tag_files import tag_files
-from reshard.core.layouts.step_choice import NumberedSteps
+from reshard.core.layouts.step_choice import NumberedSteps, check_asked
 from reshard.core.runtime.records import Record
 from reshard.core.storage.listing import names_if_directory
 from reshard.core.storage.urls import Location
@@ -79,8 +79,7 @@ def tag_in(location: Location, names: Sequence[str], step: str = "") -> Tag | No
     """
     if is_tag(names):
         number = parse_tag(location.name)
-        if step and step != str(number):
-            raise CatalogError(f"{location}: is the tag {location.name}: leave out {source_option('step')}")
+        check_asked(location, "step", number, step)
         return Tag(str(location), location, number, tuple(names))
     tags = list_tags(location, names)
     if tags is None:

@@ -13,12 +13,11 @@ from reshard.core.layouts.fsdp.names import (
     rank_names,
     step_names,
 )
-from reshard.core.layouts.step_choice import NumberedSteps, choose_step
+from reshard.core.layouts.step_choice import NumberedSteps, check_asked, choose_step
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import names_if_directory
 from reshard.core.storage.urls import Location
-from reshard.core.text.options import source_option
 
 _MAX_LISTED = 6
 
@@ -74,9 +73,7 @@ def model_in(location: Location, names: Sequence[str], step: str = "") -> SavedM
     """
     found = _one_model(str(location), location, names)
     if found is not None:
-        if step and step != str(found.number):
-            of_step = "says no step" if found.number is None else f"is of step {found.number}, not {step}"
-            raise CatalogError(f"{location}: {of_step}: leave out {source_option('step')}")
+        check_asked(location, "step", found.number, step)
         return found
     steps = list_steps(location, names)
     if not steps:

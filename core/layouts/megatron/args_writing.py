@@ -19,7 +19,9 @@ from reshard.core.text.options import option
 
 _NAMESPACE = Global("argparse", "Namespace")
 _SINKS = "core_attention.softmax_offset"
-_OF_TRANSFORMER_ENGINE = re.compile(r".*(?:\.layer_norm_weight|\.experts\.linear_fc1\.weight\d+)", re.ASCII)
+_OF_TRANSFORMER_ENGINE = re.compile(
+    r".*(?:\.layer_norm_weight|\.post_layernorm\.weight|\.experts\.linear_fc1\.weight\d+)", re.ASCII
+)
 
 _OF_PLACEMENT = frozenset(
     {

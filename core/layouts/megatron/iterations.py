@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from reshard.core.errors import CatalogError
 from reshard.core.layouts.megatron.names import (
     MODEL_NAME,
     TRACKER,
@@ -11,12 +10,11 @@ from reshard.core.layouts.megatron.names import (
     iteration_names,
     parse_iteration,
 )
-from reshard.core.layouts.step_choice import NumberedSteps, choose_step
+from reshard.core.layouts.step_choice import NumberedSteps, check_asked, choose_step
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import names_if_directory
 from reshard.core.storage.urls import Location
-from reshard.core.text.options import source_option
 
 _MAX_LISTED = 6
 
@@ -67,8 +65,7 @@ def iteration_in(location: Location, names: Sequence[str], step: str = "") -> It
     """
     if is_iteration(names):
         number = parse_iteration(location.name)
-        if step and step != str(number):
-            raise CatalogError(f"{location}: is iteration {number}, not {step}: leave out {source_option('step')}")
+        check_asked(location, "iteration", number, step)
         return Iteration(str(location), location, number, tuple(names))
     iterations = list_iterations(location, names)
     if not iterations:

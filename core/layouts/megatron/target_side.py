@@ -6,27 +6,17 @@ from typing import Any, ClassVar
 from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.files.model import FileIndex
-from reshard.core.layouts.megatron.names import TRACKER, is_rank_path, iteration_name, parse_iteration
+from reshard.core.layouts.megatron.iteration_side import IterationSide
+from reshard.core.layouts.megatron.names import is_rank_path
 from reshard.core.layouts.megatron.target import MegatronTarget
-from reshard.core.layouts.tracked_side import TrackedSide
-from reshard.core.layouts.tracker import Tracker
 from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.storage.reading import SourceFile
 
 
-class MegatronSide(TrackedSide):
+class MegatronSide(IterationSide):
     """The answers about targets of Megatron's files of ranks."""
 
     record: ClassVar[type[PlannedLayout]] = MegatronTarget
-    tracker: ClassVar[Tracker] = TRACKER
-
-    def directory_name(self, number: int) -> str:
-        """Return the name of an iteration's directory."""
-        return iteration_name(number)
-
-    def number_in(self, name: str) -> int | None:
-        """Return the number of an iteration, 0 of a release; None for other names."""
-        return parse_iteration(name)
 
     def choose(self, options: Any, catalog: CheckpointCatalog) -> MegatronTarget:
         """Return the record of the target that a request with all options asks for."""

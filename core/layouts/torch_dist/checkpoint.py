@@ -12,7 +12,7 @@ from reshard.core.layouts.megatron.names import RELEASE, TRACKER, parse_iteratio
 from reshard.core.layouts.step_choice import NumberedSteps, choose_step
 from reshard.core.layouts.torch_dist.names import BACKEND, COMMON_NAME, CONFIG_NAME
 from reshard.core.layouts.torch_dist.unstacking import unstacked
-from reshard.core.runtime.metadata import load_json
+from reshard.core.runtime.metadata import parse_json
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import names_if_directory, names_in
 from reshard.core.storage.reading import read_small_file
@@ -112,10 +112,7 @@ def _incomplete(directory: Location) -> str:
 
 
 def _check_config(location: Location) -> None:
-    try:
-        document = load_json(read_small_file(location, _MAX_CONFIG_BYTES), location)
-    except (ValueError, RecursionError) as error:
-        raise CatalogError(f"{location}: cannot be read as JSON: {error}") from error
+    document = parse_json(read_small_file(location, _MAX_CONFIG_BYTES), location, CatalogError)
     fields = document if isinstance(document, dict) else {}
     backend = fields.get("sharded_backend"), fields.get("sharded_backend_version")
     if backend != BACKEND:

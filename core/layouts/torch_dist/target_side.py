@@ -7,11 +7,9 @@ from reshard.core.checkpoint.catalog import CheckpointCatalog
 from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
 from reshard.core.layouts.dcp.names import DCP_METADATA_NAME, MAX_METADATA_BYTES
 from reshard.core.layouts.documents import DocumentKind, Documents
-from reshard.core.layouts.megatron.names import TRACKER, iteration_name, parse_iteration
+from reshard.core.layouts.megatron.iteration_side import IterationSide
 from reshard.core.layouts.torch_dist.names import COMMON_NAME, CONFIG_NAME, MAX_COMMON_BYTES, OBJECTS_NAME
 from reshard.core.layouts.torch_dist.target import TorchDistTarget
-from reshard.core.layouts.tracked_side import TrackedSide
-from reshard.core.layouts.tracker import Tracker
 from reshard.core.plan.planned_layout import PlannedLayout
 from reshard.core.storage.urls import Location
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from reshard.core.plan.plan import ConversionPlan
 
 
-class TorchDistSide(TrackedSide):
+class TorchDistSide(IterationSide):
     """The answers about targets of `torch_dist`."""
 
     record: ClassVar[type[PlannedLayout]] = TorchDistTarget
@@ -29,16 +27,6 @@ class TorchDistSide(TrackedSide):
         OBJECTS_NAME: DocumentKind("file of objects", MAX_COMMON_BYTES),
         CONFIG_NAME: DocumentKind("metadata", MAX_METADATA_BYTES),
     }
-
-    tracker: ClassVar[Tracker] = TRACKER
-
-    def directory_name(self, number: int) -> str:
-        """Return the name of an iteration's directory."""
-        return iteration_name(number)
-
-    def number_in(self, name: str) -> int | None:
-        """Return the number of an iteration, 0 of a release; None for other names."""
-        return parse_iteration(name)
 
     def choose(self, options: Any, catalog: CheckpointCatalog) -> TorchDistTarget:
         """Return the record of the target that a request with all options asks for."""

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from reshard.core.errors import CatalogError
+from reshard.core.layouts.step_choice import check_asked
 from reshard.core.layouts.tracker import read_tracker
 from reshard.core.layouts.universal.names import LATEST, STATE_FOLDER, parse_tag, tag_name
 from reshard.core.runtime.records import Record
@@ -93,8 +94,7 @@ def tag_at(location: Location, names: Sequence[str], step: str) -> UniversalTag 
     """
     if is_universal(names):
         number = parse_tag(location.name)
-        if step and step != str(number):
-            raise CatalogError(f"{location}: is step {number}, not {step}: leave out {source_option('step')}")
+        check_asked(location, "step", number, step)
         return UniversalTag(str(location), location, number, tuple(names))
     chosen = number_of(location, names, step)
     if chosen is None:

@@ -136,7 +136,7 @@ def _read(origin: str, token: str | Mapping[str, Any]) -> Mapping[str, Any]:
             # what was given may not be a path
             raise ValueError(f"{origin}: the file cannot be read: {error.strerror}") from None
         except ValueError:
-            raise ValueError(f"{origin}: the file does not contain JSON") from None
+            raise ValueError(f"{origin}: the file is not valid JSON") from None
     # a user's are known to obstore by the path of their file only
     is_user = isinstance(found, Mapping) and found.get("type") == _USER and isinstance(token, str)
     if not is_user and not (isinstance(found, Mapping) and "private_key" in found):

@@ -166,7 +166,7 @@ def test_where_the_faults_cannot_be_read_every_rank_saves_and_says_so(job: Job) 
     assert ended == [-signal.SIGTERM] * 2
     assert job.saved == {0, 1}
     assert "rank 1: " in said
-    assert "fault-npus: the list of faulty ranks is not JSON: damaged" in said
+    assert "fault-npus: the list of faulty ranks is not valid JSON: damaged" in said
 
 
 def test_a_process_without_configuration_ends_as_before(job: Job) -> None:
@@ -466,9 +466,9 @@ def test_lists_of_faulty_ranks(data: bytes, ranks: list[str]) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b'{"FaultRankIds":', "faults: the list of faulty ranks is not JSON: damaged"),
-        (b"\xff", "faults: the list of faulty ranks is not JSON: damaged"),
-        (b"[" * 100_000, "faults: the list of faulty ranks is not JSON: damaged"),
+        (b'{"FaultRankIds":', "faults: the list of faulty ranks is not valid JSON: damaged"),
+        (b"\xff", "faults: the list of faulty ranks is not valid JSON: damaged"),
+        (b"[" * 100_000, "faults: the list of faulty ranks is not valid JSON: damaged"),
         (b'{"FaultRankIds": 3}', "faults: has int where the list of faulty ranks should be: damaged"),
         (b'["-1"]', "faults: '-1' in the list of faulty ranks is not a rank: damaged"),
         (b"[true]", "faults: 'True' in the list of faulty ranks is not a rank: damaged"),

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from reshard.core.checkpoint.manifest import ParameterRecord
-from reshard.core.errors import LimitError
+from reshard.core.errors import CatalogError, LimitError
 from reshard.core.runtime import metadata
 from reshard.core.runtime.metadata import (
     Parse,
@@ -19,9 +19,11 @@ from reshard.core.runtime.metadata import (
     load_json,
     metadata_limit_bytes,
     metadata_limited,
+    parse_json,
     parsing,
     protobuf_bytes,
     records_bytes,
+    refuse_constant,
 )
 from reshard.core.strategy.protobuf_file import parse_protobuf
 from tests.support.ckpt_writer import blob
@@ -215,3 +217,26 @@ def test_keys_are_compared_without_keeping_what_they_lead_to() -> None:
         assert tracemalloc.get_traced_memory()[1] < 2 * len(document)
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (b"{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[NaN]", "NaN is not JSON"),
+        (b'{"a": 1, "a": 2}', "'a' occurs twice in one object"),
+    ],
+)
+def test_what_is_not_json_is_refused_with_its_name_and_the_reason(document: bytes, reason: str) -> None:
+    with pytest.raises(CatalogError) as refused:
+        parse_json(document, "common.json", CatalogError, constants=refuse_constant)
+    assert str(refused.value) == f"common.json: is not valid JSON: {reason}"
+
+
+def test_a_reason_of_any_length_is_shortened() -> None:
+    key = "a" * 10_000
+    with pytest.raises(CatalogError) as refused:
+        parse_json(f'{{"{key}": 1, "{key}": 2}}'.encode(), "common.json", CatalogError)
+    assert len(str(refused.value)) == len("common.json: is not valid JSON: ") + 200

@@ -132,12 +132,12 @@ def test_chains_that_are_refused(signer: Signer, certificates: list[Any], expect
 
 
 RAW = {
-    "not text": (b"\xff\xfe", "not readable as JSON: 'utf-8' codec"),
-    "not JSON": (b"-----BEGIN", "not readable as JSON: "),
-    "twice": (b'{"mediaType": 1, "mediaType": 2}', "not readable as JSON: 'mediaType' occurs twice in one object"),
-    "nan": (b'{"a": NaN}', "not readable as JSON: NaN is not JSON"),
-    "deep": (b"[" * 100_000 + b"]" * 100_000, "its JSON is nested too deeply"),
-    "number": (b'{"a": ' + b"9" * 5000 + b"}", "not readable as JSON: Exceeds the limit"),
+    "not text": (b"\xff\xfe", "is not valid JSON: 'utf-8' codec"),
+    "not JSON": (b"-----BEGIN", "is not valid JSON: "),
+    "twice": (b'{"mediaType": 1, "mediaType": 2}', "is not valid JSON: 'mediaType' occurs twice in one object"),
+    "nan": (b'{"a": NaN}', "is not valid JSON: NaN is not JSON"),
+    "deep": (b"[" * 100_000 + b"]" * 100_000, "is not valid JSON: nested too deeply"),
+    "number": (b'{"a": ' + b"9" * 5000 + b"}", "is not valid JSON: Exceeds the limit"),
     "a list": (b"[]", "not a signature of a model: it has no media type"),
 }
 

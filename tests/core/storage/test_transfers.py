@@ -90,7 +90,7 @@ def test_the_first_error_ends_it() -> None:
 def test_requests_in_the_background_belong_to_who_made_them() -> None:
     whose: ContextVar[str] = ContextVar("whose", default="nobody's")
     whose.set("mine")
-    assert submitted(lambda _: whose.get(), None).result() == "mine"
+    assert submitted(whose.get).result() == "mine"
     with counting_retries() as count:
         work = failing(2, TimeoutError())
         assert list(at_once(lambda _: requested(PLACE, "read it", work), [0])) == ["answer"]

@@ -47,7 +47,7 @@ def test_files_of_ranks_together(tmp_path: Path) -> None:
         (b"[]", "must be a list of lists of ranks"),
         (b"[[0, true]]", "must be a list of lists of ranks"),
         (b"[[0, -1]]", "has a negative rank"),
-        (b"[[0, 1", "is not JSON"),
+        (b"[[0, 1", "is not valid JSON"),
         (b"\xff\xff", "is neither a JSON list of groups nor a MindSpore group file"),
         (b"", "is neither a JSON list of groups nor|lists no ranks to restore from"),
         (group_file(), "lists no ranks to restore from"),

@@ -379,9 +379,7 @@ def test_a_key_that_is_there_twice_in_common_json_is_refused(tmp_path: Path) -> 
     case = TWO_BY_TWO.copied(tmp_path / "case")
     common = case.iteration / "common.json"
     common.write_text(common.read_text().replace("{", '{"global_step": 7, ', 1))
-    assert "common.json: cannot be read as JSON: 'global_step' occurs twice in one object" in refusal(
-        case, tmp_path / "out"
-    )
+    assert "common.json: is not valid JSON: 'global_step' occurs twice in one object" in refusal(case, tmp_path / "out")
 
 
 def test_shards_of_another_shape(tmp_path: Path) -> None:

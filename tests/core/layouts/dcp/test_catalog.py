@@ -424,7 +424,7 @@ def test_shards_for_hugging_face_must_fill_their_tensors(tmp_path: Path) -> None
     ("information", "message"),
     [
         (None, "its header has no DCP_SHARDING_INFO"),
-        ("[", "DCP_SHARDING_INFO cannot be read as JSON: "),
+        ("[", "DCP_SHARDING_INFO: is not valid JSON: "),
         ('{"w": {"saved_offsets": [1]}, "w": {"saved_offsets": [0]}}', "'w' occurs twice in one object"),
         ("[1]", "DCP_SHARDING_INFO gives no saved_offsets of parameter ''"),
         (json.dumps({"w": {"saved_offsets": [-1]}}), "DCP_SHARDING_INFO gives no saved_offsets of parameter 'w'"),

@@ -157,7 +157,7 @@ def test_latest_may_name_any_tag(tmp_path: Path) -> None:
 
 
 def test_another_step_than_that_of_a_named_tag_is_refused() -> None:
-    with pytest.raises(CatalogError, match="is the tag global_step2: leave out"):
+    with pytest.raises(CatalogError, match="is step 2, not 4: leave out"):
         open_source(SourceRequest(source=str(TWO_GROUPS.tag), step="4"))
 
 

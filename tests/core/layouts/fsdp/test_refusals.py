@@ -408,7 +408,7 @@ def test_a_configuration_directory_that_leads_out_is_not_followed(plain: FsdpCas
         ({"integrated_save": "yes"}, "which says itself what each file holds, and is never encrypted"),
         ({"source_prefix": "x"}, "whose files have fixed names: leave out 'source_prefix'"),
         ({"recover": True, "fault_ranks": "1"}, "whose files are not counted as ranks: leave out 'fault_ranks'"),
-        ({"step": "3"}, "says no step: leave out"),
+        ({"step": "3"}, "its step is not known: leave out"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, str], message: str, plain: FsdpCase, tmp_path: Path) -> None:

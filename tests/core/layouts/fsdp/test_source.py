@@ -240,7 +240,7 @@ def test_a_model_that_is_named_itself_knows_its_step(tmp_path: Path) -> None:
     case = fsdp_case("fsdp1").copied(tmp_path / "training/global_step_40/actor")
     found = survey(str(case.root))
     assert open_source(SourceRequest(source=str(case.root))).catalog.step == "40"
-    with pytest.raises(CatalogError, match=r"actor: is of step 40, not 41: leave out"):
+    with pytest.raises(CatalogError, match=r"actor: is step 40, not 41: leave out"):
         survey(str(case.root), "41")
     assert found.describe()["step"] == 40
     with pytest.raises(CatalogError, match="is one step. Name the directory that training saves all into"):

@@ -225,7 +225,7 @@ def as_of_older_releases(case: DcpCase) -> None:
             lambda case: (case.source / "metadata.json").unlink(),
             "has Megatron's common.pt, but no metadata.json: it was not saved completely, or not all of it was copied",
         ),
-        (lambda case: (case.source / "metadata.json").write_text("{"), "metadata.json: cannot be read as JSON: "),
+        (lambda case: (case.source / "metadata.json").write_text("{"), "metadata.json: is not valid JSON: "),
         (lambda case: (case.source / "metadata.json").write_text("[]"), "sharded_backend is None, version None"),
         (change_config(sharded_backend="zarr"), "sharded_backend is 'zarr', version 1: reshard reads torch_dist"),
         (change_config(sharded_backend_version=2), "sharded_backend is 'torch_dist', version 2"),

@@ -146,7 +146,9 @@ def test_files_that_are_no_credentials(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", written(tmp_path, content))
     message = refusal()
     assert message.startswith("GOOGLE_APPLICATION_CREDENTIALS: ")
-    assert message.endswith(("must be the file of a service account, or of a user as gcloud writes it", "contain JSON"))
+    assert message.endswith(
+        ("must be the file of a service account, or of a user as gcloud writes it", "is not valid JSON")
+    )
 
 
 def test_a_token_that_obstore_would_prefer(monkeypatch: pytest.MonkeyPatch) -> None:
