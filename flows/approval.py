@@ -32,8 +32,9 @@ from reshard.core.errors import ConversionError, InputError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.storage.urls import parse_url
+from reshard.core.target.look import Look
 from reshard.core.target.place import manifest_to_keep
-from reshard.core.target.target import Look, Target
+from reshard.core.target.target import Target
 from reshard.core.text.printing import printable
 from reshard.tasks.artifacts import publish_plan
 from reshard.tasks.labels import label_decision

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from reshard.arguments import checked, checked_values, text_of, texts_of
+from reshard.arguments import built, checked, checked_values, text_of, texts_of
 from reshard.async_calls import to_thread
 from reshard.core.changes.preset import PresetList, list_presets
 from reshard.core.checkpoint.manifest import Manifest
@@ -39,6 +39,7 @@ from reshard.core.options.validation import build_options
 from reshard.core.options.written import TEXTS, pairs_by, text_of_setting
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.joining import JoinRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.source import SourceRequest
 from reshard.core.request.verification import VerificationRequest
@@ -76,7 +77,7 @@ from reshard.functions import (
     verify,
 )
 from reshard.listening import listening
-from reshard.options import EncryptionModeName, IntegratedSaveName, PathOrUrl, Settings
+from reshard.options import EncryptionModeName, IntegratedSaveName, PathOrUrl, Settings, Sha256LevelName
 from reshard.progress_bars import Listener
 
 __all__ = [
@@ -151,6 +152,11 @@ def join_parts(
     target: PathOrUrl,
     *,
     shared_parameters: int | str = "fail",
+    sha256: Sha256LevelName = "none",
+    sign: str | None = None,
+    sign_passphrase: str | None = None,
+    sign_certificate: PathOrUrl | None = None,
+    require_signed_by: PathOrUrl | None = None,
     storage: str = "",
     progress: Listener | None = None,
     cancel: threading.Event | None = None,
@@ -161,18 +167,31 @@ def join_parts(
         parts: the directories that conversions of single stages made.
         target: the directory to make.
         shared_parameters: `first`, `fail` or the number of the stage whose copy of a tied parameter is taken.
+        sha256: `target` or `source` record the SHA-256 of every file and of those of the parts, and write statements
+            that continue those of the parts.
+        sign: name of the key that signs the target: `env:NAME`, `file:PATH` or `block:NAME`.
+        sign_passphrase: name of the passphrase of an encrypted key.
+        sign_certificate: certificates of the key, a PEM file with the key's own first.
+        require_signed_by: a PEM file with the public keys, or CAs' certificates, one of which each part has to be
+            signed by, or its name.
         storage: name of the storage options of all of them: `env:NAME`, `file:PATH` or `block:NAME`.
         progress: True for a bar of tqdm, a bar or its class, such as `tqdm`, or a `Progress`.
         cancel: an event that ends the work with a StoppedError once it is set; the same call resumes.
 
     Raises:
+        InputError: the parts do not make one checkpoint, or one is not as it was signed.
         VerificationError: a copied file differs from its part's record.
     """
     urls = texts_of("parts", parts)
     if not urls:
         raise InputError("parts: must be a list of one or more directories")
-    with _place(text_of(target), *urls, storage=storage), listening(progress, cancel) as listener:
-        return join_stages.join_parts(urls, text_of(target), listener, shared_parameters=str(shared_parameters))
+    signature = {"sign": sign, "sign_passphrase": sign_passphrase, "sign_certificate": sign_certificate}
+    options = {"shared_parameters": shared_parameters, "sha256": sha256, "storage": storage, **signature}
+    named = {"parts": urls, "target": target, "require_signed_by": require_signed_by}
+    request = built(JoinRequest, {**named, **options})
+    resolvers = resolvers_for(request.storage, request.sign, request.sign_passphrase, request.require_signed_by)
+    with join_stages.resources_to_join(request, resolvers), listening(progress, cancel, resumes=True) as listener:
+        return join_stages.join_parts(request, listener)
 
 
 @checked

@@ -18,8 +18,8 @@ async def to_thread(
 ) -> _Result:
     """Call one of reshard's functions in a thread of its own, as `asyncio.to_thread` does, and await its result.
 
-    If the task is cancelled, so is the work: the task ends when nothing is read or written any more, and the same call
-    resumes. The task waits for functions that take no `cancel`.
+    If the task is cancelled, so is the work: the task ends when nothing is read or written any more. A conversion or a
+    join that is called again resumes. The task waits for functions that take no `cancel`.
     """
     import asyncio  # programs without it are not to load it
 

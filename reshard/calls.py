@@ -97,7 +97,7 @@ def convert(
     """
     strategies = {"source_strategy": source_strategy, "target_strategy": target_strategy}
     request = built(ConversionRequest, {"source": source, "target": target, **strategies, **options})
-    with _resources(request), listening(progress, cancel) as listener:
+    with _resources(request), listening(progress, cancel, resumes=True) as listener:
         return conversions.convert(request, listener)
 
 
@@ -129,7 +129,7 @@ def convert_latest(
     """
     strategies = {"source_strategy": source_strategy, "target_strategy": target_strategy}
     request = built(LatestConversionRequest, {"source": source, "target": target, **strategies, **options})
-    with _resources(request), listening(progress, cancel) as listener:
+    with _resources(request), listening(progress, cancel, resumes=True) as listener:
         return latest.convert_latest(request, listener)
 
 

@@ -260,8 +260,9 @@ def convert(
         trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
             that they should have.
         require_signed_by: Convert only a source that is signed by one of these public keys, or by a certificate that
-            one of these CAs issued: a PEM file. Its model.sig must be valid and cover every file there; all files are
-            read whole before anything is written. None: no signature is needed.
+            one of these CAs issued: a PEM file, or its name: env:NAME, file:PATH or block:NAME. Its model.sig must be
+            valid and cover every file there; all files are read whole before anything is written. None: no signature is
+            needed.
         overwrite: Replace the checkpoint at the target, which is kept until the new one is complete.
         sign: Sign the target: reference to an elliptic curve key in PEM (P-256, P-384, P-521), env:NAME, file:PATH or
             block:NAME. model.sig is written beside the files and covers each with its SHA-256; 'reshard verify' and
@@ -485,8 +486,9 @@ def convert_latest(
         trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
             that they should have.
         require_signed_by: Convert only a source that is signed by one of these public keys, or by a certificate that
-            one of these CAs issued: a PEM file. Its model.sig must be valid and cover every file there; all files are
-            read whole before anything is written. None: no signature is needed.
+            one of these CAs issued: a PEM file, or its name: env:NAME, file:PATH or block:NAME. Its model.sig must be
+            valid and cover every file there; all files are read whole before anything is written. None: no signature is
+            needed.
         dry_run: Report what would be done, without writing, removing or waiting.
         sign: Sign the target: reference to an elliptic curve key in PEM (P-256, P-384, P-521), env:NAME, file:PATH or
             block:NAME. model.sig is written beside the files and covers each with its SHA-256; 'reshard verify' and
@@ -733,8 +735,9 @@ def plan(
         trust_strategy: Use the source strategy even if most sampled contents contradict it, or ranks lack parameters
             that they should have.
         require_signed_by: Convert only a source that is signed by one of these public keys, or by a certificate that
-            one of these CAs issued: a PEM file. Its model.sig must be valid and cover every file there; all files are
-            read whole before anything is written. None: no signature is needed.
+            one of these CAs issued: a PEM file, or its name: env:NAME, file:PATH or block:NAME. Its model.sig must be
+            valid and cover every file there; all files are read whole before anything is written. None: no signature is
+            needed.
         overwrite: Replace the checkpoint at the target, which is kept until the new one is complete.
         sign: Sign the target: reference to an elliptic curve key in PEM (P-256, P-384, P-521), env:NAME, file:PATH or
             block:NAME. model.sig is written beside the files and covers each with its SHA-256; 'reshard verify' and

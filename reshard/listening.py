@@ -18,8 +18,12 @@ _outer_cancel: ContextVar[threading.Event | None] = ContextVar("reshard_cancel",
 
 
 @contextmanager
-def listening(progress: Listener | None, cancel: threading.Event | None) -> Iterator[Progress]:
+def listening(
+    progress: Listener | None, cancel: threading.Event | None, *, resumes: bool = False
+) -> Iterator[Progress]:
     """Log the progress of the work inside the block, report it to `progress`, and end the work once `cancel` is set.
+
+    `resumes`: the same call goes on with what was done; without it, it starts over.
 
     Raises:
         InputError: `progress` is no listener, or `cancel` no event.
@@ -41,7 +45,7 @@ def listening(progress: Listener | None, cancel: threading.Event | None) -> Iter
             except ConversionError as error:
                 if not (ending.is_due and _may_be_of_the_end(error)):
                     raise
-                raise _cancelled(error) from error
+                raise _cancelled(error, resumes=resumes) from error
 
 
 def cancelled_by(event: threading.Event) -> AbstractContextManager[threading.Event | None]:
@@ -58,9 +62,9 @@ def _may_be_of_the_end(error: ConversionError) -> bool:
     return any(isinstance(each, StoppedError) or is_transient(each) for each in causes)
 
 
-def _cancelled(error: ConversionError) -> StoppedError:
+def _cancelled(error: ConversionError, *, resumes: bool) -> StoppedError:
     """The error of a cancelled call, with the notes on what is left."""
-    stopped = StoppedError("cancelled; the same call resumes where it stopped")
+    stopped = StoppedError(f"cancelled; the same call {'resumes where it stopped' if resumes else 'starts over'}")
     for note in getattr(error, "__notes__", ()):
         stopped.add_note(note)
     return stopped

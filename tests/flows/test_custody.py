@@ -107,6 +107,17 @@ def test_a_step_that_is_not_signed_is_refused_by_name(tmp_path: Path) -> None:
     assert Run(convert_latest_checkpoint, request).state.is_completed()
 
 
+def test_a_source_is_checked_by_a_key_from_a_block(tmp_path: Path) -> None:
+    keys, source = Keys(tmp_path / "keys"), copy_of_source(FOUR_TO_THREE, tmp_path)
+    keys.sign(source)
+    asked = FOUR_TO_THREE.request(tmp_path / "out", source=str(source), require_signed_by="block:training-key")
+    keep("training-key", Keys(tmp_path / "others").public.read_text())
+    refused = Run(convert_checkpoint, asked)
+    assert "model.sig: signed by another key" in str(refused.state.message)
+    keep("training-key", keys.public.read_text())
+    assert Run(convert_checkpoint, asked).state.is_completed()
+
+
 def test_a_source_by_another_signer_is_refused_before_a_byte_moves(tmp_path: Path) -> None:
     signed_by, wanted = Keys(tmp_path / "one"), Keys(tmp_path / "two")
     source = copy_of_source(FOUR_TO_THREE, tmp_path)

@@ -35,6 +35,8 @@ from tests.support.runs import files_of, partial, recorded_ranks
 from tests.support.s3_proxy import s3_proxy
 from tests.support.s3_server import s3_server
 from tests.support.sha256 import recorded_sha256, sha256_of
+from tests.support.signed_sources import Keys, copy_of_source
+from tests.support.signing import digests_of, new_key, private_pem, signed_digests
 
 FOUR_TO_THREE = case(7009)
 PIPELINES = case(7001)
@@ -55,14 +57,20 @@ def test_converts_on_a_local_cluster(tmp_path: Path) -> None:
     assert read_tree(tmp_path / "out") == PIPELINES.want
 
 
-def test_workers_take_the_sha256_of_what_they_write(
+def test_workers_take_the_sha256_of_what_they_write_and_the_run_alone_signs(
     cluster: DaskProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.add_workers(2)
+    key, keys, source = new_key(), Keys(tmp_path / "keys"), copy_of_source(PIPELINES, tmp_path)
+    keys.sign(source)
+    monkeypatch.setenv("KEY", private_pem(key).decode())  # the workers have neither of these
+    monkeypatch.setenv("TRAINING", keys.public.read_text())
     monkeypatch.setattr("reshard.core.conversion.sha256._hash_ranks", None)  # the run has none to take
     target = tmp_path / "out"
-    convert_checkpoint(PIPELINES.request(target, dask_scheduler=cluster.address, sha256="target", verify="none"))
-    assert recorded_sha256(target) == sha256_of(target)
+    asked = {"source": str(source), "require_signed_by": "env:TRAINING", "sign": "env:KEY", "verify": "none"}
+    convert_checkpoint(PIPELINES.request(target, dask_scheduler=cluster.address, **asked))
+    assert recorded_sha256(target) == {name: each for name, each in sha256_of(target).items() if name != "model.sig"}
+    assert signed_digests((target / "model.sig").read_bytes(), key) == digests_of(target)
 
 
 def test_workers_report_the_crcs_of_what_they_read(cluster: DaskProcesses, tmp_path: Path) -> None:
