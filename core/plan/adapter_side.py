@@ -21,8 +21,9 @@ from reshard.core.plan.recipes import Recipe, build_recipes
 from reshard.core.plan.stage_shards import SourceShards, names_in_order
 from reshard.core.runtime.records import Record
 from reshard.core.runtime.wording import counted, listed
-from reshard.core.tensor.segments import BlockScale, Increase, Piece, Zeroing, fill_once
+from reshard.core.tensor.segments import Piece, fill_once
 from reshard.core.tensor.slices import Shape
+from reshard.core.tensor.value_changes import BlockScale, Increase, Zeroing
 from reshard.core.text.options import option
 
 _MAX_LISTED = 4

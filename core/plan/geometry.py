@@ -14,8 +14,9 @@ import numpy as np
 
 from reshard.core.plan.ownership import ShardPart, SourceCopies, SourceCopy, boxes_of, common_units, units_of
 from reshard.core.tensor.layout import ShardGrid
-from reshard.core.tensor.segments import UNCHANGED, Piece, SortedPieces, ValueChanges, are_whole, whole_piece
+from reshard.core.tensor.segments import Piece, SortedPieces, are_whole, whole_piece
 from reshard.core.tensor.slices import Shape, TensorSlice
+from reshard.core.tensor.value_changes import UNCHANGED, ValueChanges
 
 
 class PlacedPart(ShardPart):

@@ -19,8 +19,9 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.quantized import Quantized
-from reshard.core.tensor.segments import UNCHANGED, Piece, ValueChanges, are_whole
+from reshard.core.tensor.segments import Piece, are_whole
 from reshard.core.tensor.slices import Shape, TensorSlice
+from reshard.core.tensor.value_changes import UNCHANGED, ValueChanges
 
 
 class FileStage(Record):

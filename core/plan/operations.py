@@ -13,13 +13,8 @@ from reshard.core.errors import LayoutError
 from reshard.core.runtime.records import Record
 from reshard.core.tensor.quantized import MXFP4_GROUP
 from reshard.core.tensor.segments import (
-    UNCHANGED,
-    Adaptation,
-    BlockScale,
     Piece,
     Pieces,
-    ValueChanges,
-    Zeroing,
     clipped,
     joined,
     merged_axes,
@@ -31,6 +26,7 @@ from reshard.core.tensor.segments import (
     whole_piece,
 )
 from reshard.core.tensor.slices import Shape, TensorSlice
+from reshard.core.tensor.value_changes import UNCHANGED, Adaptation, BlockScale, ValueChanges, Zeroing
 
 _MAX_TILES = 2**10
 """Of a parameter, side by side."""

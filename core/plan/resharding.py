@@ -35,8 +35,9 @@ from reshard.core.tensor.dtypes import (
     dtype_from_name,
 )
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
-from reshard.core.tensor.segments import Increase, Pieces, are_whole, whole_piece
+from reshard.core.tensor.segments import Pieces, are_whole, whole_piece
 from reshard.core.tensor.slices import TOO_LARGE, Shape, TensorSlice, is_countable
+from reshard.core.tensor.value_changes import Increase
 
 _MAX_NAMES_LISTED = 3
 _ADAPTED = ("BFloat16", "Float16", "Float32")

@@ -16,7 +16,7 @@ from reshard.core.plan.model import ParameterPlan, ReadItem
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.records import Record
 from reshard.core.tensor.dtypes import SCALED, DType
-from reshard.core.tensor.segments import NEW_AXIS, Adaptation, BlockScale, Increase, Piece, Zeroing, reorders
+from reshard.core.tensor.segments import NEW_AXIS, Piece, reorders
 from reshard.core.tensor.slices import (
     Extent,
     Shape,
@@ -25,6 +25,7 @@ from reshard.core.tensor.slices import (
     contiguous_axis,
     row_major_strides,
 )
+from reshard.core.tensor.value_changes import Adaptation, BlockScale, Increase, Zeroing
 from reshard.core.transfer.file_blocks import Chunk
 
 

@@ -6,8 +6,8 @@ from reshard.core.errors import CheckpointError
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.overflow import Overflow
-from reshard.core.tensor.segments import Increase, Zeroing
 from reshard.core.tensor.tiling import copy_transposed
+from reshard.core.tensor.value_changes import Increase, Zeroing
 from reshard.core.transfer.file_blocks import Chunk
 from reshard.core.transfer.read_ranges import AdaptedBox, ReadRange, ScaledBox, SourceShard, ValueChange
 

@@ -28,8 +28,9 @@ from reshard.core.tensor.fingerprint import combined
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.tensor.quantized import MXFP4_GROUP
 from reshard.core.tensor.scaling import scaled_values, unpacked_values
-from reshard.core.tensor.segments import Increase, Piece, ValueChanges
+from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
+from reshard.core.tensor.value_changes import Increase, ValueChanges
 from reshard.core.transfer.read_ranges import ValueChange
 from reshard.core.verification.box_sums import BoxSums, Key
 

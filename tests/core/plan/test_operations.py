@@ -7,7 +7,8 @@ import pytest
 
 from reshard.core.errors import LayoutError
 from reshard.core.plan.operations import Adapted, Added, Composed, DividedAxis
-from reshard.core.tensor.segments import UNCHANGED, Increase, fill_once, whole_piece
+from reshard.core.tensor.segments import fill_once, whole_piece
+from reshard.core.tensor.value_changes import UNCHANGED, Increase
 from tests.support.composing import assembled
 
 
