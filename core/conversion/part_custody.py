@@ -1,7 +1,7 @@
 """The custody of parts that are to be joined: their signatures, the SHA-256 that they state, and their statements.
 
-What a part's signature covers has to be as it was signed, whoever signed it: a join must not pass on a part that was
-changed since. Small files are compared before anything is copied; those of tensors when their copies are read back.
+A part that was changed since it was signed is not joined, whether or not anybody asks whose the signature is. Small
+files are compared before anything is copied; those of tensors when their copies are read back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ def custody_of_parts(
     Raises:
         InputError: the file of keys is wrong.
         SignatureError: a signature is missing, although one is required, or damaged, or by nobody who is trusted; or
-            it does not match the part, whoever made it.
+            it does not match the part.
         TargetError: statements are damaged, or contradict each other.
         StorageError: something cannot be read.
     """

@@ -2,8 +2,8 @@
 
 It is written when everything else is, but for the manifest, whose bytes it covers: a target is finished, and signed, in
 one moment. Digests are those taken while files were written; what nobody knows, such as files of other programs on an
-object store, is read. Left out are the signature itself, leases, which come and go, and what git keeps there: who
-checks a signature is told of these.
+object store, is read. Left out are the signature itself, leases, which come and go, and what git keeps there: a check
+of the signature lists these.
 """
 
 import os

@@ -28,7 +28,7 @@ class JoinRequest(TargetSignature):
         default="",
         description="Join only parts that are signed by one of these public keys, or by a certificate that one of "
         "these CAs issued: a PEM file, or its name: env:NAME, file:PATH or block:NAME. Each part's model.sig must be "
-        "valid and cover every file there. Empty: a signature that a part has must fit its files, whoever made it.",
+        "valid and cover every file there. Empty: a part's signature, by any key, must fit its files.",
     )
     storage: StorageName = ""
 

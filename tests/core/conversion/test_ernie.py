@@ -90,7 +90,7 @@ def test_without_the_layer_for_prediction_megatron_gets_the_rest(tmp_path: Path)
     ],
 )
 def test_what_a_dialect_lacks_is_named(name: str, missing: str, asked: str, tmp_path: Path) -> None:
-    """Names stay on this way, and are checked all the same."""
+    """Names do not change on this way, but are checked."""
     hf, fields = MODELS[name]
     kept = {each: array for each, array in hf.items() if each != missing}
     source = written(tmp_path / "hf", kept, {**PLAIN.config, **fields})

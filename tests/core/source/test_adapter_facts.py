@@ -11,7 +11,7 @@ from tests.support.diagnosed import diagnose
 from tests.support.places import FIXTURES
 
 LORA = FIXTURES / "lora"
-TOLD = {
+SUMMARIES = {
     "case_bias_all": "LoRA, 6 modules, rank 4, alpha 6, trained with 'base'",
     "case_rank_pattern": "LoRA, 6 modules, ranks 2, 4, 8, alpha 6, others by alpha_pattern, trained with 'base'",
     "case_mf_adapter_only": "LoRA, 4 modules, rank 4, alpha 6",
@@ -22,7 +22,7 @@ def told_by_doctor(directory: Path) -> str:
     return dict(diagnose(str(directory)).facts).get("adapter", "")
 
 
-@pytest.mark.parametrize(("case", "text"), TOLD.items(), ids=str)
+@pytest.mark.parametrize(("case", "text"), SUMMARIES.items(), ids=str)
 def test_an_adapter_is_told(case: str, text: str) -> None:
     adapter = LORA / case / "adapter"
     assert told_by_doctor(adapter) == text
