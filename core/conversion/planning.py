@@ -187,8 +187,8 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
     layout = side.choose(request, catalog)
     if target.preset is not None:
         layout = layout.with_heads(target.preset.heads)
-    of_adapter = target.preset is not None and target.preset.of_adapter
-    if of_adapter and target.preset and target.preset.has_hf_target:
+    alone = target.preset.alone if target.preset else None
+    if alone and target.preset and target.preset.has_hf_target:
         layout = side.for_adapter(layout)
     target_format = layout.file_format or _asked_format(request, catalog)
     fails_on_differing = request.shared_parameters == "fail"
@@ -224,12 +224,12 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
 
         plan = plan.with_notes(*check_padding(target.preset, plan.match))
         plan = plan.with_compared_shapes(check_shapes(target.preset, plan.match), CONFIG_NAME)
-    if of_adapter:
+    if alone:
         from reshard.core.source.adapter import AdapterChoice
         from reshard.core.source.adapter_target import with_adapter_facts
 
         choice = AdapterChoice(request.source, request.lora_alpha, request.training_config)
-        plan = with_adapter_facts(plan, choice, source, target.preset.rank_factor if target.preset else 1)
+        plan = with_adapter_facts(plan, choice, source, alone.rank_factor)
     if request.reference:
         from reshard.core.source.reference import read_reference, with_reference
 
@@ -252,7 +252,7 @@ def _planned(request: ConversionRequest, source: Source, target: TargetOutline) 
         from reshard.core.verification.tied_parameters import with_tied_compared
 
         plan = with_tied_compared(plan, fails_on_differing)
-    check_dropped_copies(plan, target.preset.on_differing if target.preset else "")
+    check_dropped_copies(plan, alone.on_differing if alone else "")
     _check_format_holds_all(plan)
     check_part(source, plan)
     return plan

@@ -14,7 +14,7 @@ from reshard.core.changes.preset import MINDFORMERS, Preset
 from reshard.core.errors import InputError, PlanError, raise_problems
 from reshard.core.plan.adapter_groups import WEIGHT, Group, groups_of, lacking_parts
 from reshard.core.plan.adapter_steps import matrix_steps, sources_of
-from reshard.core.plan.preset_route import CompiledPreset, compile_preset
+from reshard.core.plan.preset_route import AdapterAlone, CompiledPreset, compile_preset
 from reshard.core.plan.preset_steps import KnownNames, Settings, without_state
 from reshard.core.plan.recipes import build_recipes
 from reshard.core.runtime.wording import counted, listed, quoted
@@ -77,14 +77,15 @@ def compile_for_adapter(preset: Preset, known: KnownNames, settings: Settings) -
         unread={},
         unknown={},
         notes=(*compiled.notes, *_notes(groups, blocks)),
-        of_adapter=True,
-        rank_factor=blocks,
-        on_differing=_on_differing(groups),
-        together=tuple(tuple(name for module in group.sources for name in sources[module]) for group in groups),
+        alone=AdapterAlone(
+            blocks,
+            _on_differing(groups),
+            tuple(tuple(name for module in group.sources for name in sources[module]) for group in groups),
+        ),
     )
 
 
-def check_left_out(compiled: CompiledPreset, names: Sequence[str], excluded: Collection[str]) -> None:
+def check_left_out(preset: Preset, alone: AdapterAlone, names: Sequence[str], excluded: Collection[str]) -> None:
     """Check that matrices that go together, and their states, are left out together.
 
     A part of a fused weight would get the A of another part otherwise.
@@ -92,7 +93,7 @@ def check_left_out(compiled: CompiledPreset, names: Sequence[str], excluded: Col
     Raises:
         PlanError: some are left out, and others are not.
     """
-    number_of = {name: number for number, those in enumerate(compiled.together) for name in those}
+    number_of = {name: number for number, those in enumerate(alone.together) for name in those}
     groups: dict[tuple[str, int], list[str]] = defaultdict(list)
     for name in names:
         matrix = without_state(name)
@@ -106,7 +107,7 @@ def check_left_out(compiled: CompiledPreset, names: Sequence[str], excluded: Col
             problems.append(f"{left_out[0]!r} is left out, and {kept[0]!r} is not")
     raise_problems(
         PlanError,
-        f"preset {compiled.preset.preset}: A and B of a module, and those of parts of the same weight, are converted "
+        f"preset {preset.preset}: A and B of a module, and those of parts of the same weight, are converted "
         f"or left out together. To convert some of them, take them out first, without {option('preset')}",
         problems,
     )

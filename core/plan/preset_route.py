@@ -49,6 +49,20 @@ _MASTERS = ("optimizer.state.param.", "optimizer.state.fp32_param.")
 """Megatron's prefixes of float32 copies of weights."""
 
 
+class AdapterAlone(Record):
+    """What a preset does to an adapter alone, whose names are not those of its rows.
+
+    Attributes:
+        rank_factor: how many times the source's rank its matrices get.
+        on_differing: what to do if copies that are to be left out differ, as a sentence.
+        together: the names of its matrices that go together: they can be left out only all at once.
+    """
+
+    rank_factor: int
+    on_differing: str
+    together: tuple[tuple[str, ...], ...]
+
+
 class CompiledPreset(Record):
     """A preset for one source.
 
@@ -68,10 +82,7 @@ class CompiledPreset(Record):
         notes: what was decided, in sentences.
         left_out: patterns of the source's parameters that no model needs.
         row_multiple: what the source's training pads the rows of a vocabulary to a multiple of; 0: unknown.
-        of_adapter: the source is an adapter alone, whose names are not those of the rows.
-        rank_factor: how many times the source's rank its matrices get.
-        on_differing: what to do if copies that are to be left out differ, as a sentence; empty: nothing helps.
-        together: the names of an adapter's matrices that go together: they can be left out only all at once.
+        alone: how an adapter alone is converted, if the source is one.
     """
 
     preset: Preset
@@ -90,10 +101,7 @@ class CompiledPreset(Record):
     notes: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     row_multiple: int = 0
-    of_adapter: bool = False
-    rank_factor: int = 1
-    on_differing: str = ""
-    together: tuple[tuple[str, ...], ...] = ()
+    alone: AdapterAlone | None = None
 
     @property
     def heads(self) -> int:

@@ -17,9 +17,7 @@ from reshard.core.tensor.slices import Shape
 from reshard.core.text.options import option
 
 
-def with_adapter_facts(
-    plan: ConversionPlan, choice: AdapterChoice, source: Source, rank_factor: int = 1
-) -> ConversionPlan:
+def with_adapter_facts(plan: ConversionPlan, choice: AdapterChoice, source: Source, rank_factor: int) -> ConversionPlan:
     """Return the plan of an adapter with its configuration, if its target has one, or else a note on its scale.
 
     Its matrices have `rank_factor` times the source's rank.

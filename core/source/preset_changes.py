@@ -179,9 +179,9 @@ def with_preset_checked(
     names = dict.fromkeys(name for index in catalog.indexes() for name in index.entries)
     names |= dict.fromkeys(strategy.parameters if strategy else ())
     excluded = excluded_names(list(names), target.changes, set())
-    if compiled.of_adapter and not may_be_partial:
-        check_left_out(compiled, list(names), excluded)
-    elif not compiled.of_adapter:
+    if compiled.alone and not may_be_partial:
+        check_left_out(compiled.preset, compiled.alone, list(names), excluded)
+    elif not compiled.alone:
         check_names(compiled, list(names), excluded, allowed, may_be_partial=may_be_partial)
     return replace(catalog, notes=(*compiled.notes, *catalog.notes))
 

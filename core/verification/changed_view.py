@@ -142,7 +142,7 @@ def _plan(
     if compiled is not None:
         check_shapes(compiled, plan.match)
         plan = plan.with_notes(*check_padding(compiled, plan.match))
-    check_dropped_copies(plan, compiled.on_differing if compiled else "")
+    check_dropped_copies(plan, compiled.alone.on_differing if compiled and compiled.alone else "")
     for each in plan.match.resharded:
         if each.dtype.itemsize not in ELEMENT_BYTES:
             raise PlanError(
